@@ -1,7 +1,7 @@
 """Digests: the names of bytes, checked before they stand in a path or a URL. Pure.
 
 Owns their grammar. Only sha256 and sha512 are taken: a name that was never checked has been a way out of a store more
-than once (CVE-2024-37032, CVE-2024-3727), and weaker sums prove nothing. A `Digest` went through `parse`.
+than once (CVE-2024-37032, CVE-2024-3727), and weaker sums prove nothing. A `Digest` went through `parse_digest`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class BadDigestError(ValueError):
     """No digest; the text is one line that shows what was given."""
 
 
-def parse(text: object) -> Digest:
+def parse_digest(text: object) -> Digest:
     """The digest that this is. Raises BadDigestError."""
     if isinstance(text, str) and _GRAMMAR.fullmatch(text):
         return Digest(text)
@@ -31,21 +31,21 @@ def parse(text: object) -> Digest:
     )
 
 
-def algorithm(digest: Digest) -> str:
+def get_algorithm(digest: Digest) -> str:
     """As `hashlib.new` wants it."""
     return digest.partition(":")[0]
 
 
-def encoded(digest: Digest) -> str:
+def get_hex(digest: Digest) -> str:
     """Its digits alone."""
     return digest.partition(":")[2]
 
 
-def of(content: bytes) -> Digest:
+def compute_digest(content: bytes) -> Digest:
     """The sha256 of bytes that are at hand."""
     return Digest(f"sha256:{hashlib.sha256(content).hexdigest()}")
 
 
-def matches(digest: Digest, content: bytes) -> bool:
+def is_digest_of(digest: Digest, content: bytes) -> bool:
     """Whether these are its bytes."""
-    return hashlib.new(algorithm(digest), content).hexdigest() == encoded(digest)
+    return hashlib.new(get_algorithm(digest), content).hexdigest() == get_hex(digest)

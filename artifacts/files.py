@@ -91,7 +91,7 @@ class Kind(NamedTuple):
     """Of weights: their suffix."""
 
 
-def of(path: str) -> Kind | None:
+def classify_file(path: str) -> Kind | None:
     """What this path's last part says; None: nothing that is known."""
     name = path.rpartition("/")[2].casefold()
     suffix = name.rpartition(".")[2] if "." in name.lstrip(".") else ""
@@ -113,7 +113,7 @@ def of(path: str) -> Kind | None:
     return Kind("doc") if suffix in _DOC or name in _DOC_NAMES else None
 
 
-def adapters(paths: Iterable[str]) -> list[str]:
+def list_adapters(paths: Iterable[str]) -> list[str]:
     """Of an artifact's files those that could be laid over other weights: its one GGUF file, or of several those that
     are called an adapter; else folders with an adapter's config (empty: the artifact's own).
     """
@@ -129,8 +129,8 @@ def adapters(paths: Iterable[str]) -> list[str]:
 
 
 def adapter_bytes(sizes: Mapping[str, int], adapter: str) -> int:
-    """What an adapter of these files weighs; `adapter`: of `adapters`. Of a folder its safetensors count, not those of
-    folders below it.
+    """What an adapter of these files weighs; `adapter`: of `list_adapters`. Of a folder its safetensors count, not
+    those of folders below it.
     """
     if adapter.endswith(".gguf"):
         return sizes.get(adapter, 0)

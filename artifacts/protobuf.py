@@ -18,7 +18,7 @@ class ProtobufError(ValueError):
     """These bytes are no message."""
 
 
-def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+def iter_fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
     """(number, value) of each field in order: of a varint a number without sign, of all others bytes.
 
     Raises ProtobufError where the bytes end too soon or mean nothing; groups, which nobody writes any more, are none.
@@ -45,33 +45,33 @@ def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
         at += size
 
 
-def messages(data: bytes, number: int) -> Iterator[bytes]:
+def iter_messages(data: bytes, number: int) -> Iterator[bytes]:
     """Each value of a field of bytes, text or messages. Raises ProtobufError, also where it has another type."""
-    for found, value in fields(data):
+    for found, value in iter_fields(data):
         if found == number:
             if isinstance(value, int):
                 raise ProtobufError(f"field {number} is a number")
             yield value
 
 
-def texts(data: bytes, number: int) -> Iterator[str]:
+def iter_strings(data: bytes, number: int) -> Iterator[str]:
     """Each value of a field of text. Raises ProtobufError."""
-    for value in messages(data, number):
+    for value in iter_messages(data, number):
         try:
             yield value.decode()
         except UnicodeDecodeError:
             raise ProtobufError(f"field {number} is no text") from None
 
 
-def text(data: bytes, number: int) -> str:
+def read_string(data: bytes, number: int) -> str:
     """The last value of a field of text; empty where there is none. Raises ProtobufError."""
     last = ""
-    for value in texts(data, number):
+    for value in iter_strings(data, number):
         last = value
     return last
 
 
-def written(*parts: tuple[int, bytes | str]) -> bytes:
+def encode_message(*parts: tuple[int, bytes | str]) -> bytes:
     """A message of these fields, in order, each of text, bytes or a message; those that are empty are left out."""
     out = bytearray()
     for number, value in parts:

@@ -59,30 +59,32 @@ class Reference(NamedTuple):
         return DOCKER_HOST if self.registry == DOCKER else self.registry
 
 
-def parse(text: str) -> Reference:
+def parse_reference(text: str) -> Reference:
     """The reference that this is, with or without `oci://`; also `ollama://name:tag`. Raises BadReferenceError."""
     scheme, found, rest = text.partition("://")
     if not found:
         scheme, rest = "oci", text
     if scheme not in {"oci", "ollama"} or not rest.isascii() or not rest.isprintable() or len(text) > TEXT_CHARS_MAX:
-        raise refusal(text, "expected oci://registry/repository:tag or ...@sha256:DIGEST")
+        raise build_reference_error(text, "expected oci://registry/repository:tag or ...@sha256:DIGEST")
     name, pinned, digest_text = rest.partition("@")
     try:
-        digest = digests.parse(digest_text) if pinned else None
+        digest = digests.parse_digest(digest_text) if pinned else None
     except digests.BadDigestError:
-        raise refusal(text, "what follows @ is no digest: expected sha256: and 64 digits in lower case") from None
+        raise build_reference_error(
+            text, "what follows @ is no digest: expected sha256: and 64 digits in lower case"
+        ) from None
     before, colon, last = name.rpartition(":")
     tag = last if colon and "/" not in last else None
     name = name if tag is None else before
     if tag is not None and not _TAG.fullmatch(tag):
-        raise refusal(text, "its tag may have 128 letters, digits, _ . and -, and begins with no . or -")
+        raise build_reference_error(text, "its tag may have 128 letters, digits, _ . and -, and begins with no . or -")
     registry, repository = _ollama(text, name) if scheme == "ollama" else _oci(text, name)
     if len(registry) + 1 + len(repository) > NAME_CHARS_MAX:
-        raise refusal(text, f"registry and repository have more than {NAME_CHARS_MAX} characters")
+        raise build_reference_error(text, f"registry and repository have more than {NAME_CHARS_MAX} characters")
     return Reference(registry, repository, tag, digest)
 
 
-def host(text: str) -> str:
+def parse_registry_host(text: str) -> str:
     """`Reference.host` of a registry that is named alone, with or without `https://`. Raises BadReferenceError."""
     found = _HOST.fullmatch(text.removeprefix("https://").removesuffix("/"))
     if found is None:
@@ -92,7 +94,7 @@ def host(text: str) -> str:
     return DOCKER_HOST if name in DOCKER_HOSTS else name
 
 
-def refusal(text: str, fix: str) -> BadReferenceError:
+def build_reference_error(text: str, fix: str) -> BadReferenceError:
     """The error about this text. What may be a password before an @ is not shown."""
     scheme, found, rest = text.partition("://")
     authority, slash, path = rest.partition("/") if found else text.partition("/")
@@ -111,7 +113,7 @@ def _oci(text: str, name: str) -> tuple[str, str]:
     if registry in DOCKER_HOSTS:
         registry, repository = DOCKER, repository if "/" in repository else f"library/{repository}"
     if not _REPOSITORY.fullmatch(repository):
-        raise refusal(
+        raise build_reference_error(
             text, "its repository is lower-case letters and digits, with single . _ or - between, in parts by /"
         )
     return registry, repository
@@ -121,7 +123,9 @@ def _ollama(text: str, name: str) -> tuple[str, str]:
     """Registry and repository of `model`, `space/model` or `host/space/model`; Ollama's names may have capitals."""
     parts = name.split("/")
     if len(parts) > 3 or not all(_OLLAMA_NAME.fullmatch(part) for part in parts[-2:]):
-        raise refusal(text, "expected ollama://model:tag, ollama://owner/model:tag or ollama://host/owner/model:tag")
+        raise build_reference_error(
+            text, "expected ollama://model:tag, ollama://owner/model:tag or ollama://host/owner/model:tag"
+        )
     registry = _host(text, parts[0]) if len(parts) == 3 else OLLAMA
     return registry, "/".join(parts[-2:]) if len(parts) > 1 else f"library/{parts[0]}"
 
@@ -130,12 +134,12 @@ def _host(text: str, host: str) -> str:
     """The host and port in lower case."""
     found = _HOST.fullmatch(host)
     if found is None or len(found["name"]) > 253:
-        raise refusal(text, "its registry is a host, or host:port; credentials do not belong there")
+        raise build_reference_error(text, "its registry is a host, or host:port; credentials do not belong there")
     if found["port"] is not None and not 0 < int(found["port"]) < 65536:
-        raise refusal(text, "its registry's port is not within 1 to 65535")
+        raise build_reference_error(text, "its registry's port is not within 1 to 65535")
     if host.startswith("["):
         try:
             ipaddress.IPv6Address(found["name"][1:-1])
         except ValueError:
-            raise refusal(text, "what stands in [] is no IPv6 address") from None
+            raise build_reference_error(text, "what stands in [] is no IPv6 address") from None
     return host.lower()

@@ -25,7 +25,7 @@ class BadPathError(ValueError):
     """A path that is not taken; the text is a clause that says why, and shows no more than the path's begin."""
 
 
-def check(text: str) -> str:
+def check_path(text: str) -> str:
     """The path itself, where it may be written below a folder. Raises BadPathError."""
     why = _refused(text)
     if why is not None:
@@ -60,7 +60,7 @@ def _refused_part(part: str) -> str | None:
     return None
 
 
-def key(path: str) -> str:
+def make_collision_key(path: str) -> str:
     """What two paths have in common that are one file somewhere: case and the form of accents do not count."""
     return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", path).casefold())
 
@@ -73,8 +73,8 @@ class Tree:
         self._folders: dict[str, str] = {}
 
     def add(self, path: str, *, folder: bool = False) -> None:
-        """Takes this path, which is one by `check`. Raises BadPathError where it cannot lie beside the others."""
-        own = key(path)
+        """Takes this path, which is one by `check_path`. Raises BadPathError where it cannot lie beside the others."""
+        own = make_collision_key(path)
         above = [own[: place.start()] for place in re.finditer("/", own)]
         self._check(path, self._files, [own, *above])
         if not folder:

@@ -11,7 +11,7 @@ import re
 from typing import NamedTuple
 
 from artifacts import reference
-from artifacts.reference import Reference, refusal
+from artifacts.reference import Reference, build_reference_error
 
 TEXT_CHARS_MAX = 4096
 """What a document's `spec.artifact` may have."""
@@ -65,42 +65,48 @@ class Local(NamedTuple):
 Source = Reference | Hub | Bucket | Local
 
 
-def parse(text: str) -> Source:
+def parse_source_uri(text: str) -> Source:
     """What the text names. Raises BadReferenceError."""
     scheme, found, rest = text.partition("://")
     if len(text) > TEXT_CHARS_MAX or not text.isprintable():
-        raise refusal(text, f"expected at most {TEXT_CHARS_MAX} characters that can be shown")
+        raise build_reference_error(text, f"expected at most {TEXT_CHARS_MAX} characters that can be shown")
     if found and scheme in {"oci", "ollama"}:
-        return reference.parse(text)
+        return reference.parse_reference(text)
     if found and scheme == "file":
         if not rest.startswith("/") or len(rest) < 2:
-            raise refusal(text, "expected an absolute path such as file:///models/a.gguf")
+            raise build_reference_error(text, "expected an absolute path such as file:///models/a.gguf")
         return Local(rest)
     if found and scheme == "hf":
         return _hub(text, rest)
     if found and scheme == "s3":
         return _bucket(text, rest)
-    raise refusal(text, "expected oci://, hf://, s3://, ollama:// or file:///")
+    raise build_reference_error(text, "expected oci://, hf://, s3://, ollama:// or file:///")
 
 
 def _hub(text: str, rest: str) -> Hub:
     name, asks, query = rest.partition("?")
     parts = _HUB.fullmatch(name)
     if parts is None:
-        raise refusal(text, "expected hf://owner/name@revision")
+        raise build_reference_error(text, "expected hf://owner/name@revision")
     include = tuple(query.removeprefix("include=").split(",")) if asks else ()
     if asks and not (query.startswith("include=") and all(_INCLUDE.fullmatch(one) for one in include)):
-        raise refusal(text, "what follows ? is include= and patterns of paths with , between: ?include=*Q4_K_M.gguf")
+        raise build_reference_error(
+            text, "what follows ? is include= and patterns of paths with , between: ?include=*Q4_K_M.gguf"
+        )
     if len(include) > INCLUDES_MAX:
-        raise refusal(text, f"it has more than {INCLUDES_MAX} patterns")
+        raise build_reference_error(text, f"it has more than {INCLUDES_MAX} patterns")
     return Hub(parts["name"], parts["revision"], include)
 
 
 def _bucket(text: str, rest: str) -> Bucket:
     bucket, _, key = rest.partition("/")
     if not _BUCKET.fullmatch(bucket):
-        raise refusal(text, "expected s3://bucket/key; a bucket has 3 to 63 lower-case letters, digits, - and single .")
+        raise build_reference_error(
+            text, "expected s3://bucket/key; a bucket has 3 to 63 lower-case letters, digits, - and single ."
+        )
     parts = key.removesuffix("/").split("/")
     if {"", ".", ".."} & set(parts) or len(key.encode()) > _KEY_BYTES_MAX:
-        raise refusal(text, f"its key is empty, above {_KEY_BYTES_MAX} bytes, or has an empty part, . or .. in it")
+        raise build_reference_error(
+            text, f"its key is empty, above {_KEY_BYTES_MAX} bytes, or has an empty part, . or .. in it"
+        )
     return Bucket(bucket, key)

@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 from autoscaler.contract import Message, ReplicaId, WeightsReport
 from autoscaler.spec.artifact import is_stored
-from autoscaler.spec.artifact import named as artifact_name
-from autoscaler.spec.engines import ENGINES, fetches
+from autoscaler.spec.artifact import normalize_artifact as artifact_name
+from autoscaler.spec.engines import ENGINES, is_fetched_by_engine
 from autoscaler.spec.model import Model
 from autoscaler.spec.settings import Weights
 
 
-class Wish(NamedTuple):
+class WeightsRequest(NamedTuple):
     """Weights that a node's store is to have, as a Model asks for them."""
 
     artifact: str
@@ -26,9 +26,9 @@ class Wish(NamedTuple):
     """Nothing of them is brought: what they are is all that is asked."""
 
 
-def wish_of(said: NodeWant | WeightsReport) -> Wish:
+def read_weights_request(said: NodeWant | WeightsReport) -> WeightsRequest:
     """Which wish it is about."""
-    return Wish(said.artifact, said.pull_secret, said.allow_unsafe, said.look)
+    return WeightsRequest(said.artifact, said.pull_secret, said.allow_unsafe, said.look)
 
 
 OWN = ""
@@ -112,15 +112,15 @@ class NodeWants(Message, frozen=True):
     """Devices that come or leave: who is not named (any more) neither does."""
 
 
-def stored(artifact: str | None, engine: str) -> bool:
+def should_store_on_node(artifact: str | None, engine: str) -> bool:
     """Whether such weights of a Model with that engine are to be in a node's store."""
-    return is_stored(artifact) and not fetches(artifact or "", ENGINES[engine])
+    return is_stored(artifact) and not is_fetched_by_engine(artifact or "", ENGINES[engine])
 
 
-def parts(model: Model) -> dict[str, Wish]:
+def collect_weights_requests(model: Model) -> dict[str, WeightsRequest]:
     """What nodes' stores are to have of it: OWN, and adapters by their names."""
     spec = model.spec
     secret, unsafe = spec.pull_secret or "", spec.allow_unsafe
-    own = {OWN: spec.artifact or ""} if stored(spec.artifact, spec.engine) else {}
+    own = {OWN: spec.artifact or ""} if should_store_on_node(spec.artifact, spec.engine) else {}
     named = own | {one.name: one.artifact for one in spec.adapters if is_stored(one.artifact)}
-    return {name: Wish(artifact_name(artifact), secret, unsafe) for name, artifact in named.items()}
+    return {name: WeightsRequest(artifact_name(artifact), secret, unsafe) for name, artifact in named.items()}

@@ -405,7 +405,7 @@ class ReportAnswer(Message, frozen=True):
     resend: bool = False
 
 
-def decoder(kind: type[T]) -> Callable[[bytes], T]:
+def make_decoder(kind: type[T]) -> Callable[[bytes], T]:
     """Reads messages of one kind. The reader raises msgspec.DecodeError for all that is none; broken UTF-8 and endless
     nesting would be other errors.
     """

@@ -35,12 +35,12 @@ def reraise_memory_error(error: Exception) -> None:
         raise error
 
 
-def succeeds(compute: Callable[[], object]) -> bool:
+def can_complete(compute: Callable[[], object]) -> bool:
     """Whether `compute` raises nothing."""
     return not isinstance(attempt(compute), Failure)
 
 
-def described(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """The exception in one line: its type, the function that raised it, and its message. Of a group: its first."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

@@ -29,12 +29,12 @@ _HOST = re.compile(r"(?<![\w.*-])[\w*-]+(?:\.[\w-]+)+")
 """None of these takes longer than by the length of a text, whatever is in it."""
 
 
-def rfc3339(unix_s: float) -> str:
+def format_rfc3339(unix_s: float) -> str:
     """A time as API servers write it (RFC 3339), in whole seconds; such texts sort by time."""
     return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def seconds(duration_s: float) -> str:
+def format_duration(duration_s: float) -> str:
     """0.42 -> `0.4 s`, 12.3 -> `12 s`, 200 -> `3 min 20 s`, 7300 -> `2 h 1 min`."""
     if duration_s < 10:
         return f"{max(0.0, duration_s):.1f}".removesuffix(".0") + " s"
@@ -46,7 +46,7 @@ def seconds(duration_s: float) -> str:
     return f"{whole // 3600} h" + (f" {whole % 3600 // 60} min" if whole % 3600 // 60 else "")
 
 
-def size(size_bytes: int) -> str:
+def format_size(size_bytes: int) -> str:
     """20 x 2^30 -> `20Gi`, rounded to a tenth."""
     for suffix, unit in (("Ti", 1 << 40), ("Gi", 1 << 30), ("Mi", 1 << 20), ("Ki", 1 << 10)):
         if size_bytes >= unit:
@@ -54,7 +54,7 @@ def size(size_bytes: int) -> str:
     return f"{size_bytes} bytes"
 
 
-def unaddressed(text: str) -> str:
+def redact_addresses(text: str) -> str:
     """What others say, with `(address)` in the place of each URL, IP address, host with a port, and host that a lookup
     did not find or a certificate is not for.
     """
@@ -68,12 +68,12 @@ def one_line(text: str, characters_max: int = LINE_CHARACTERS_MAX) -> str:
     return " ".join("".join(letter if letter.isprintable() else " " for letter in cut).split())
 
 
-def counted(count: int, noun: str) -> str:
+def format_count(count: int, noun: str) -> str:
     """`1 model`, `2 models`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def tenants(names: Iterable[str]) -> str:
+def format_tenants(names: Iterable[str]) -> str:
     """`tenant acme`, `tenants acme, lab and 3 more`."""
     ordered = sorted(names)
     if len(ordered) == 1:

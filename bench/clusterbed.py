@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from autoscaler.kubernetes.api import Api, ApiError
-from autoscaler.kubernetes.kubeconfig import access
+from autoscaler.kubernetes.kubeconfig import load_api_access
 from bench import kit
 from bench.kit import BenchError
 from tests.cluster import network
@@ -110,7 +110,7 @@ async def bed(place: Path, *, gpus: int = 64) -> AsyncIterator[Bed]:
     except (BuildError, PlaneError) as error:
         raise BenchError(f"no control plane: {error}") from None
     try:
-        async with Api(await access(plane.kubeconfig), agent="bench") as api:
+        async with Api(await load_api_access(plane.kubeconfig), agent="bench") as api:
             namespace, node = "bench", f"node-{uuid.uuid4().hex[:6]}"
             await make_namespace(api, namespace)
             with _node(place, plane, node, gpus):

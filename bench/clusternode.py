@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from autoscaler.kubernetes.api import Api
-from autoscaler.kubernetes.kubeconfig import access
+from autoscaler.kubernetes.kubeconfig import load_api_access
 from pilotlight import process
 from tests.cluster.kubelet.node import Node
 
@@ -20,7 +20,7 @@ async def live(kubeconfig: Path, name: str, gpus: str, logs: Path) -> None:
     """The life of the process."""
     stop = process.stop_event()
     amounts, labels = {"nvidia.com/gpu": gpus}, {"test": name, "nvidia.com/gpu.memory": "81920"}
-    way = await access(kubeconfig)
+    way = await load_api_access(kubeconfig)
     async with Api(way, agent="kubelet") as api, Node(api, name, NUMBER, amounts, labels, logs).running():
         await stop.wait()
 

@@ -16,7 +16,7 @@ import psutil
 import yaml
 
 from autoscaler.kubernetes.api import Api, Object
-from autoscaler.kubernetes.kubeconfig import access
+from autoscaler.kubernetes.kubeconfig import load_api_access
 from bench import kit
 from bench.clusterbed import Bed, bed
 from bench.clusterhouse import House, house
@@ -122,7 +122,7 @@ async def made(kubeconfig: Path, path: str, objects: Iterable[Object]) -> None:
     waiting = iter(objects)
 
     async def some() -> None:
-        async with Api(await access(kubeconfig), agent="bench") as api:
+        async with Api(await load_api_access(kubeconfig), agent="bench") as api:
             for one in waiting:
                 await api.create(path, one)
 

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from autoscaler.drivers.probes import probe
+from autoscaler.drivers.probes import probe_engine
 from autoscaler.kubernetes.api import Object
 from bench import kit
 from bench.clusterbed import Asked, Bed, bed
@@ -179,7 +179,7 @@ async def by_hand(one: Bed, notes: Path) -> Start:
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "hand"}, "spec": template["spec"]}
     await one.api.create(pods, pod)
     ip = ""
-    while not ip or not await probe(ip, PORT, "/health"):
+    while not ip or not await probe_engine(ip, PORT, "/health"):
         if time.time() - begun_unix_s > HOPELESS_S:
             raise BenchError("by hand: it is not ready")
         await asyncio.sleep(POLL_S)

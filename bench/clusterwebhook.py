@@ -13,7 +13,7 @@ from statistics import median
 
 import aiohttp
 
-from autoscaler.kubernetes.kubeconfig import access
+from autoscaler.kubernetes.kubeconfig import load_api_access
 from bench import kit
 from bench.clusterbed import bed
 from bench.clusterhouse import house
@@ -35,7 +35,7 @@ async def measure(place: Path, *, quick: bool) -> Figures:
     slow, away, usual, failed = list[float](), list[float](), list[float](), list[float]()
     async with bed(place) as one:
         document = ours(place / "pod.jsonl")
-        lossy = Lossy(await access(one.plane.kubeconfig))
+        lossy = Lossy(await load_api_access(one.plane.kubeconfig))
         documents = [settings(devices=[], auth="none"), document]
         async with (
             lossy.running(place) as path,

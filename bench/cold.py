@@ -38,7 +38,7 @@ async def _idle(place: Path, *, quick: bool) -> Figures:
 def _weights(place: Path) -> Path:
     """The tiny model."""
     path = place / "tiny.gguf"
-    tiny_gguf.make(path, SENTENCE)
+    tiny_gguf.make_model(path, SENTENCE)
     return path
 
 

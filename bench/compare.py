@@ -223,7 +223,7 @@ async def _plan(place: Path) -> AsyncIterator[Measure]:
 async def _fold(place: Path) -> AsyncIterator[Measure]:
     """One operation is an observation of a replica that is folded into the World."""
     del place
-    from autoscaler.fold.indices import rebuild
+    from autoscaler.fold.indices import rebuild_indices
     from bench.clusterfold import changes, fold_all
     from bench.plan import NOW_S, build
 
@@ -231,7 +231,7 @@ async def _fold(place: Path) -> AsyncIterator[Measure]:
     seen = changes(world)
 
     def fresh() -> tuple[Callable[[], None], int]:
-        rebuilt = rebuild(world, NOW_S)
+        rebuilt = rebuild_indices(world, NOW_S)
         return lambda: fold_all(rebuilt, seen), len(seen)
 
     yield _in_process(fresh)

@@ -24,11 +24,11 @@ import psutil
 
 from autoscaler.drivers.driver import Launch
 from autoscaler.drivers.local.ports import Ports
-from autoscaler.drivers.probes import probe
-from autoscaler.spec.load import load
+from autoscaler.drivers.probes import probe_engine
+from autoscaler.spec.load import parse_documents
 from autoscaler.spec.model import Model
 from bench.documents import ROOT, Document, text
-from pilotlight.models.documents import completed, launcher
+from pilotlight.models.documents import build_launcher, fill_memory_estimate
 
 HOST = "127.0.0.1"
 PORTS = Ports()
@@ -172,12 +172,12 @@ async def _answers(session: aiohttp.ClientSession, url: str, process: subprocess
 
 def model_of(document: Document) -> Model:
     """The Model that `serve` makes of a document."""
-    return completed(load([("bench", text([document]))], {}).models[0])
+    return fill_memory_estimate(parse_documents([("bench", text([document]))], {}).models[0])
 
 
 def launch_of(model: Model, port: int) -> Launch:
     """Exactly what Pilotlight starts for this Model."""
-    return launcher()(model, HOST, port)
+    return build_launcher()(model, HOST, port)
 
 
 @contextlib.contextmanager
@@ -191,7 +191,7 @@ def by_hand(launch: Launch, log: Path) -> Iterator[subprocess.Popen[bytes]]:
 async def engine_ready(launch: Launch, port: int) -> None:
     """Asks every 2 ms until the engine says 200."""
     deadline_s = time.monotonic() + START_S_MAX
-    while not await probe(HOST, port, launch.readiness_path):
+    while not await probe_engine(HOST, port, launch.readiness_path):
         if time.monotonic() > deadline_s:
             raise BenchError(f"the engine is not ready after {START_S_MAX:.0f} s: {launch.argv}")
         await asyncio.sleep(BARE_POLL_S)

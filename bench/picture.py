@@ -9,7 +9,7 @@ import html
 from collections.abc import Sequence
 from pathlib import Path
 
-from loadtest.report.plots import LEFT, TOP, Series, plot
+from loadtest.report.plots import LEFT, TOP, Series, render_plot
 
 __all__ = ["Series", "picture"]
 
@@ -28,7 +28,7 @@ def picture(name: str, x_label: str, y_label: str, series: Sequence[Series]) -> 
     if not drawn:
         return
     colours = "".join(f"--series-{number}:{colour};" for number, colour in enumerate(COLOURS))
-    svg = plot(x_label, y_label, drawn).partition("</svg>")[0]
+    svg = render_plot(x_label, y_label, drawn).partition("</svg>")[0]
     svg = svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
     head, _, rest = svg.partition(">")
     names = ""

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from autoscaler.contract import GatewayId, Level, ModelName, ReplicaId, ReplicaUse, Report, TenantName
 from autoscaler.fold.fold import fold
-from autoscaler.fold.indices import rebuild
+from autoscaler.fold.indices import rebuild_indices
 from autoscaler.planner.plan import Planner
 from autoscaler.spec.model import Model, ModelSpec
 from autoscaler.state.actions import Acted, Plan
@@ -102,7 +102,7 @@ def told_of(documents: list[Model], slices: list[Slice], running: list[Replica],
         gateways={GatewayId("g"): Gateway(id=GatewayId("g"), boot="b", seen_s=NOW_S, report=told, in_epoch=True)},
         histories=dict.fromkeys(there, known),
     )
-    return rebuild(world, NOW_S)
+    return rebuild_indices(world, NOW_S)
 
 
 def crowded(device_count: int, waiting: int) -> World:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from autoscaler.schema.json_schema import schemas
+from autoscaler.schema.json_schema import render_schemas
 
 ROOT = Path(__file__).parent.parent
 CHART = ROOT / "charts" / "pilotlight"
@@ -59,7 +59,7 @@ def table(text: str) -> str:
 
 def settings() -> dict[str, Any]:
     """What the value `settings` may hold."""
-    schema: dict[str, Any] = json.loads(schemas()["settings.json"])
+    schema: dict[str, Any] = json.loads(render_schemas()["settings.json"])
     kept = {key: value for key, value in schema["properties"].items() if key not in NOT_HERE}
     return {"type": "object", "additionalProperties": False, "properties": kept}
 

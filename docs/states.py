@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from autoscaler.state.lifecycle import diagram
+from autoscaler.state.lifecycle import render_state_diagram
 
 PAGE = Path(__file__).parent.parent / "ARCHITECTURE.md"
 
 
 def states() -> str:
     """The table of states as a fenced block."""
-    return f"```\n{diagram()}\n```\n"
+    return f"```\n{render_state_diagram()}\n```\n"
 
 
 def between(text: str, mark: str, content: str) -> str:

@@ -28,10 +28,10 @@ import yaml
 from openai import AsyncOpenAI, NotFoundError
 
 from autoscaler.drivers.local.ports import HOST, Ports
-from autoscaler.drivers.probes import probe
-from autoscaler.spec.load import load
+from autoscaler.drivers.probes import probe_engine
+from autoscaler.spec.load import parse_documents
 from loadtest import tiny_gguf
-from pilotlight.models.documents import launcher
+from pilotlight.models.documents import build_launcher
 from pilotlight.processes import console
 
 ROOT = Path(__file__).parent.parent
@@ -220,16 +220,16 @@ async def metered(demo: Demo) -> AsyncIterator[None]:
 
 async def engine_alone_s(place: Path, model: str) -> float:
     """The same engine started by hand and asked by the same client: from its spawn to its first token."""
-    (found,) = [m for m in load([("demo", documents(place))], {}).models if m.name == model]
+    (found,) = [m for m in parse_documents([("demo", documents(place))], {}).models if m.name == model]
     port = Ports().choose(time.monotonic())
-    client, launch = official(f"http://{HOST}:{port}"), launcher()(found, HOST, port)
+    client, launch = official(f"http://{HOST}:{port}"), build_launcher()(found, HOST, port)
     started_s = time.perf_counter()
     engine = subprocess.Popen(
         launch.argv, env={**os.environ, **launch.env}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     try:
         async with asyncio.timeout(30):
-            while not await probe(HOST, port, launch.readiness_path):
+            while not await probe_engine(HOST, port, launch.readiness_path):
                 if engine.poll() is not None:
                     raise SystemExit(f"demo: the engine started by hand ended with status {engine.returncode}")
                 await asyncio.sleep(0.002)
@@ -265,7 +265,10 @@ async def play(place: Path, inference: str, operations: str, server: subprocess.
 
 def stay(inference: str, operations: str, server: subprocess.Popen[bytes]) -> None:
     """Says what to try, and waits until `serve` ends."""
-    print(f"\n{console.curl(inference, 'ada', key=False)}\n\n{console.python(inference, 'ada', key=False)}\n")
+    print(
+        f"\n{console.format_curl_command(inference, 'ada', key=False)}\n"
+        f"\n{console.format_python_program(inference, 'ada', key=False)}\n"
+    )
     print(f"the operations page: {operations}/    (Ctrl-C ends it)", flush=True)
     with contextlib.suppress(KeyboardInterrupt):
         server.wait()
@@ -283,7 +286,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="pilotlight-demo-") as folder:
         place = Path(folder)
         for model, sentence in SENTENCES.items():
-            tiny_gguf.make(place / f"{model}.gguf", sentence)
+            tiny_gguf.make_model(place / f"{model}.gguf", sentence)
         with serving(place, listen, ops) as server:
             summary, well = asyncio.run(play(place, inference, operations, server))
             if keep:

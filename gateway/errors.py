@@ -111,7 +111,7 @@ def origin_not_allowed() -> CallError:
     )
 
 
-def misdirected() -> CallError:
+def misdirected_request() -> CallError:
     """421: anybody could have registered the name in Host (RFC 9110, 15.5.20)."""
     return CallError(
         421,
@@ -147,12 +147,12 @@ def too_many_chunks() -> CallError:
     return invalid_request("the body comes in too many small chunks; send larger ones", close=True)
 
 
-def too_far_ahead() -> CallError:
+def pipelining_limit_exceeded() -> CallError:
     """400: bytes of later requests come before the answer, too many of them; nothing after it can be read."""
     return invalid_request("too much was sent ahead of the answer", close=True)
 
 
-def other_dialect() -> CallError:
+def unsupported_dialect() -> CallError:
     """400: the Model's engine does not have this path."""
     return invalid_request("this model does not speak the dialect of this path", param="model")
 
@@ -199,19 +199,19 @@ def deadline_reached(retry_after_s: float) -> CallError:
     )
 
 
-def refused(code: str, message: str, retry_after_s: float) -> CallError:
+def service_unavailable(code: str, message: str, retry_after_s: float) -> CallError:
     """503 with a code that the autoscaler gave: model_start_failed, model_faulty, no_capacity, overloaded."""
     faulty = code == "model_faulty"  # the same request may be what the fault depends on
     return CallError(503, code, message, retry_after_s=retry_after_s, should_retry=False if faulty else None)
 
 
-def capacity_comes(wait_s: float, retry_after_s: float) -> CallError:
+def capacity_pending(wait_s: float, retry_after_s: float) -> CallError:
     """503: the Model waits for more capacity, which comes after the deadline."""
     message = f"more capacity for the model is on its way: in about {math.ceil(wait_s)} s"
     return CallError(503, "no_capacity", message, retry_after_s=retry_after_s)
 
 
-def uninformed() -> CallError:
+def gateway_starting() -> CallError:
     """503: this gateway has just started and knows neither Models nor Tenants yet."""
     return CallError(503, "overloaded", "the gateway has just started; try again", retry_after_s=1.0)
 
@@ -236,19 +236,19 @@ def upstream_timeout() -> CallError:
     return CallError(504, "upstream_timeout", "the engine did not answer in time")
 
 
-def body(error: CallError, dialect: str = "openai") -> bytes:
+def render_error_body(error: CallError, dialect: str = "openai") -> bytes:
     """The error as a JSON document. Anthropic clients get the same object with the outer `type` that they expect."""
     inner = {"message": error.message, "type": error.type, "code": error.code, "param": error.param}
     return msgspec.json.encode({"type": "error", "error": inner} if dialect == "anthropic" else {"error": inner})
 
 
-def event(error: CallError, dialect: str = "openai") -> bytes:
+def render_error_event(error: CallError, dialect: str = "openai") -> bytes:
     """The error as one SSE event, for a stream whose head is out. Never followed by `[DONE]`."""
     name = b"event: error\n" if dialect == "anthropic" else b""
-    return name + b"data: " + body(error, dialect) + b"\n\n"
+    return name + b"data: " + render_error_body(error, dialect) + b"\n\n"
 
 
-def headers(error: CallError) -> list[tuple[bytes, bytes]]:
+def render_error_headers(error: CallError) -> list[tuple[bytes, bytes]]:
     """What belongs to it beside the status: Retry-After (whole seconds, rounded up), retry-after-ms, x-should-retry;
     Allow.
     """
@@ -265,6 +265,6 @@ def headers(error: CallError) -> list[tuple[bytes, bytes]]:
     return out
 
 
-def reason(status: int) -> str:
+def reason_phrase(status: int) -> str:
     """The reason phrase of a status we answer."""
     return _REASONS.get(status, "Error")

@@ -25,17 +25,17 @@ from gateway import errors
 from gateway.dispatch.call import Outcome
 from gateway.dispatch.dispatcher import Dispatch
 from gateway.dispatch.effects import Effect, Grant, ReportNow
-from gateway.http.body import Body, Pieces
+from gateway.http.body import Body, ChunkedBody
 from gateway.http.host_check import HostCheck, is_on_loopback
 from gateway.http.request_head import Head
 from gateway.limits import Limits
 from gateway.memory import guard
-from gateway.memory.body_budget import TLS_BYTES, Room
-from gateway.memory.scale import Scale
+from gateway.memory.body_budget import TLS_BYTES, BodyBudget
+from gateway.memory.scale import MemoryGuard
 from gateway.request.auth import Directory
-from gateway.request.headers import asked
+from gateway.request.headers import get_call_headers
 from gateway.server.connection import Connection
-from gateway.server.exchange import Exchange
+from gateway.server.exchange import ProxiedCall
 from gateway.telemetry import Telemetry
 from gateway.upstream.pool import Upstreams
 
@@ -54,7 +54,7 @@ CALLS_SWEEP_S, CONNECTIONS_SWEEP_S, POOLS_SWEEP_S = 0.2, 0.5, 1.0
 _DEFAULT_LIMITS = Limits()
 
 
-class Front:
+class Gateway:
     """A gateway without its sockets. `boot` differs at every start; `clock` gives monotonic seconds.
 
     `engine_tls` says, at every new connection, how engines that speak TLS are verified.
@@ -72,8 +72,8 @@ class Front:
     ) -> None:
         self.clock = clock
         self.limits = limits
-        self._scale = Scale(limits.memory_bytes or guard.limit_bytes())
-        self.room = Room(self._scale.limit_bytes)
+        self._scale = MemoryGuard(limits.memory_bytes or guard.limit_bytes())
+        self.room = BodyBudget(self._scale.limit_bytes)
         self.body_bytes_max = max(0, min(limits.body_bytes_max, self.room.large_bytes - TLS_BYTES))
         self.directory = Directory()
         self.host_check: HostCheck | None = None
@@ -87,10 +87,10 @@ class Front:
         self.closing = False
         self._ids = 0
         self._id_prefix = f"{gateway}-{boot}-"
-        self._exchanges: set[Exchange] = set()
+        self._exchanges: set[ProxiedCall] = set()
         self._connections: set[Connection] = set()
         self._addresses: dict[str, int] = {}
-        self._waste: list[Pieces] = []
+        self._waste: list[ChunkedBody] = []
         self._swept_calls_s = self._swept_connections_s = self._swept_pools_s = 0.0
         self._heard_s: float | None = None
         self.informed = asyncio.Event()
@@ -175,17 +175,17 @@ class Front:
     def tenant(self, head: Head) -> TenantEntry:
         """Whose request it is. Raises CallError 401; 503 while nobody has told who there is."""
         if not self.directory.known:
-            raise errors.uninformed()
-        return self.directory.authenticate(asked(head).key_sha256, time.time())
+            raise errors.gateway_starting()
+        return self.directory.authenticate(get_call_headers(head).key_sha256, time.time())
 
-    def begin(self, exchange: Exchange, now_s: float) -> None:
+    def begin(self, exchange: ProxiedCall, now_s: float) -> None:
         """A Call arrives."""
         self._exchanges.add(exchange)
         if len(self._exchanges) == 1:
             self._awake.set()
         self.perform(self.dispatch.arrive(exchange, now_s))
 
-    def end(self, exchange: Exchange, outcome: Outcome, now_s: float) -> None:
+    def end(self, exchange: ProxiedCall, outcome: Outcome, now_s: float) -> None:
         """A Call has its Outcome."""
         self._exchanges.discard(exchange)
         if self.closing:
@@ -222,7 +222,7 @@ class Front:
 
     def discard(self, body: Body | None) -> None:
         """A body is of no use any more. A large one's memory goes back in many turns of the loop, for it takes long."""
-        if isinstance(body, Pieces):
+        if isinstance(body, ChunkedBody):
             if not self._waste:
                 asyncio.get_running_loop().call_soon(self._give_back)
             self._waste.append(body)
@@ -246,7 +246,7 @@ class Front:
                 self.on_report()
                 continue
             call = effect.call
-            if not isinstance(call, Exchange):
+            if not isinstance(call, ProxiedCall):
                 raise TypeError(f"{call!r} is not of this front")
             if isinstance(effect, Grant):
                 call.granted(effect.address)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from gateway.gateway import Front
+from gateway.gateway import Gateway
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def application(front: Front) -> web.Application:
+def build_ops_application(front: Gateway) -> web.Application:
     """GET /healthz, /readyz and /metrics, for a TCP port or a Unix socket."""
 
     async def healthz(_: web.Request) -> web.Response:

@@ -57,7 +57,7 @@ class _Document(msgspec.Struct):
 _decoder = msgspec.json.Decoder(_Document)
 
 
-class Answer:
+class AnswerReader:
     """One answer in the making. Feed `head`, then `body` as bytes come, then `end` once; then read the fields."""
 
     def __init__(self, *, stream: bool = False) -> None:

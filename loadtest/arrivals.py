@@ -10,12 +10,12 @@ import math
 from collections.abc import Callable
 
 
-def constant(rate_per_s: float, seconds: float) -> tuple[float, ...]:
+def constant_arrivals(rate_per_s: float, seconds: float) -> tuple[float, ...]:
     """One every 1/rate seconds, the first at 0."""
     return tuple(index / rate_per_s for index in range(math.ceil(rate_per_s * seconds)))
 
 
-def poisson(rate_per_s: float, seconds: float, draw: Callable[[], float]) -> tuple[float, ...]:
+def poisson_arrivals(rate_per_s: float, seconds: float, draw: Callable[[], float]) -> tuple[float, ...]:
     """A Poisson process. `draw` gives uniform numbers of [0, 1), such as `random.Random(seed).random`."""
     moments: list[float] = []
     at_s = -math.log(1.0 - draw()) / rate_per_s
@@ -25,6 +25,6 @@ def poisson(rate_per_s: float, seconds: float, draw: Callable[[], float]) -> tup
     return tuple(moments)
 
 
-def burst(count: int, within_s: float) -> tuple[float, ...]:
+def burst_arrivals(count: int, within_s: float) -> tuple[float, ...]:
     """So many, evenly within so many seconds; all at once when that is 0."""
     return tuple(index * within_s / count for index in range(count))

@@ -28,7 +28,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from loadtest import arrivals
 from loadtest.client import SHOTS_MAX, Client, LoadError, target_of
 from loadtest.coldstart import INTERRUPTED, Beginning, ColdStarts
-from loadtest.coldstart import coldstart as measure
+from loadtest.coldstart import measure_cold_starts as measure
 from loadtest.report import coldstart as coldreport
 from loadtest.report import report
 from loadtest.result import Ending, Result, Shot
@@ -214,12 +214,16 @@ def run(
 ) -> None:
     """Send calls at their moments, whatever became of the others, and judge what came back."""
     if burst is not None and rate is None:
-        moments, plan = arrivals.burst(burst, within), f"a burst of {burst} calls within {within:g} s"
+        moments, plan = arrivals.burst_arrivals(burst, within), f"a burst of {burst} calls within {within:g} s"
     elif rate is not None and burst is None:
         if rate * seconds > SHOTS_MAX:
             raise click.UsageError(f"--rate x --seconds is more than {SHOTS_MAX} calls; run in parts")
         draw = random.Random(seed).random  # noqa: S311 - a load, not a secret
-        moments = arrivals.poisson(rate, seconds, draw) if process == "poisson" else arrivals.constant(rate, seconds)
+        moments = (
+            arrivals.poisson_arrivals(rate, seconds, draw)
+            if process == "poisson"
+            else arrivals.constant_arrivals(rate, seconds)
+        )
         plan = f"{process} arrivals, {rate:g} calls/s for {seconds:g} s"
     else:
         raise click.UsageError("give either --rate (with --seconds) or --burst (with --within)")
@@ -235,7 +239,7 @@ def run(
     except LoadError as error:
         raise click.ClickException(str(error)) from error
     plan += f" to {', '.join(models)}, {max_tokens} tokens each"
-    made = report.make(url, plan, len(shots), results, interrupted=client.stop.told)
+    made = report.build_report(url, plan, len(shots), results, interrupted=client.stop.told)
     if output == "json":
         sys.stdout.buffer.write(report.as_json(made) + b"\n")
         sys.stdout.buffer.flush()
@@ -322,7 +326,7 @@ def _tell_run(made: report.Report) -> None:
             click.echo(_row(name, found, 1000))
     click.echo(f"{made.completed_per_s:.1f} completed per second, {made.cold} waited for a start")
     if made.interrupted:
-        click.echo(report.note(made))
+        click.echo(report.describe_interruption(made))
     _tell_verdict(made.verdict)
 
 

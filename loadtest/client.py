@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from loadtest.answer import Answer
+from loadtest.answer import AnswerReader
 from loadtest.result import Result, Shot
 from loadtest.stopping import Stop
 
@@ -67,7 +67,7 @@ def request_bytes(target: Target, method: str, path: str, headers: Sequence[tupl
     return "\r\n".join([*rows, "", ""]).encode() + body
 
 
-class Connection(asyncio.Protocol):
+class ClientConnection(asyncio.Protocol):
     """One connection and, for a time, one exchange on it."""
 
     _transport: asyncio.Transport
@@ -76,7 +76,7 @@ class Connection(asyncio.Protocol):
         self.open = False
         self.used = False
         """It has carried a whole answer before."""
-        self.answer = Answer()
+        self.answer = AnswerReader()
         self.first_byte_s: float | None = None
         self.last_byte_s: float | None = None
         self.reusable = False
@@ -91,7 +91,7 @@ class Connection(asyncio.Protocol):
 
     def begin(self, request: bytes, *, stream: bool) -> asyncio.Future[None]:
         """Send a request; the future is done when its answer has ended, well or badly."""
-        self.answer, self._done = Answer(stream=stream), asyncio.get_running_loop().create_future()
+        self.answer, self._done = AnswerReader(stream=stream), asyncio.get_running_loop().create_future()
         self.first_byte_s = self.last_byte_s = None
         self.reusable = False
         self._parser = httptools.HttpResponseParser(self)
@@ -168,7 +168,7 @@ class Client:
         self._target = target_of(url)
         self._reuse = reuse
         self._headers = tuple(headers)
-        self._idle: list[Connection] = []
+        self._idle: list[ClientConnection] = []
         self._addresses: list[str] = []
         self._tls = ssl.create_default_context() if self._target.tls else None
 
@@ -251,14 +251,14 @@ class Client:
             seen.sent_s = time.monotonic()
             await seen.connection.begin(request, stream=shot.stream)
 
-    def _take_idle(self) -> Connection | None:
+    def _take_idle(self) -> ClientConnection | None:
         while self._idle:
             connection = self._idle.pop()
             if connection.open:
                 return connection
         return None
 
-    async def _connect(self) -> Connection:
+    async def _connect(self) -> ClientConnection:
         loop, target = asyncio.get_running_loop(), self._target
         if not self._addresses:  # asked once: thousands of Calls must not wait for the resolver's threads
             found = await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
@@ -268,7 +268,7 @@ class Client:
             address = self._addresses[0]
             try:
                 made = await loop.create_connection(
-                    Connection, address, target.port, ssl=self._tls, server_hostname=name
+                    ClientConnection, address, target.port, ssl=self._tls, server_hostname=name
                 )
             except ConnectionRefusedError:
                 if len(self._addresses) == 1:
@@ -295,14 +295,14 @@ class _Seen:
     def __init__(self, planned_s: float, lateness_s: float) -> None:
         self.planned_s = planned_s
         self.lateness_s = lateness_s
-        self.connection: Connection | None = None
+        self.connection: ClientConnection | None = None
         self.sent_s: float | None = None
         self.abandoned = self.resent = self.refused = False
 
     def result(self, shot: Shot) -> Result:
         """The Result, with times since the planned moment."""
         connection = self.connection
-        answer = connection.answer if connection is not None and not self.refused else Answer()
+        answer = connection.answer if connection is not None and not self.refused else AnswerReader()
 
         def since(moment_s: float | None) -> float | None:
             return None if moment_s is None else moment_s - self.planned_s

@@ -19,7 +19,7 @@ import msgspec
 from loadtest.client import Client, LoadError
 from loadtest.result import Ending, Result, Shot
 from loadtest.stopping import Stop
-from loadtest.verdict import Spread, Verdict, judge, spread
+from loadtest.verdict import Spread, Verdict, compute_spread, judge_run
 
 POLL_S = 0.1
 ANSWER_S_MAX = 10.0
@@ -86,7 +86,7 @@ class _Entry(msgspec.Struct, frozen=True):
     """here, absent, failed; empty: none come from elsewhere. Only the operations port says it."""
 
 
-async def coldstart(
+async def measure_cold_starts(
     url: str,
     model: str,
     rounds: int,
@@ -138,20 +138,20 @@ async def coldstart(
         model=model,
         rounds=tuple(made),
         warm=sum(not one.cold for one in made),
-        spreads_ms=spreads(made),
-        verdict=judge(len(made), results),
+        spreads_ms=compute_phase_spreads(made),
+        verdict=judge_run(len(made), results),
         ended=ended,
     )
 
 
-def spreads(rounds: Sequence[Round]) -> dict[str, Spread]:
+def compute_phase_spreads(rounds: Sequence[Round]) -> dict[str, Spread]:
     """Every phase that occurs, then first byte and total, over the completed rounds."""
     good = [one for one in rounds if one.ending is Ending.COMPLETED]
     names = dict.fromkeys(name for one in good for name in one.phases_ms)
     values = {name: [one.phases_ms[name] for one in good if name in one.phases_ms] for name in names}
     values["first byte"] = [one.first_byte_ms for one in good if one.first_byte_ms is not None]
     values["total"] = [one.total_ms for one in good if one.total_ms is not None]
-    found = {name: spread(of_name) for name, of_name in values.items()}
+    found = {name: compute_spread(of_name) for name, of_name in values.items()}
     return {name: one for name, one in found.items() if one is not None}
 
 

@@ -34,7 +34,7 @@ MEAN_POOLING = 1
 Value = str | int | float | bool | Sequence[str] | Sequence[int]
 
 
-def make(path: Path | str, sentence: str, *, context_tokens: int = 4096) -> None:
+def make_model(path: Path | str, sentence: str, *, context_tokens: int = 4096) -> None:
     """Writes the model (about 0.9 MB) to `path`. Raises ValueError when a word occurs twice or there is none."""
     words = sentence.split(" ")
     if "" in words or len(set(words)) != len(words):
@@ -169,4 +169,4 @@ def _typed(value: Value) -> bytes:
 
 
 if __name__ == "__main__":
-    make(sys.argv[1], sys.argv[2])
+    make_model(sys.argv[1], sys.argv[2])

@@ -54,13 +54,13 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         return f"verdict {word}: {calls}, {counts}, {self.truncated} truncated"
 
 
-def judge(admitted: int, results: Sequence[Result]) -> Verdict:
+def judge_run(admitted: int, results: Sequence[Result]) -> Verdict:
     """Judge a run of `admitted` Calls by their Results; a Call without one is lost."""
     endings = Counter(result.ending for result in results)
     missing = admitted - len(results)
     lost = endings[Ending.LOST] + missing
     truncated = sum(result.truncated for result in results)
-    broken = Counter(why_lost(result) for result in results if result.ending is Ending.LOST)
+    broken = Counter(explain_loss(result) for result in results if result.ending is Ending.LOST)
     if missing:
         broken["no result"] += missing
     kept = endings[Ending.COMPLETED] + endings[Ending.FAILED] + endings[Ending.ABANDONED]
@@ -78,12 +78,12 @@ def judge(admitted: int, results: Sequence[Result]) -> Verdict:
     )
 
 
-def why_lost(result: Result) -> str:
+def explain_loss(result: Result) -> str:
     """One reason for a lost Call."""
     return result.broken or ("more than one outcome" if result.errors else "no answer")
 
 
-def spread(values: Iterable[float]) -> Spread | None:
+def compute_spread(values: Iterable[float]) -> Spread | None:
     """The spread of values; None of none."""
     ordered = sorted(values)
     if not ordered:

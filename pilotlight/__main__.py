@@ -20,7 +20,7 @@ CALLS_MAX = 8
 """The innermost calls that such an error names."""
 
 
-def foreign() -> str | None:
+def find_foreign_package() -> str | None:
     """The first of our package names that is missing or somebody else's, in a sentence; None when all are ours."""
     for name in OURS:
         try:
@@ -35,12 +35,12 @@ def foreign() -> str | None:
     return None
 
 
-def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def report_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """An exception that no command expects, in one line: its class, and where in Pilotlight it was raised.
 
     Not its message, which may hold a prompt or a key. `sys.excepthook`; Ctrl-C and exits are Python's business.
     """
-    from pilotlight.output import QuietStderr, say
+    from pilotlight.output import QuietStderr, write_stderr
 
     if not issubclass(kind, Exception) and not isinstance(error, BaseExceptionGroup):
         sys.__excepthook__(kind, error, trace)
@@ -51,7 +51,7 @@ def report(kind: type[BaseException], error: BaseException, trace: TracebackType
         error = error.exceptions[0]
     calls = [call for frame in reversed(traceback.extract_tb(error.__traceback__)) if (call := _call(frame))]
     where = f" in {' < '.join(calls[:CALLS_MAX])}" if calls else ""
-    say(
+    write_stderr(
         f"internal error: {type(error).__name__}{where}; please report this line. "
         f"{TRACEBACK}=1 in the environment adds the traceback"
     )
@@ -66,8 +66,8 @@ def _call(frame: traceback.FrameSummary) -> str:
 
 def main() -> None:
     """The `pilotlight` command."""
-    sys.excepthook = report
-    problem = foreign()
+    sys.excepthook = report_exception
+    problem = find_foreign_package()
     if problem is not None:
         sys.stderr.write(f"pilotlight: {problem}\n")
         sys.exit(1)

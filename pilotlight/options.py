@@ -22,12 +22,12 @@ class PathType(click.Path):
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         """Raises click's usage error."""
         path = Path(os.fsdecode(os.fspath(super().convert(str(value), param, ctx))))
-        if too_long(path):
+        if is_path_too_long(path):
             self.fail(f"{path}: File name too long", param, ctx)
         return path
 
 
-def too_long(path: Path) -> bool:
+def is_path_too_long(path: Path) -> bool:
     """Whether no file can have this path."""
     try:
         path.lstat()

@@ -1,7 +1,7 @@
 """Writes to a terminal, a file or a pipe: escapes control characters, and never waits for a reader.
 
 Names, reasons and headers come from clients, registries, weight files and other servers. Written as they are, they
-could clear a terminal, forge a line or reorder text. `escaped` is applied by the stream (`safe_streams`), by
+could clear a terminal, forge a line or reorder text. `escape_text` is applied by the stream (`safe_streams`), by
 `write_line` and by `pilotlight.tables`, so that no caller has to.
 
 A stopped terminal or a pipe without a reader must not stop a process: `write_line` returns whether the line was
@@ -23,12 +23,12 @@ import click
 import msgspec
 
 LINE_CHARACTERS_MAX = 8192
-"""Of one line of text. JSON and YAML (`document`) are never cut."""
+"""Of one line of text. JSON and YAML (`write_document`) are never cut."""
 
 _KEPT = str.maketrans("", "", "\t\n")
 
 
-def escaped(text: str, line_characters_max: int | None = None) -> str:
+def escape_text(text: str, line_characters_max: int | None = None) -> str:
     r"""`text` with all that is not printable (controls, invisible and bidirectional characters, separators, lone
     surrogates; `str.isprintable`) as `\u001b`, and lines cut to `line_characters_max`.
 
@@ -73,7 +73,7 @@ class SafeStream(io.TextIOWrapper):
     def write(self, text: str) -> int:
         """See TextIO. Raises click.ClickException if there is no space."""
         with _told():
-            super().write(escaped(text, LINE_CHARACTERS_MAX))
+            super().write(escape_text(text, LINE_CHARACTERS_MAX))
         return len(text)
 
     def flush(self) -> None:
@@ -119,10 +119,10 @@ def _detach(stream: SafeStream) -> None:
             stream.detach()
 
 
-def document(text: str) -> None:
+def write_document(text: str) -> None:
     """Writes JSON or YAML to standard output: escaped, but never cut."""
     with _told():
-        click.echo(escaped(text).encode(), nl=bool(text) and not text.endswith("\n"))
+        click.echo(escape_text(text).encode(), nl=bool(text) and not text.endswith("\n"))
 
 
 def one_line(text: str) -> str:
@@ -130,9 +130,9 @@ def one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def json_document(value: object) -> None:
+def write_json(value: object) -> None:
     """Writes `value` (Structs, lists, dicts) as indented JSON, all in ASCII."""
-    document(json.dumps(msgspec.to_builtins(value), indent=2))
+    write_document(json.dumps(msgspec.to_builtins(value), indent=2))
 
 
 LINE_BYTES_MAX = 4096
@@ -141,7 +141,7 @@ LINE_BYTES_MAX = 4096
 
 def write_line(fd: int, line: str) -> bool:
     """Whether the whole line was taken; never blocks and never raises."""
-    text = escaped(" ".join(line.splitlines()).rstrip()).encode()[: LINE_BYTES_MAX - 1]
+    text = escape_text(" ".join(line.splitlines()).rstrip()).encode()[: LINE_BYTES_MAX - 1]
     taken = text.decode(errors="ignore").encode() + b"\n"  # no half of a character
     ready = select.poll()
     ready.register(fd, select.POLLOUT)
@@ -151,12 +151,12 @@ def write_line(fd: int, line: str) -> bool:
         return False  # the terminal is gone, or nobody reads any more
 
 
-def say(text: str) -> None:
+def write_stderr(text: str) -> None:
     """A line on standard error, in the command's name."""
     write_line(sys.stderr.fileno(), f"pilotlight: {text}")
 
 
-def show(text: str) -> None:
+def write_stdout(text: str) -> None:
     """Lines on standard output."""
     for line in text.splitlines():
         write_line(sys.stdout.fileno(), line)

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 
 import click
 
-from pilotlight.output import QuietStderr, say
+from pilotlight.output import QuietStderr, write_stderr
 
 PR_SET_PDEATHSIG = 1
 
@@ -68,7 +68,7 @@ def stop_event() -> asyncio.Event:
 
     def stop() -> None:
         if event.is_set():
-            say("ended at once, by a second signal")
+            write_stderr("ended at once, by a second signal")
             os._exit(1)
         event.set()
 
@@ -85,7 +85,7 @@ def reload_event() -> asyncio.Event:
     return event
 
 
-def settle() -> None:
+def freeze_gc() -> None:
     """After start-up nothing of what was imported dies any more: keep the collector from looking at it again."""
     gc.collect()
     gc.freeze()

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.segment import Segment
 from rich.text import Text
 
-from pilotlight.output import LINE_CHARACTERS_MAX, escaped
+from pilotlight.output import LINE_CHARACTERS_MAX, escape_text
 
 PLAIN_COLUMNS = 240
 """Width of a table in a file or a pipe: one line for each row, nothing cut."""
@@ -28,20 +28,20 @@ class Console(console.Console):
 
     def render_str(self, text: str, **options: Any) -> Text:
         """See Rich. Before the width is measured."""
-        return super().render_str(escaped(text, LINE_CHARACTERS_MAX), **options)
+        return super().render_str(escape_text(text, LINE_CHARACTERS_MAX), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """See Rich. Also for Text that was made elsewhere."""
         for segment in super().render(renderable, options):
-            yield segment if segment.control else segment._replace(text=escaped(segment.text))
+            yield segment if segment.control else segment._replace(text=escape_text(segment.text))
 
 
-def plain() -> Console:
+def build_console() -> Console:
     """Where tables go: as wide as the terminal, or wide enough for a file."""
     return Console(width=None if sys.stdout.isatty() else PLAIN_COLUMNS)
 
 
-def bar(what: str, *, quiet: bool) -> Progress:
+def build_progress_bar(what: str, *, quiet: bool) -> Progress:
     """A progress bar on a terminal; elsewhere nothing."""
     columns = (TextColumn(what), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     shown = Console(stderr=True, quiet=quiet)

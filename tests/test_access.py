@@ -17,7 +17,7 @@ import pytest
 
 from autoscaler.contract import GatewayId, NodeReport, Report, RoutesDelta
 from autoscaler.server import auth
-from autoscaler.server.auth import AGENT, BOTH, GATEWAY, Admits, Admitted, Door, Roles
+from autoscaler.server.auth import AGENT, BOTH, GATEWAY, Admits, Authenticated, ContractAuth, Roles
 from autoscaler.server.gateways import ENDPOINTS, ContractServer
 from gateway.control.client import HttpLink
 from gateway.control.sync import LinkError
@@ -107,8 +107,8 @@ async def test_a_gateway_with_a_token_in_force_is_let_in(token: Path, tmp_path: 
 
 @pytest.mark.parametrize(("bound", "status"), [("n1", 200), ("", 200), ("n2", 403)])
 async def test_a_token_that_is_bound_to_a_node_speaks_for_no_other(bound: str, status: int) -> None:
-    async def admits(_: str) -> Admitted | None:
-        return Admitted(node=bound)
+    async def admits(_: str) -> Authenticated | None:
+        return Authenticated(node=bound)
 
     report = msgspec.json.encode(NodeReport(node="n1", boot="b", sequence=1))
     headers = {"authorization": f"Bearer {OTHER}"}
@@ -148,8 +148,8 @@ def test_each_endpoint_of_the_contract_is_for_one_role() -> None:
 
 @pytest.mark.parametrize("roles", [GATEWAY, AGENT, BOTH])
 async def test_a_service_account_reaches_the_endpoints_of_its_roles_only(roles: Roles) -> None:
-    async def admits(_: str) -> Admitted | None:
-        return Admitted(roles=roles)
+    async def admits(_: str) -> Authenticated | None:
+        return Authenticated(roles=roles)
 
     async with autoscaler(Access(), admits) as (url, _):
         assert await statuses(url, OTHER) == permitted(roles)
@@ -188,7 +188,7 @@ async def test_a_client_certificate_has_the_role_of_its_name(
     pair = write(tmp_path, "client", leaf(OURS, name))
     shown = Identity(cert=pair.cert, key=pair.key, ca=write_authority(tmp_path, OURS))
     async with autoscaler(Access(identity=mutual(tmp_path), agent_name=given)) as (url, _):
-        assert await statuses(url, tls=certificates.client(shown)) == permitted(roles)
+        assert await statuses(url, tls=certificates.build_client_context(shown)) == permitted(roles)
 
 
 async def test_a_certificate_and_a_token_of_different_roles_open_nothing(tmp_path: Path, token: Path) -> None:
@@ -199,8 +199,8 @@ async def test_a_certificate_and_a_token_of_different_roles_open_nothing(tmp_pat
         agent_name="pilotlight-agent",
     )  # fmt: skip
     async with autoscaler(both) as (url, _):
-        assert set((await statuses(url, TOKEN, certificates.client(shown))).values()) == {403}
-        assert await statuses(url, OTHER, certificates.client(shown)) == permitted(AGENT)
+        assert set((await statuses(url, TOKEN, certificates.build_client_context(shown))).values()) == {403}
+        assert await statuses(url, OTHER, certificates.build_client_context(shown)) == permitted(AGENT)
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ async def test_a_certificate_and_a_token_of_different_roles_open_nothing(tmp_pat
     ],
 )
 def test_the_common_name_counts_only_without_dns_names(certificate: dict[str, Any], roles: Roles) -> None:
-    assert auth.certified(certificate, "a") == roles
+    assert auth.read_certificate_roles(certificate, "a") == roles
 
 
 async def test_a_token_that_somebody_else_vouches_for_is_let_in_beside_the_shared_secret(
@@ -223,9 +223,9 @@ async def test_a_token_that_somebody_else_vouches_for_is_let_in_beside_the_share
 ) -> None:
     asked = list[str]()
 
-    async def admits(shown: str) -> Admitted | None:
+    async def admits(shown: str) -> Authenticated | None:
         asked.append(shown)
-        return Admitted() if shown == OTHER else None
+        return Authenticated() if shown == OTHER else None
 
     vouched, wrong = written(tmp_path / "vouched", OTHER), written(tmp_path / "wrong", "0" * 32)
     async with autoscaler(Access(token=token), admits) as (url, _):
@@ -270,12 +270,12 @@ async def test_a_wrong_token_or_none_is_refused_without_a_detail_and_told_once_o
 
 async def test_who_is_sent_away_is_told_at_most_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     times_s = iter((0.0, 1.0, auth.SAY_EVERY_S - 1, auth.SAY_EVERY_S, auth.SAY_EVERY_S + 1))
-    one = Door(lambda: (TOKEN,), lambda: next(times_s))
+    one = ContractAuth(lambda: (TOKEN,), lambda: next(times_s))
     assert one.roles(f"Bearer {TOKEN}") == BOTH
     assert one.roles(f"bearer {TOKEN}") == BOTH
     for wrong in ("", "Bearer", f"Bearer {TOKEN} ", f"Bearer {TOKEN[:-1]}", f"Bearer \udcff{TOKEN}", TOKEN):
         assert not one.roles(wrong)
-    assert not Door(list).roles("Bearer "), "no token in force lets nobody in"
+    assert not ContractAuth(list).roles("Bearer "), "no token in force lets nobody in"
     for _ in range(5):
         one.refused()
     assert [record.getMessage().rpartition(" ")[2] for record in caplog.records] == ["times=1", "times=3"]
@@ -344,7 +344,7 @@ async def test_a_new_certificate_of_the_autoscaler_is_shown_to_new_connections(
 ) -> None:
     monkeypatch.setattr(renewal, "LOOK_S", 0.01)
     said: list[str] = []
-    monkeypatch.setattr(renewal, "say", said.append)
+    monkeypatch.setattr(renewal, "write_stderr", said.append)
     pair = write(tmp_path, "server", leaf(OURS))
     ours, theirs = (Access(identity=mutual(tmp_path, OURS, believed)) for believed in (OURS, THEIRS))
     server = Identity(cert=pair.cert, key=pair.key, ca=write_authority(tmp_path, OURS))
@@ -394,7 +394,7 @@ def test_what_is_fine() -> None:
 
 async def test_a_secret_that_others_can_read_is_said(token: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.setattr(access, "say", said.append)
+    monkeypatch.setattr(access, "write_stderr", said.append)
     token.chmod(0o644)
     async with link("http://127.0.0.1:1", Access(token=token)):
         assert said == [f"{token} can be read by other users of this machine: chmod 600 {token}"]

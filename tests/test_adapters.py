@@ -15,19 +15,19 @@ from autoscaler.contract import (
     TenantEntry,
     TenantName,
 )
-from autoscaler.engines import launch
+from autoscaler.engines import build_launch_command
 from autoscaler.engines.command_line import LAUNCHER
-from autoscaler.engines.xllamacpp_server import parse
+from autoscaler.engines.xllamacpp_server import parse_flags
 from autoscaler.routing.catalogue import model_entry
-from autoscaler.spec.load import DocumentError, Documents, load, to_yaml
+from autoscaler.spec.load import DocumentError, Documents, parse_documents, to_yaml
 from autoscaler.spec.model import Adapter, EngineName, Model, ModelSpec
 from autoscaler.spec.pod import API_VERSION
 from autoscaler.spec.validation import ADAPTERS_MAX
 from gateway.errors import CallError, model_not_found
-from gateway.http.body import Pieces
-from gateway.request.api_routes import Operation, lookup
+from gateway.http.body import ChunkedBody
+from gateway.request.api_routes import Operation, find_operation
 from gateway.request.auth import Directory
-from gateway.request.body_edit import edit, read
+from gateway.request.body_edit import edit_body, read_body
 from tests.kit.forwarding import in_one
 
 TWO = (Adapter(name="support", artifact="file:///w/s"), Adapter(name="sql.v2", artifact="file:///w/q"))
@@ -40,12 +40,12 @@ def document(adapters: str, *, name: str = "llama", engine: str = "vllm", rest: 
 
 
 def loaded(text: str) -> Documents:
-    return load([("a.yaml", text)])
+    return parse_documents([("a.yaml", text)])
 
 
 def wrong(*texts: str) -> str:
     with pytest.raises(DocumentError) as caught:
-        load([(f"{number}.yaml", text) for number, text in enumerate(texts)])
+        parse_documents([(f"{number}.yaml", text) for number, text in enumerate(texts)])
     return str(caught.value)
 
 
@@ -58,7 +58,9 @@ def model(engine: EngineName, *, aliases: tuple[str, ...] = (), args: tuple[str,
 
 def words(engine: EngineName, program: str, *args: str) -> list[str]:
     """The command line behind what every Model has."""
-    started = launch(model(engine, args=args), None, "127.0.0.1", 9000, {program: f"/bin/{program}"} if program else {})
+    started = build_launch_command(
+        model(engine, args=args), None, "127.0.0.1", 9000, {program: f"/bin/{program}"} if program else {}
+    )
     return list(started.argv)
 
 
@@ -162,16 +164,16 @@ def test_each_engine_is_told_in_its_own_flags_and_args_come_last() -> None:
 
 def test_without_adapters_nothing_is_added() -> None:
     plain = Model(name=ModelName("m"), spec=ModelSpec(engine="vllm", artifact="file:///m"))
-    assert "--enable-lora" not in launch(plain, None, "h", 1, {"vllm": "/bin/vllm"}).argv
+    assert "--enable-lora" not in build_launch_command(plain, None, "h", 1, {"vllm": "/bin/vllm"}).argv
 
 
 def test_our_launcher_checks_what_it_is_told() -> None:
-    assert parse([*NEEDED, "--lora-scaled", "/a b:0,/c:1"])["--lora-scaled"] == "/a b:0,/c:1"
-    assert "--lora-scaled" not in parse(NEEDED)
+    assert parse_flags([*NEEDED, "--lora-scaled", "/a b:0,/c:1"])["--lora-scaled"] == "/a b:0,/c:1"
+    assert "--lora-scaled" not in parse_flags(NEEDED)
     assert LAUNCHER in words("llama.cpp", "xllamacpp")
     for value in ("/a", ":0", "/a:", "/a:x", "/a:0,"):
         with pytest.raises(ValueError, match="--lora-scaled needs PATH:SCALE"):
-            parse([*NEEDED, "--lora-scaled", value])
+            parse_flags([*NEEDED, "--lora-scaled", value])
 
 
 # --- the catalogue ---------------------------------------------------------------------------------------------------
@@ -250,19 +252,19 @@ def test_whoever_may_call_the_model_may_call_its_adapters_and_nobody_else() -> N
 
 
 def operation(path: str) -> Operation:
-    found = lookup(b"POST", path.encode())
+    found = find_operation(b"POST", path.encode())
     assert found is not None
     return found
 
 
 def sent(path: str, body: bytes, lora: str, *, large: bool = False) -> dict[str, object]:
     """What an engine gets."""
-    given: bytes | Pieces = body
+    given: bytes | ChunkedBody = body
     if large:
-        given = Pieces()
+        given = ChunkedBody()
         given.add(body)
     of = operation(path)
-    out = edit(of, read(of, given, b"application/json"), "llama:support", None, lora)
+    out = edit_body(of, read_body(of, given, b"application/json"), "llama:support", None, lora)
     members: dict[str, object] = json.loads(in_one(out))
     return members
 
@@ -289,10 +291,10 @@ def test_a_path_that_cannot_say_the_choice_is_refused(path: str) -> None:
 def test_a_form_cannot_say_the_choice_either() -> None:
     of = operation("/v1/audio/transcriptions")
     form = b'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\nllama\r\n--b--'
-    peek = read(of, form, b"multipart/form-data; boundary=b")
+    peek = read_body(of, form, b"multipart/form-data; boundary=b")
     with pytest.raises(CallError):
-        edit(of, peek, "llama:support", None, LORA)
-    assert edit(of, peek, "llama:support") == form.replace(b"\r\nllama\r\n", b"\r\nllama:support\r\n")
+        edit_body(of, peek, "llama:support", None, LORA)
+    assert edit_body(of, peek, "llama:support") == form.replace(b"\r\nllama\r\n", b"\r\nllama:support\r\n")
 
 
 @pytest.mark.parametrize("large", [False, True])

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from autoscaler.providers.new_nodes import Shape, Terms, of_kinds, offer, shape
+from autoscaler.providers.new_nodes import OfferTerms, Shape, build_node_kind_offers, build_offer, infer_node_shape
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind, NodeSlicing, Price, Settings
 from autoscaler.state.capacity_orders import Offer
 from autoscaler.state.node_labels import Taint
 from tests.kit.worlds import GI
 
-QUEUED = Terms(2, 300.0, bought="spot")
+QUEUED = OfferTerms(2, 300.0, bought="spot")
 
 
 def kind(count: int = 1, model: str = "A10G", selector: dict[str, str] | None = None, **slicing: Any) -> NodeKind:
@@ -22,9 +22,9 @@ def kind(count: int = 1, model: str = "A10G", selector: dict[str, str] | None = 
     return NodeKind(selector=selector or {}, device=device, slicing=how)
 
 
-def queued(*kinds: NodeKind, selector: dict[str, str] | None = None, terms: Terms = QUEUED) -> list[Offer]:
+def queued(*kinds: NodeKind, selector: dict[str, str] | None = None, terms: OfferTerms = QUEUED) -> list[Offer]:
     prices = (Price(device="T4", per_hour=0.2, bought="spot"), Price(device="T4", per_hour=0.5))
-    return [*of_kinds("queue", selector or {}, terms, Settings(nodes=kinds, prices=prices))]
+    return [*build_node_kind_offers("queue", selector or {}, terms, Settings(nodes=kinds, prices=prices))]
 
 
 @pytest.mark.parametrize(
@@ -41,20 +41,20 @@ def queued(*kinds: NodeKind, selector: dict[str, str] | None = None, terms: Term
 def test_how_its_devices_are_shared_is_offered(
     slicing: dict[str, Any], parts: int, shared: bool, counted: bool
 ) -> None:
-    found = shape({}, kind(**slicing))
+    found = infer_node_shape({}, kind(**slicing))
     assert found is not None
     assert (found.parts, found.shared, found.counted) == (parts, shared, counted)
 
 
 def test_what_only_a_running_node_tells_is_not_offered() -> None:
-    assert shape({}, kind(kind="mig")) is None
-    assert shape({}, kind(kind="dra", cut=True)) is None
+    assert infer_node_shape({}, kind(kind="mig")) is None
+    assert infer_node_shape({}, kind(kind="dra", cut=True)) is None
 
 
 def test_labels_go_before_the_settings_as_of_nodes_that_are_there() -> None:
     told = {"nvidia.com/gpu.product": "NVIDIA-A10G", "nvidia.com/gpu.memory": "23028", "nvidia.com/gpu.count": "4"}
-    assert shape(told, kind(2)) == ("NVIDIA-A10G", 23028 << 20, 4, 1, False, True)
-    assert shape({"nvidia.com/gpu.memory": "much", "nvidia.com/gpu.count": "-1"}, None) is None
+    assert infer_node_shape(told, kind(2)) == ("NVIDIA-A10G", 23028 << 20, 4, 1, False, True)
+    assert infer_node_shape({"nvidia.com/gpu.memory": "much", "nvidia.com/gpu.count": "-1"}, None) is None
 
 
 def test_an_offer_is_priced_by_how_its_labels_say_that_it_is_bought_and_spot_is_less_sure() -> None:
@@ -67,12 +67,16 @@ def test_an_offer_is_priced_by_how_its_labels_say_that_it_is_bought_and_spot_is_
         Taint("b", "", "PreferNoSchedule"),
     )  # fmt: skip
     of = Shape("A10G", 24 * GI, 4)
-    spot = offer("g5", "g5/spot", of, {"karpenter.sh/capacity-type": "spot"}, Terms(3, taints=taints), settings)
-    there = offer("g5", "g5/on-demand", of, {}, Terms(3), settings)
+    spot = build_offer(
+        "g5", "g5/spot", of, {"karpenter.sh/capacity-type": "spot"}, OfferTerms(3, taints=taints), settings
+    )
+    there = build_offer("g5", "g5/on-demand", of, {}, OfferTerms(3), settings)
     assert (spot.price_per_hour, there.price_per_hour) == (0.4, 1.0)
     paid = {"pilotlight.dev/class": "committed"}
-    assert offer("g5", "paid", of, paid, Terms(3), settings).price_per_hour == 0.6
-    assert offer("g5", "flex", of, paid, Terms(3, bought="flex"), settings).price_per_hour == 0.8, "who gives it knows"
+    assert build_offer("g5", "paid", of, paid, OfferTerms(3), settings).price_per_hour == 0.6
+    assert build_offer("g5", "flex", of, paid, OfferTerms(3, bought="flex"), settings).price_per_hour == 0.8, (
+        "who gives it knows"
+    )
     assert spot.confidence < there.confidence
     assert spot.taints == (Taint("team", "a", "NoSchedule"),)
     assert (spot.devices_min, spot.devices_max, spot.many, spot.node) == (4, 4, 3, "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.upstream.pool import EngineAddress, parse
+from gateway.upstream.pool import EngineAddress, parse_address
 
 
 @pytest.mark.parametrize(
@@ -20,10 +20,10 @@ from gateway.upstream.pool import EngineAddress, parse
     ],
 )
 def test_an_address_says_where_to_how_and_for_whom(address: str, parsed: EngineAddress) -> None:
-    assert parse(address) == parsed
+    assert parse_address(address) == parsed
 
 
 @pytest.mark.parametrize("address", ["", "host", "https://", "https://host", "host:port", "http://host:80:x"])
 def test_what_is_no_address_is_never_taken_for_one(address: str) -> None:
     with pytest.raises(ValueError, match=r"invalid literal"):
-        parse(address)
+        parse_address(address)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from gateway.errors import CallError
 from gateway.http.request_head import HEAD_BYTES_MAX, KEPT, Head
 from gateway.http.request_reader import RequestReader
-from gateway.request.api_routes import lookup
-from gateway.request.headers import UPSTREAM_HEAD_BYTES_MAX, Asked, read_asked, request_id, upstream_head
+from gateway.request.api_routes import find_operation
+from gateway.request.headers import UPSTREAM_HEAD_BYTES_MAX, Asked, read_call_headers, request_id, upstream_head
 from tests.kit.budget import examples
 
 TRACE = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -30,7 +30,7 @@ def head_with(**headers: str) -> Head:
 
 def asked(**headers: str) -> Asked:
     """What such a head says."""
-    return read_asked(head_with(**headers).headers)
+    return read_call_headers(head_with(**headers).headers)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_two_different_keys_are_refused_and_not_echoed(headers: dict[str, str]) 
 def test_a_key_in_the_query_is_no_key() -> None:
     request = RequestReader(0).feed(b"GET /v1/models?api-key=sk-1&key=sk-1 HTTP/1.1\r\nHost: gw\r\n\r\n")
     assert request is not None
-    assert read_asked(request.head.headers).key_sha256 is None
+    assert read_call_headers(request.head.headers).key_sha256 is None
 
 
 def test_the_model_header_is_text() -> None:
@@ -149,9 +149,9 @@ def test_only_a_valid_trace_context_is_continued(value: bytes) -> None:
 
 def sent(head: Head) -> bytes:
     """What an engine gets for a body of 42 bytes."""
-    operation = lookup(b"POST", b"/openai/v1/chat/completions")
+    operation = find_operation(b"POST", b"/openai/v1/chat/completions")
     assert operation is not None
-    return upstream_head(read_asked(head.headers).upwards, operation, b"127.0.0.1:9000", 42, b"id-1")
+    return upstream_head(read_call_headers(head.headers).upwards, operation, b"127.0.0.1:9000", 42, b"id-1")
 
 
 def test_the_engine_gets_a_head_of_our_own() -> None:

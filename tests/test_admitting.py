@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoscaler.placement.index.node_filter import KEYS_MAX, Admitting
-from autoscaler.placement.model.predicates import admits, barred
-from autoscaler.placement.model.types import Choice
+from autoscaler.placement.model.predicates import has_matching_labels, node_exclusion_reason
+from autoscaler.placement.model.types import NodeConstraints
 from autoscaler.spec.pod import Toleration
-from autoscaler.state.node_labels import Coming, Taint
+from autoscaler.state.node_labels import PendingLabels, Taint
 from autoscaler.state.world import NodeId, Slice
 from tests.kit.budget import examples
 from tests.kit.worlds import device
@@ -24,12 +24,12 @@ SLICES = st.lists(
         lambda node, labels, known, coming, taints: device(
             node=node, labels=labels, labels_known=known, labels_coming=coming, taints=tuple(taints)
         ),
-        st.sampled_from(NODES[:3]), LABELS, st.booleans(), st.sampled_from(Coming), TAINTS,
+        st.sampled_from(NODES[:3]), LABELS, st.booleans(), st.sampled_from(PendingLabels), TAINTS,
     ),
     max_size=8,
 )  # fmt: skip
 CHOICES = st.builds(
-    Choice,
+    NodeConstraints,
     LABELS.map(lambda labels: tuple(sorted(labels.items()))),
     st.lists(st.builds(Toleration, key=st.sampled_from(("lab", "x")), operator=st.just("Exists")), max_size=2).map(
         tuple
@@ -40,12 +40,18 @@ CHOICES = st.builds(
 
 @settings(derandomize=True, deadline=None, max_examples=examples(300))
 @given(SLICES, st.lists(CHOICES, min_size=1, max_size=3))
-def test_nodes_admit_whom_each_of_their_slices_admits(slices: list[Slice], choices: list[Choice]) -> None:
+def test_nodes_admit_whom_each_of_their_slices_admits(slices: list[Slice], choices: list[NodeConstraints]) -> None:
     slices = sorted(slices, key=lambda one: one.node)
     found = Admitting(slices, np.array([NODES.index(one.node) for one in slices], np.int64), NODES)
     for choice in choices:
-        alone = [all(admits(choice.selector, one) and not barred(choice, one) for one in slices if one.node == node)
-                 for node in NODES]  # fmt: skip
+        alone = [
+            all(
+                has_matching_labels(choice.selector, one) and not node_exclusion_reason(choice, one)
+                for one in slices
+                if one.node == node
+            )
+            for node in NODES
+        ]
         assert found.nodes(choice).tolist() == alone
 
 
@@ -53,4 +59,4 @@ def test_any_number_of_labels_may_be_chosen_by() -> None:
     there = device(node="n0", labels={f"k{n}": "v" for n in range(KEYS_MAX + 2)}, labels_known=True)
     found = Admitting([there], np.zeros(1, np.int64), NODES[:1])
     for n in range(KEYS_MAX + 3):
-        assert found.nodes(Choice(((f"k{n}", "v"),), (), ())).tolist() == [n < KEYS_MAX + 2]
+        assert found.nodes(NodeConstraints(((f"k{n}", "v"),), (), ())).tolist() == [n < KEYS_MAX + 2]

@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 
 from autoscaler.contract import ModelName
-from autoscaler.drivers.kubernetes.adoption.annotations import AnnotationError, Hand, Others, aged, hand_of, model_of
+from autoscaler.drivers.kubernetes.adoption.annotations import (
+    AnnotationError,
+    Hand,
+    Others,
+    find_manual_scaling,
+    read_model,
+    set_naming_time,
+)
 from autoscaler.drivers.kubernetes.adoption.objects import (
     WorkloadKey,
     WorkloadSeen,
@@ -18,14 +25,14 @@ from autoscaler.drivers.kubernetes.adoption.objects import (
 )
 from autoscaler.spec.engines import default_slots
 from autoscaler.spec.model import ADOPTED_HASH, Adopted, Model, ModelSpec, ReplicaRange
-from autoscaler.spec.names import Origin, settle
+from autoscaler.spec.names import Origin, resolve_model_conflicts
 from tests.kit.workload import KEY, annotated
 
 # --- annotations ------------------------------------------------------------------------------------------------------
 
 
 def test_the_first_name_is_the_models_and_the_others_are_aliases() -> None:
-    model = model_of(annotated({"pilotlight.dev/models": "ada, babbage,ada ,"}))
+    model = read_model(annotated({"pilotlight.dev/models": "ada, babbage,ada ,"}))
     assert (model.name, model.spec.aliases, model.namespace) == ("ada", ("babbage",), "default")
     assert model.adopted == Adopted(
         kind="Deployment", namespace="default", name="ada", message="Deployment default/ada is scaled"
@@ -35,22 +42,22 @@ def test_the_first_name_is_the_models_and_the_others_are_aliases() -> None:
 
 def test_each_annotation_is_in_force() -> None:
     notes = {"models": "ada", "replicas-min": "1", "replicas-max": "5", "slots": "32", "idle-seconds": "90"}
-    model = model_of(annotated({f"pilotlight.dev/{name}": value for name, value in notes.items()}))
+    model = read_model(annotated({f"pilotlight.dev/{name}": value for name, value in notes.items()}))
     assert (model.spec.replicas.min, model.spec.replicas.max) == (1, 5)
     assert (model.slots, model.spec.idle_seconds) == (32, 90.0)
 
 
 def test_without_annotations_it_is_as_any_model_whose_engine_is_a_command() -> None:
-    model = model_of(annotated())
+    model = read_model(annotated())
     assert (model.spec.replicas, model.slots) == (ReplicaRange(), default_slots(model.spec.engine))
 
 
 def test_lingos_annotations_have_lingos_defaults() -> None:
-    model = model_of(annotated({"lingo.substratus.ai/models": "ada"}))
+    model = read_model(annotated({"lingo.substratus.ai/models": "ada"}))
     assert (model.spec.replicas.min, model.spec.replicas.max, model.slots) == (0, 3, 100)
     notes = {"lingo.substratus.ai/models": "ada", "lingo.substratus.ai/min-replicas": "1",
              "lingo.substratus.ai/max-replicas": "7", "pilotlight.dev/slots": "8"}  # fmt: skip
-    model = model_of(annotated(notes))
+    model = read_model(annotated(notes))
     assert (model.spec.replicas.min, model.spec.replicas.max, model.slots) == (1, 7, 8)
 
 
@@ -71,7 +78,7 @@ def test_lingos_annotations_have_lingos_defaults() -> None:
 def test_a_wrong_annotation_is_one_line_that_names_object_and_annotation(name: str, value: str, said: str) -> None:
     notes = {"pilotlight.dev/models": "ada", "pilotlight.dev/replicas-max": "1", name: value}
     with pytest.raises(AnnotationError) as error:
-        model_of(annotated(notes))
+        read_model(annotated(notes))
     line = str(error.value)
     assert line.startswith(f"Deployment default/ada: annotation {name}: ")
     assert said in line
@@ -82,55 +89,58 @@ def test_a_wrong_annotation_is_one_line_that_names_object_and_annotation(name: s
 
 
 def test_what_a_workload_was_made_with_is_nobodys_hand() -> None:
-    assert hand_of(None, annotated(replicas=0), None, 200.0) is None
-    assert hand_of(None, annotated(replicas=3), None, 200.0) is None
+    assert find_manual_scaling(None, annotated(replicas=0), None, 200.0) is None
+    assert find_manual_scaling(None, annotated(replicas=3), None, 200.0) is None
 
 
 def test_kubectl_scale_is_a_hand_also_for_who_comes_later() -> None:
     scaled = annotated(replicas=3, scaled_by="kubectl", since_adopted=True, scaled_unix_s=150.0)
-    assert hand_of(None, scaled, None, 200.0) == Hand(3, "kubectl", 150.0)
+    assert find_manual_scaling(None, scaled, None, 200.0) == Hand(3, "kubectl", 150.0)
 
 
 @pytest.mark.parametrize("written_s", [150.0, 9000.0, -9000.0])
 def test_a_hand_holds_from_when_it_was_seen_whatever_clock_its_time_was_written_by(written_s: float) -> None:
     scaled = annotated(replicas=3, scaled_by="kubectl", since_adopted=True, scaled_unix_s=written_s)
-    assert hand_of(annotated(), scaled, None, 200.0) == Hand(3, "kubectl", 200.0)
+    assert find_manual_scaling(annotated(), scaled, None, 200.0) == Hand(3, "kubectl", 200.0)
 
 
 def test_what_was_scaled_before_we_came_is_not_of_the_future() -> None:
     scaled = annotated(replicas=3, scaled_by="kubectl", since_adopted=True, scaled_unix_s=9000.0)
-    assert hand_of(None, scaled, None, 200.0) == Hand(3, "kubectl", 200.0)
+    assert find_manual_scaling(None, scaled, None, 200.0) == Hand(3, "kubectl", 200.0)
 
 
 def test_a_patch_to_zero_leaves_nobody_as_the_owner_and_is_a_hand_all_the_same() -> None:
     before = annotated(replicas=1, ours=True, scaled_by="")
     after = annotated(replicas=0, scaled_by="", scaled_unix_s=None)
-    assert hand_of(before, after, None, 200.0) == Hand(0, "", 200.0)
+    assert find_manual_scaling(before, after, None, 200.0) == Hand(0, "", 200.0)
 
 
 def test_our_own_scale_and_that_of_an_hpa_are_no_hand() -> None:
-    assert hand_of(annotated(), annotated(replicas=1, ours=True, scaled_by=""), Hand(0, "kubectl", 1.0), 200.0) is None
+    assert (
+        find_manual_scaling(annotated(), annotated(replicas=1, ours=True, scaled_by=""), Hand(0, "kubectl", 1.0), 200.0)
+        is None
+    )
     by_hpa = annotated(replicas=2, scaled_by="kube-controller-manager", since_adopted=True)
-    assert hand_of(annotated(), by_hpa, None, 200.0) is None
+    assert find_manual_scaling(annotated(), by_hpa, None, 200.0) is None
 
 
 def test_a_hand_is_kept_while_the_scale_stays() -> None:
     hand = Hand(3, "kubectl", 150.0)
-    assert hand_of(annotated(replicas=3), annotated(replicas=3, version=2), hand, 200.0) is hand
+    assert find_manual_scaling(annotated(replicas=3), annotated(replicas=3, version=2), hand, 200.0) is hand
 
 
 def test_a_persons_scale_is_least_and_most_and_zero_is_a_pause() -> None:
-    three = model_of(annotated(), Others("", Hand(3, "kubectl", 0.0), 600.0))
+    three = read_model(annotated(), Others("", Hand(3, "kubectl", 0.0), 600.0))
     assert (three.spec.replicas.min, three.spec.replicas.max, three.spec.paused) == (3, 3, False)
     assert three.adopted is not None
     assert (three.adopted.held, three.adopted.reason) == (True, "ScaledByHand")
     assert three.adopted.message == "scaled to 3 by kubectl, which holds until 1970-01-01T00:10:00Z"
-    zero = model_of(annotated(), Others("", Hand(0, "", 0.0), 600.0))
+    zero = read_model(annotated(), Others("", Hand(0, "", 0.0), 600.0))
     assert zero.spec.paused
 
 
 def test_another_autoscaler_leaves_only_zero_or_not_zero() -> None:
-    model = model_of(annotated(), Others("HorizontalPodAutoscaler ada"))
+    model = read_model(annotated(), Others("HorizontalPodAutoscaler ada"))
     assert model.adopted is not None
     assert (model.adopted.toggled, model.adopted.reason) == (True, "ScaledByAnother")
     found = {"metadata": {"namespace": "default", "name": "h"}, "spec": {"scaleTargetRef": {"name": "ada"}}}
@@ -183,13 +193,17 @@ def test_who_scales_to_zero_and_then_annotates_has_not_switched_it_off() -> None
 
 def test_a_workload_is_as_old_as_its_names_and_an_old_one_takes_no_name_from_who_has_it() -> None:
     """Whoever writes it later makes it no younger; other names are new."""
-    old = aged(None, annotated({"pilotlight.dev/models": "ada"}, named_unix_s=300), 900.0)
-    again = aged(old, annotated({"pilotlight.dev/models": "ada", "pilotlight.dev/slots": "7"}, named_unix_s=500), 900.0)
-    other = aged(again, annotated({"pilotlight.dev/models": "bert"}, named_unix_s=700), 900.0)
-    unsaid = aged(None, annotated(named_unix_s=0), 900.0)
+    old = set_naming_time(None, annotated({"pilotlight.dev/models": "ada"}, named_unix_s=300), 900.0)
+    again = set_naming_time(
+        old, annotated({"pilotlight.dev/models": "ada", "pilotlight.dev/slots": "7"}, named_unix_s=500), 900.0
+    )
+    other = set_naming_time(again, annotated({"pilotlight.dev/models": "bert"}, named_unix_s=700), 900.0)
+    unsaid = set_naming_time(None, annotated(named_unix_s=0), 900.0)
     assert [one.named_unix_s for one in (old, again, other, unsaid)] == [300, 300, 700, 900]
     has = Model(name=ModelName("bert"), spec=ModelSpec(engine="command"), namespace="n", created_unix_s=500)
-    settled = settle([], {Origin("Model", "n", "bert"): has, Origin("Deployment", "default", "ada"): model_of(other)})
+    settled = resolve_model_conflicts(
+        [], {Origin("Model", "n", "bert"): has, Origin("Deployment", "default", "ada"): read_model(other)}
+    )
     assert [model.name for model in settled.models] == ["bert", "default/bert"]
 
 

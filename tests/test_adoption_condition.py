@@ -7,10 +7,16 @@ from typing import Any
 import pytest
 
 from autoscaler.contract import ModelName
-from autoscaler.drivers.kubernetes.adoption.annotations import Hand, Others, model_of
-from autoscaler.drivers.kubernetes.adoption.objects import Left, Shown, WorkloadKey, WorkloadSeen, read_workload
-from autoscaler.drivers.kubernetes.adoption.status import AGAIN_S, NEWS_S, Sign, condition
-from autoscaler.kubernetes.resources.conditions import MESSAGE_MAX, Said
+from autoscaler.drivers.kubernetes.adoption.annotations import Hand, Others, read_model
+from autoscaler.drivers.kubernetes.adoption.objects import (
+    ReleasedWorkload,
+    ShownCondition,
+    WorkloadKey,
+    WorkloadSeen,
+    read_workload,
+)
+from autoscaler.drivers.kubernetes.adoption.status import AGAIN_S, NEWS_S, Sign, build_condition
+from autoscaler.kubernetes.resources.conditions import MESSAGE_MAX, ConditionValue
 from tests.kit.workload import annotated
 
 SET = WorkloadKey("StatefulSet", "default", "ada")
@@ -23,13 +29,13 @@ def shown(
     others: Others | None = None, called: str | None = "ada", taken: str = "", problem: str = "", **seen: Any
 ) -> tuple[str, str, str] | None:
     """(status, reason, message) of a workload with annotations that are right."""
-    model = model_of(annotated(**seen), others or Others())
-    said = condition(problem, model, None if called is None else ModelName(called), taken)
+    model = read_model(annotated(**seen), others or Others())
+    said = build_condition(problem, model, None if called is None else ModelName(called), taken)
     return None if said is None else said[1:]
 
 
-def said(reason: str = "Scaled", status: str = "True") -> Said:
-    return Said("pilotlight.dev/Adopted", status, reason, "")
+def said(reason: str = "Scaled", status: str = "True") -> ConditionValue:
+    return ConditionValue("pilotlight.dev/Adopted", status, reason, "")
 
 
 # --- words ------------------------------------------------------------------------------------------------------------
@@ -66,7 +72,7 @@ def test_wrong_annotations_say_whether_others_are_in_force() -> None:
     assert shown(problem="x is wrong") == (
         "False", "WrongAnnotation", "x is wrong; the last good annotations are in force",
     )  # fmt: skip
-    alone = condition("x is wrong", None, None, "")
+    alone = build_condition("x is wrong", None, None, "")
     assert alone == ("pilotlight.dev/Adopted", "False", "WrongAnnotation", "x is wrong; it is not served")
 
 
@@ -95,19 +101,19 @@ def test_it_is_written_once_and_its_time_moves_with_its_status_only() -> None:
     sign = Sign("u")
     sign.see(None, 1, said())
     assert sign.due_s() == float("-inf")
-    assert sign.next("t1") == Shown(said(), "t1")
+    assert sign.next("t1") == ShownCondition(said(), "t1")
     sign.wrote(sign.next("t1"), 5, 100.0)
     sign.see(None, 4, said())
     assert sign.due_s() is None, "that was before it was written"
-    sign.see(Shown(said(), "t1"), 6, said("ScaledByHand"))
-    assert (sign.due_s(), sign.next("t2")) == (100.0 + NEWS_S, Shown(said("ScaledByHand"), "t1"))
-    sign.see(Shown(said(), "t1"), 6, said("WrongAnnotation", "False"))
-    assert sign.next("t2") == Shown(said("WrongAnnotation", "False"), "t2")
+    sign.see(ShownCondition(said(), "t1"), 6, said("ScaledByHand"))
+    assert (sign.due_s(), sign.next("t2")) == (100.0 + NEWS_S, ShownCondition(said("ScaledByHand"), "t1"))
+    sign.see(ShownCondition(said(), "t1"), 6, said("WrongAnnotation", "False"))
+    assert sign.next("t2") == ShownCondition(said("WrongAnnotation", "False"), "t2")
 
 
 def test_what_is_there_already_is_not_written_by_another_leader() -> None:
     sign = Sign("u")
-    sign.see(Shown(said(), "t0"), 1, said())
+    sign.see(ShownCondition(said(), "t0"), 1, said())
     assert sign.due_s() is None
 
 
@@ -134,7 +140,7 @@ def test_what_is_refused_is_asked_for_again_when_it_changes_or_another_leadershi
 
 def test_a_release_takes_it_away_and_leaves_nothing_to_do() -> None:
     sign = Sign("u")
-    sign.see(Shown(said(), "t0"), 1, None)
+    sign.see(ShownCondition(said(), "t0"), 1, None)
     assert (sign.due_s() is not None, sign.next("t1"), sign.empty) == (True, None, False)
     sign.wrote(None, 2, 100.0)
     assert (sign.due_s(), sign.empty) == (None, True)
@@ -158,8 +164,8 @@ OURS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("conditions", "there"), [((), None), ((OURS,), Shown(said(), "t0"))])
-def test_only_our_condition_is_read(conditions: tuple[dict[str, str], ...], there: Shown | None) -> None:
+@pytest.mark.parametrize(("conditions", "there"), [((), None), ((OURS,), ShownCondition(said(), "t0"))])
+def test_only_our_condition_is_read(conditions: tuple[dict[str, str], ...], there: ShownCondition | None) -> None:
     seen = read_workload("Deployment", found({"pilotlight.dev/models": "ada"}, *conditions))
     assert isinstance(seen, WorkloadSeen)
     assert seen.shown == there
@@ -167,6 +173,6 @@ def test_only_our_condition_is_read(conditions: tuple[dict[str, str], ...], ther
 
 def test_a_workload_that_was_released_while_nobody_looked_is_known_by_what_it_shows() -> None:
     key = WorkloadKey("Deployment", "n", "ada")
-    assert read_workload("Deployment", found({}, OURS)) == Left(key, "u", 7, Shown(said(), "t0"))
+    assert read_workload("Deployment", found({}, OURS)) == ReleasedWorkload(key, "u", 7, ShownCondition(said(), "t0"))
     assert read_workload("Deployment", found({})) is None
     assert read_workload("Deployment", found({}, OURS, deletionTimestamp="t")) is None

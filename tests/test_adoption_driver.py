@@ -15,13 +15,13 @@ from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers import contained
 from autoscaler.drivers.kubernetes import pod_events
 from autoscaler.drivers.kubernetes.adoption import driver, workload, workload_controller
-from autoscaler.drivers.kubernetes.adoption.annotations import Others, model_of
-from autoscaler.drivers.kubernetes.adoption.driver import AdoptedDriver, Note
-from autoscaler.drivers.kubernetes.adoption.objects import PodSeen, WorkloadSeen
+from autoscaler.drivers.kubernetes.adoption.annotations import Others, read_model
+from autoscaler.drivers.kubernetes.adoption.driver import AdoptedDriver, WorkloadEvent
+from autoscaler.drivers.kubernetes.adoption.objects import AdoptedPodSeen, WorkloadSeen
 from autoscaler.kubernetes.api import Api, ApiError, FencedError, Object
 from autoscaler.kubernetes.leader_election import Elector
 from autoscaler.kubernetes.unreadable import UnreadableObjects
-from autoscaler.kubernetes.watching import Change, Key, Watched
+from autoscaler.kubernetes.watching import Change, ObjectKey, Watched
 from autoscaler.spec.model import Model
 from autoscaler.spec.names import Origin
 from autoscaler.state.events import FaultSeen, ReplicaSeen, Seen
@@ -122,7 +122,12 @@ class House:
     """A driver on a Plane, and what it says."""
 
     def __init__(
-        self, driver: AdoptedDriver, observed: Observed, plane: Plane, notes: list[Note], models: dict[Origin, Model]
+        self,
+        driver: AdoptedDriver,
+        observed: Observed,
+        plane: Plane,
+        notes: list[WorkloadEvent],
+        models: dict[Origin, Model],
     ) -> None:
         self.driver = driver
         self.plane = plane
@@ -164,7 +169,7 @@ class House:
 @asynccontextmanager
 async def serving(*names: str, whose: Callable[[str, str | None], str | None] = lambda *_: "") -> AsyncIterator[House]:
     """Deployments with a ready pod each, of which those that are ours are seen."""
-    plane, notes, models = Plane(), list[Note](), dict[Origin, Model]()
+    plane, notes, models = Plane(), list[WorkloadEvent](), dict[Origin, Model]()
     for name in names:
         plane.put(APPS, deployment(name, models=name))
         plane.put(PODS, pod(name))
@@ -301,7 +306,7 @@ def test_own_and_adopted_pods_are_probed_at_one_pace_and_in_no_haste_before_we_l
 
 
 async def test_an_exception_about_one_workload_is_a_fault_of_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = model_of
+    real = read_model
 
     def odd(seen: WorkloadSeen, others: Others) -> Model:
         if seen.key.name == "ada" and ("pilotlight.dev/slots", "7") in seen.notes:
@@ -309,7 +314,7 @@ async def test_an_exception_about_one_workload_is_a_fault_of_its_model(monkeypat
         return real(seen, others)
 
     async with serving("ada", "bert") as house:
-        monkeypatch.setattr(driver, "model_of", odd)
+        monkeypatch.setattr(driver, "read_model", odd)
         house.plane.put(APPS, deployment("ada", models="ada", slots="7"))
         house.plane.put(APPS, deployment("bert", models="bert", slots="9"))
         await house.until_model("bert", lambda model: model.slots == 9)
@@ -320,7 +325,7 @@ async def test_a_runner_that_raises_runs_again(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(contained, "PAUSE_S", 0.0)
     real, odd = workload_controller.Runner._ask_once, iter([True])
 
-    async def once(self: workload_controller.Runner, pod: PodSeen) -> None:
+    async def once(self: workload_controller.Runner, pod: AdoptedPodSeen) -> None:
         if self.core.seen.key.name == "ada" and next(odd, False):
             raise KeyError("odd")
         await real(self, pod)
@@ -354,7 +359,7 @@ def test_a_change_that_a_callback_failed_to_take_is_reported_again() -> None:
         took.extend(changes)
 
     watched = Watched(cast("Api", None), "/x", str, changed)
-    key = Key("n", "a")
+    key = ObjectKey("n", "a")
     with pytest.raises(KeyError):
         watched._tell([(key, "new")])
     watched._tell([(key, "new")])

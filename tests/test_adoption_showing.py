@@ -12,13 +12,13 @@ from typing import cast
 import pytest
 
 from autoscaler.drivers.kubernetes.adoption import status_writer
-from autoscaler.drivers.kubernetes.adoption.objects import Left, Shown, WorkloadKey
+from autoscaler.drivers.kubernetes.adoption.objects import ReleasedWorkload, ShownCondition, WorkloadKey
 from autoscaler.drivers.kubernetes.adoption.status_writer import Showing
 from autoscaler.kubernetes.api import Api, ApiError, FencedError, Object, UnreachableError
-from autoscaler.kubernetes.resources.conditions import Said
+from autoscaler.kubernetes.resources.conditions import ConditionValue
 from tests.kit.workload import annotated
 
-SAID = Said("pilotlight.dev/Adopted", "True", "Scaled", "m")
+SAID = ConditionValue("pilotlight.dev/Adopted", "True", "Scaled", "m")
 ERRORS = (ApiError, FencedError, UnreachableError)
 
 
@@ -79,7 +79,7 @@ async def test_it_is_applied_to_the_status_by_who_leads_and_only_once() -> None:
         one.lead()
         await server.until(1)
         for version in (1, 101):
-            one.see(annotated(version=version, shown=Shown(SAID, "t") if version > 100 else None), SAID)
+            one.see(annotated(version=version, shown=ShownCondition(SAID, "t") if version > 100 else None), SAID)
         one.see(annotated(key=named("bert"), uid="v"), SAID)
         await server.until(2)
     (path, body, owner), (other, _, _) = server.asked
@@ -129,7 +129,7 @@ async def test_after_a_hand_over_nothing_is_written_before_we_lead_again() -> No
         one.lead()
         await server.until(2)
         await one.follow()
-        one.see(annotated(version=200, shown=Shown(SAID, "t")), SAID._replace(message="other"))
+        one.see(annotated(version=200, shown=ShownCondition(SAID, "t")), SAID._replace(message="other"))
         await asyncio.sleep(0.01)
         assert len(server.asked) == 2
 
@@ -137,7 +137,7 @@ async def test_after_a_hand_over_nothing_is_written_before_we_lead_again() -> No
 async def test_what_was_left_is_taken_away() -> None:
     server = Server()
     async with shows(server) as one:
-        one.see(Left(named("ada"), "u", 1, Shown(SAID, "t")), None)
+        one.see(ReleasedWorkload(named("ada"), "u", 1, ShownCondition(SAID, "t")), None)
         one.lead()
         await server.until(1)
     assert server.asked[0][1]["status"] == {}

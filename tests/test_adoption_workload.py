@@ -5,14 +5,14 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.demand.desired_replicas import Wanted
+from autoscaler.demand.desired_replicas import DesiredReplicas
 from autoscaler.drivers.driver import Observe
-from autoscaler.drivers.kubernetes.adoption.annotations import model_of
+from autoscaler.drivers.kubernetes.adoption.annotations import read_model
 from autoscaler.drivers.kubernetes.adoption.objects import WorkloadKey
 from autoscaler.drivers.kubernetes.adoption.workload import UNORDERED_S, Mode
 from autoscaler.drivers.kubernetes.composite import CompositeDriver
 from autoscaler.fold.fold import fold
-from autoscaler.planner.reconcile import Case, compare
+from autoscaler.planner.reconcile import PlannedModel, reconcile_model
 from autoscaler.spec.model import ADOPTED_HASH, Model, ModelSpec
 from autoscaler.state.events import DocumentsSeen, ReplicaSeen, Seen, Synced
 from autoscaler.state.lifecycle import ReplicaState as S
@@ -390,7 +390,7 @@ def seen(name: str, state: Seen, rank: int = 0) -> ReplicaSeen:
 
 def world(*observed: ReplicaSeen, model: Model | None = None) -> World:
     """After these observations."""
-    documents = DocumentsSeen(models=(model or model_of(annotated()),))
+    documents = DocumentsSeen(models=(model or read_model(annotated()),))
     after, _ = fold(World(epoch=1), [documents, *observed, Synced()], 0.0)
     return after
 
@@ -407,8 +407,10 @@ def test_one_that_somebody_else_ends_is_stopping_and_has_not_failed() -> None:
 def test_of_replicas_that_go_in_order_the_highest_drains() -> None:
     ready = [seen(name, Seen.READY, rank) for name, rank in (("a", 2), ("b", 0), ("c", 1))]
     found = world(*ready)
-    case = Case(found, found.models[ModelName("ada")], Wanted(model=ModelName("ada"), count=1, reason=""), {}, {}, 1e4)
-    assert [action.replica for action in compare(case).retires] == ["a", "c"]
+    case = PlannedModel(
+        found, found.models[ModelName("ada")], DesiredReplicas(model=ModelName("ada"), count=1, reason=""), {}, {}, 1e4
+    )
+    assert [action.replica for action in reconcile_model(case).retires] == ["a", "c"]
 
 
 # --- two drivers as one -----------------------------------------------------------------------------------------------
@@ -450,7 +452,7 @@ async def test_each_order_goes_to_the_driver_whose_replica_it_is_and_synced_is_s
     theirs = Bench().order("a")
     ours = replace(theirs, id=ReplicaId("b"), spec_hash="12345678")
     pods = Model(name=ModelName("bert"), spec=ModelSpec(engine="command"))
-    both.start(theirs, model_of(annotated()))
+    both.start(theirs, read_model(annotated()))
     both.start(ours, pods)
     both.stop(theirs, 5.0)
     both.stop(ours, 6.0)

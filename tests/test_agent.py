@@ -16,20 +16,20 @@ from aiohttp import web
 from pytest_aiohttp import AiohttpClient
 
 from autoscaler.contract import NODE_EXPIRY_S, NODE_PERIOD_S, DeviceReport, NodeReport, PodDevices, PodUse
-from autoscaler.drivers.local.nvml import Gpu
+from autoscaler.drivers.local.nvml import NvmlGpu
 from autoscaler.server.agents import NODE_BYTES_MAX, PEER_CHARS_MAX
-from autoscaler.server.auth import Door
+from autoscaler.server.auth import ContractAuth
 from autoscaler.server.gateways import ContractServer
 from autoscaler.state.operator_orders import NodeReported
 from pilotlight.agent import autoscaler_client, node_observer
 from pilotlight.agent import reporter as agent_room
 from pilotlight.agent.autoscaler_client import HttpWay
 from pilotlight.agent.kubelet.sockets import pod_uid
-from pilotlight.agent.node_observer import NodeLook, NodeLooks, news, sees_node
+from pilotlight.agent.node_observer import NodeLook, NodeLooks, sees_node, should_report
 from pilotlight.agent.reporter import Agent, WayError
 from pilotlight.agent.weights.metrics import StoreMetrics
 from pilotlight.cli import agent
-from pilotlight.cli.agent import application
+from pilotlight.cli.agent import build_health_app
 from tests.kit.fakenvml import FakeNvml
 from tests.kit.steps import SteppedLoop
 from tests.kit.worlds import world
@@ -68,7 +68,7 @@ def looks(nvml: FakeNvml | None, proc: Path, *, host: bool = True) -> NodeLooks:
 
 async def test_devices_are_found_with_their_use_and_the_pods_that_hold_it(tmp_path: Path) -> None:
     nvml = FakeNvml()
-    nvml.found = (Gpu("GPU-a", "H200", 100, used_bytes=40), Gpu("GPU-b", "H200", 100, healthy=False))
+    nvml.found = (NvmlGpu("GPU-a", "H200", 100, used_bytes=40), NvmlGpu("GPU-b", "H200", 100, healthy=False))
     nvml.holders = {"GPU-a": {11: 30, 12: 10, 13: 0}}
     processes(tmp_path, {11: SYSTEMD, 12: "0::/system.slice/x.service"})
     assert await looks(nvml, tmp_path).look() == NodeLook(
@@ -86,7 +86,7 @@ async def test_devices_are_found_with_their_use_and_the_pods_that_hold_it(tmp_pa
 async def test_what_a_pod_uses_is_the_sum_of_its_processes_by_device_where_all_of_them_say(tmp_path: Path) -> None:
     """Two share GPU-a; of one that the driver does not weigh nothing is said, rather than too little."""
     nvml, other = FakeNvml(), UID[:-1] + "c"
-    nvml.found = tuple(Gpu(f"GPU-{name}", "H200", 100) for name in "abc")
+    nvml.found = tuple(NvmlGpu(f"GPU-{name}", "H200", 100) for name in "abc")
     nvml.holders = {"GPU-a": {11: 30, 12: 10, 21: 7}, "GPU-b": {11: 5}, "GPU-c": {11: 5, 12: 0, 21: 9}}
     processes(tmp_path, {11: SYSTEMD, 12: SYSTEMD, 21: CGROUPFS.replace(UID, other)})
     found = await looks(nvml, tmp_path).look()
@@ -97,7 +97,7 @@ async def test_what_a_pod_uses_is_the_sum_of_its_processes_by_device_where_all_o
     assert [(one.pod_uid, one.device, one.used_bytes) for one in found.uses] == [
         (UID, "GPU-a", 40), (UID, "GPU-b", 5), (other, "GPU-a", 7), (other, "GPU-c", 9),
     ]  # fmt: skip
-    assert not news(found, found._replace(uses=())), "the device's use says so already"
+    assert not should_report(found, found._replace(uses=())), "the device's use says so already"
 
 
 def processes(proc: Path, cgroups: dict[int, str]) -> None:
@@ -137,11 +137,11 @@ def test_small_changes_of_memory_are_no_news() -> None:
     def used(bytes_: int, *, healthy: bool = True) -> NodeLook:
         return NodeLook((DeviceReport(id="a", used_bytes=bytes_, healthy=healthy),))
 
-    assert not news(used(0), used((64 << 20) - 1))
-    assert news(used(0), used(64 << 20))
-    assert news(used(0), used(0, healthy=False))
-    assert news(used(0), NodeLook())
-    assert news(used(0), used(0)._replace(pods=(PodDevices(pod_uid=UID, devices=("a",)),)))
+    assert not should_report(used(0), used((64 << 20) - 1))
+    assert should_report(used(0), used(64 << 20))
+    assert should_report(used(0), used(0, healthy=False))
+    assert should_report(used(0), NodeLook())
+    assert should_report(used(0), used(0)._replace(pods=(PodDevices(pod_uid=UID, devices=("a",)),)))
 
 
 def test_only_the_first_namespace_of_processes_is_the_nodes(tmp_path: Path) -> None:
@@ -235,8 +235,8 @@ async def test_the_agent_is_well_while_it_looks_and_ready_while_somebody_takes_w
     async def look() -> NodeLook:
         return NodeLook()
 
-    one = Agent(look, news, lambda _, number, age_s: f"{number} {age_s >= 0}".encode(), [way], period_s=0.01)
-    client = await aiohttp_client(application(one, StoreMetrics().text))
+    one = Agent(look, should_report, lambda _, number, age_s: f"{number} {age_s >= 0}".encode(), [way], period_s=0.01)
+    client = await aiohttp_client(build_health_app(one, StoreMetrics().text))
 
     async def says(path: str) -> int:
         return (await client.get(path)).status
@@ -308,7 +308,7 @@ async def test_what_others_are_told_of_a_node_is_short_and_what_it_should_be(
 
 async def test_the_agent_shows_its_token_and_hears_that_it_is_not_taken(tmp_path: Path) -> None:
     loop = SteppedLoop(world()).loop
-    runner = web.AppRunner(ContractServer(loop).application(Door(lambda: ("right",))))
+    runner = web.AppRunner(ContractServer(loop).application(ContractAuth(lambda: ("right",))))
     await runner.setup()
     await web.UnixSite(runner, str(tmp_path / "s")).start()
     way, wrong = (HttpWay(f"unix:{tmp_path / 's'}", partial(str, said), None) for said in ("right", "wrong"))

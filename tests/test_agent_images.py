@@ -18,7 +18,7 @@ from aiohttp import web
 from artifacts.credentials import docker_config
 from artifacts.credentials.docker_config import Config, Login
 from artifacts.errors import PolicyError
-from artifacts.protobuf import ProtobufError, messages, text, written
+from artifacts.protobuf import ProtobufError, encode_message, iter_messages, read_string
 from autoscaler.agent_contract import ImageWant, NodeWants
 from pilotlight.agent.kubelet import image_pull as images
 from pilotlight.agent.kubelet import sockets
@@ -30,9 +30,9 @@ from pilotlight.agent.kubelet.image_pull import (
     Images,
     ImageWanted,
     PullError,
-    pull,
+    pull_image,
 )
-from pilotlight.agent.kubelet.sockets import IMAGES_EVERY_S, Daemon
+from pilotlight.agent.kubelet.sockets import IMAGES_EVERY_S, DaemonClient
 
 ENGINE = ImageWanted("vllm/vllm-openai:v1")
 SECRET = (
@@ -43,9 +43,13 @@ SECRET = (
 
 def asked_for(message: bytes) -> tuple[str, Login | None]:
     """Image and login of a PullImageRequest."""
-    (spec,), auth = [*messages(message, 1)], [*messages(message, 2)]
-    login = Login(text(auth[0], 1), text(auth[0], 2), text(auth[0], 5), text(auth[0], 6)) if auth else None
-    return text(spec, 1), login
+    (spec,), auth = [*iter_messages(message, 1)], [*iter_messages(message, 2)]
+    login = (
+        Login(read_string(auth[0], 1), read_string(auth[0], 2), read_string(auth[0], 5), read_string(auth[0], 6))
+        if auth
+        else None
+    )
+    return read_string(spec, 1), login
 
 
 class Runtime:
@@ -81,7 +85,7 @@ class Runtime:
             await server.stop(0)
 
     async def _list(self, _: bytes, __: Any) -> bytes:
-        return written(*((1, written((2, image))) for image in self.here))
+        return encode_message(*((1, encode_message((2, image))) for image in self.here))
 
     async def _pull(self, message: bytes, context: Any) -> bytes:
         image, login = asked_for(message)
@@ -93,7 +97,7 @@ class Runtime:
             code = importlib.import_module("grpc").StatusCode.NOT_FOUND
             await context.abort(code, f"failed to resolve {image}:\nnot found")
         self.here.append(image)
-        return written((1, f"sha256:{image}")) if self.answer is None else self.answer
+        return encode_message((1, f"sha256:{image}")) if self.answer is None else self.answer
 
     @property
     def images(self) -> list[str]:
@@ -121,7 +125,7 @@ async def bringing(
     async def secret_of(name: str) -> Config:
         if name != "regcred":
             raise PolicyError(f"there is no secret {name}")
-        return docker_config.config(SECRET, name)
+        return docker_config.parse_config(SECRET, name)
 
     hears = asyncio.Semaphore(0) if came is None else came
     one = Images(path, secret_of, hears.release, waiting or Waiting())
@@ -146,24 +150,24 @@ def _heard(caplog: pytest.LogCaptureFixture) -> None:
 
 
 async def test_a_pull_gives_what_the_runtime_calls_the_image_or_one_line_why_not(path: Path) -> None:
-    daemon = Daemon(path)
+    daemon = DaemonClient(path)
     with pytest.raises(PullError, match="there is no such socket"):
-        await pull(daemon, "a:1", None)
+        await pull_image(daemon, "a:1", None)
     async with Runtime(path).running() as runtime, asyncio.timeout(60):
-        assert await pull(daemon, "a:1", Login("ada", "secret-word")) == "sha256:a:1"
-        assert await pull(daemon, "a:1", Login(identity_token="i", registry_token="r")) == "sha256:a:1"
+        assert await pull_image(daemon, "a:1", Login("ada", "secret-word")) == "sha256:a:1"
+        assert await pull_image(daemon, "a:1", Login(identity_token="i", registry_token="r")) == "sha256:a:1"
         assert runtime.asked == [("a:1", Login("ada", "secret-word")), ("a:1", Login("", "", "i", "r"))]
         runtime.failing["a:1"] = 1
         with pytest.raises(PullError) as failed:
-            await pull(daemon, "a:1", None)
+            await pull_image(daemon, "a:1", None)
         assert str(failed.value) == "NOT_FOUND failed to resolve a:1: not found"
         runtime.answer = b"\xff"
         with pytest.raises(PullError, match="does not end"):
-            await pull(daemon, "a:1", None)
+            await pull_image(daemon, "a:1", None)
         runtime.answer = None
         runtime.gate.clear()
         with pytest.raises(PullError, match="DEADLINE_EXCEEDED"):
-            await pull(daemon, "a:1", None, within_s=0.05)
+            await pull_image(daemon, "a:1", None, within_s=0.05)
     await daemon.close()
 
 
@@ -193,7 +197,7 @@ async def test_no_more_than_so_many_come_at_once_nor_are_listened_to(
     came, wanted = asyncio.Semaphore(0), [ImageWanted(f"e:{n:03}") for n in range(WANTED_MAX + 9)]
     gate, pulling, most = asyncio.Event(), set[str](), list[str]()
 
-    async def slow(_: Daemon, image: str, login: Login | None) -> str:
+    async def slow(_: DaemonClient, image: str, login: Login | None) -> str:
         assert login is None
         pulling.add(image)
         most.append(image)
@@ -202,7 +206,7 @@ async def test_no_more_than_so_many_come_at_once_nor_are_listened_to(
         pulling.remove(image)
         return image
 
-    monkeypatch.setattr(images, "pull", slow)
+    monkeypatch.setattr(images, "pull_image", slow)
     async with bringing(path, came=came) as one:
         one.want(wanted)
         for _ in range(1000):
@@ -299,12 +303,12 @@ async def test_without_a_socket_it_is_said_once_for_all_images_and_the_kubelet_p
 
 def test_empty_fields_are_left_out_and_what_is_written_is_read() -> None:
     long = "x" * 300
-    assert written((1, ""), (2, b"")) == b""
-    assert [*messages(written((1, long), (2, written((1, "y")))), 1)] == [long.encode()]
-    assert asked_for(sockets.pull_image("a:1", None)) == ("a:1", None)
-    assert sockets.pulled(b"") == ""
+    assert encode_message((1, ""), (2, b"")) == b""
+    assert [*iter_messages(encode_message((1, long), (2, encode_message((1, "y")))), 1)] == [long.encode()]
+    assert asked_for(sockets.encode_pull_request("a:1", None)) == ("a:1", None)
+    assert sockets.decode_pull_response(b"") == ""
     with pytest.raises(ProtobufError):
-        sockets.pulled(b"\x0a\x05abcd")
+        sockets.decode_pull_response(b"\x0a\x05abcd")
 
 
 @pytest.mark.standard

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.demand.desired_replicas import quiet, wanted
-from autoscaler.demand.schedule import AHEAD_S, LOOK_S, Floor, floor
+from autoscaler.demand.desired_replicas import compute_desired_replicas, is_inactive
+from autoscaler.demand.schedule import AHEAD_S, LOOK_S, Floor, compute_replica_floor
 from autoscaler.planner.plan import plan
 from autoscaler.spec.decode import WrongKeyError
 from autoscaler.spec.model import Model, ModelSpec, ReplicaRange, ReplicaWindow
@@ -40,39 +40,39 @@ def at(of: Model, before_s: float, *offers: Offer, **fields: Any) -> World:
 def test_a_window_counts_from_shortly_before_it_begins_until_calls_have_time_to_finish() -> None:
     a = planned()
     drain_s = a.spec.drain_seconds_max
-    counts = {left_s: floor(at(a, left_s), a, T0).least
+    counts = {left_s: compute_replica_floor(at(a, left_s), a, T0).least
               for left_s in (3600.0, 200.0, 100.0, 0.0, -28_800.0 + drain_s + 1, -28_800.0 + drain_s)}  # fmt: skip
     assert list(counts.values()) == [0, 0, 2, 2, 2, 0]
-    assert wanted(at(a, 100.0), a, T0).count == 2
-    assert not quiet(at(a, 3600.0), a), "else nobody would look when it begins"
+    assert compute_desired_replicas(at(a, 100.0), a, T0).count == 2
+    assert not is_inactive(at(a, 3600.0), a), "else nobody would look when it begins"
 
 
 def test_it_says_which_window_and_how_long_until_it_begins() -> None:
     a = planned()
-    assert floor(at(a, 100.0), a, T0).reason == (
+    assert compute_replica_floor(at(a, 100.0), a, T0).reason == (
         "replicas.schedule keeps 2 in the window of `0 9 * * *` (UTC), which begins in 100 s"
     )
-    assert floor(at(a, -60.0), a, T0).begins_s == float("inf")
+    assert compute_replica_floor(at(a, -60.0), a, T0).begins_s == float("inf")
 
 
 def test_the_most_that_is_asked_for_counts_and_never_less_than_the_minimum() -> None:
     a = planned(WINDOW, ReplicaWindow(cron="0 8 * * *", seconds=28_800.0, min=3))
-    assert floor(at(a, -60.0), a, T0).least == 3
+    assert compute_replica_floor(at(a, -60.0), a, T0).least == 3
     b = planned(low=3)
-    assert floor(at(b, -60.0), b, T0) == Floor(3, "replicas.min is 3", float("inf"), T0 + LOOK_S, 3)
+    assert compute_replica_floor(at(b, -60.0), b, T0) == Floor(3, "replicas.min is 3", float("inf"), T0 + LOOK_S, 3)
 
 
 def test_who_knows_no_time_of_day_keeps_no_window_and_looks_again() -> None:
     a = planned()
     begin = world([a], [device()])
-    assert floor(begin, a, T0) == Floor(0, "replicas.min is 0", float("inf"), T0 + LOOK_S, 0)
-    assert wanted(begin, a, T0).next_s == T0 + LOOK_S
+    assert compute_replica_floor(begin, a, T0) == Floor(0, "replicas.min is 0", float("inf"), T0 + LOOK_S, 0)
+    assert compute_desired_replicas(begin, a, T0).next_s == T0 + LOOK_S
 
 
 def test_the_next_change_is_told() -> None:
     a = planned()
-    assert floor(at(a, 130.0), a, T0).next_s == pytest.approx(T0 + 10.0), "it counts 120 s before"
-    assert floor(at(a, 1.0), a, T0).next_s == pytest.approx(T0 + 1.0)
+    assert compute_replica_floor(at(a, 130.0), a, T0).next_s == pytest.approx(T0 + 10.0), "it counts 120 s before"
+    assert compute_replica_floor(at(a, 1.0), a, T0).next_s == pytest.approx(T0 + 1.0)
 
 
 def test_a_clock_that_trembles_changes_nothing_and_one_that_was_set_does() -> None:
@@ -99,7 +99,7 @@ def test_what_it_could_not_use_makes_no_window_count_earlier() -> None:
     a = planned(replace(WINDOW, min=1))
     a = replace(a, spec=replace(a.spec, gpu=replace(a.spec.gpu, models=("A100",))))
     others = cloud("h100", product="H100", expected_s=None), cloud("little", memory_bytes=8 * GI, expected_s=900.0)
-    assert floor(at(a, 600.0, *others), a, T0) == floor(at(a, 600.0), a, T0)
+    assert compute_replica_floor(at(a, 600.0, *others), a, T0) == compute_replica_floor(at(a, 600.0), a, T0)
 
 
 def test_what_comes_soon_is_ordered_late_though_a_queue_is_asked_an_hour_ahead() -> None:

@@ -13,10 +13,10 @@ from autoscaler.drivers.kubernetes.inventory import node_cordons, resource_claim
 from autoscaler.drivers.kubernetes.inventory.inventory import Inventory
 from autoscaler.kubernetes.api import Api, Object
 from autoscaler.kubernetes.constants import NODES
-from autoscaler.slicing.base import NodeFacts, Part, PodFields
-from autoscaler.slicing.dra_claims import Dra, Got, instead
-from autoscaler.slicing.usage import really
-from autoscaler.spec.load import DocumentError, load
+from autoscaler.slicing.base import NodeFacts, PodFields, SliceShare
+from autoscaler.slicing.dra_claims import Dra, Got, list_alternatives
+from autoscaler.slicing.usage import resolve_actual_slices
+from autoscaler.spec.load import DocumentError, parse_documents
 from autoscaler.spec.settings import Settings
 from autoscaler.state.world import Slice, SliceId
 from tests.kit.apiserver import Event, Server
@@ -75,7 +75,7 @@ async def asked(
         resource_claims.PUBLISHED: [meta(published)],
         resource_claims.CLAIMS: [theirs(gone)] if gone else [],
     }
-    settings = load([("a.yaml", NAMED % alternatives)]).settings if alternatives else Settings()
+    settings = parse_documents([("a.yaml", NAMED % alternatives)]).settings if alternatives else Settings()
     inventory = Inventory(
         cast("Api", Paths(there)), "n", lambda: settings, is_ours=lambda _: False,
         held=lambda: [SliceId(f"{NODE}/{one}") for one in held], changed=lambda _: None,
@@ -141,19 +141,21 @@ def test_of_cuts_those_of_the_same_size_are_named_once_for_each_gpu() -> None:
     kept = [("3g.40gb", 0, 0), ("3g.40gb", 4, 0), ("3g.40gb", 0, 1), ("1g.10gb", 4, 1)]
     there = cuts(*kept)
     own, other = there[cut_name("3g.40gb", 4)], there[cut_name("3g.40gb", 0, 1)]
-    found = list(instead(own, there.values(), {own.id}))
+    found = list(list_alternatives(own, there.values(), {own.id}))
     assert found == [other]
-    assert list(instead(own, there.values(), {other.id})) == []
-    assert list(instead(own, [replace(other, closed="no")], ())) == []
-    assert list(instead(own, [replace(other, healthy=False)], ())) == []
+    assert list(list_alternatives(own, there.values(), {other.id})) == []
+    assert list(list_alternatives(own, [replace(other, closed="no")], ())) == []
+    assert list(list_alternatives(own, [replace(other, healthy=False)], ())) == []
     fields = Dra().either("m-1", [part_of(own), part_of(other)])
     agrees("slicing/dra-alternatives", [*fields.claims, pod("m-1", fields)])
     got = Got("gpu/choice-1", f"{DRIVER}/{NODE}/{cut_name('3g.40gb', 0, 1)}", None)
-    assert really([own.id], NODE, {one.id: one for one in there.values()}, got=[got]) == (other.id,), "it is charged"
+    assert resolve_actual_slices([own.id], NODE, {one.id: one for one in there.values()}, got=[got]) == (other.id,), (
+        "it is charged"
+    )
 
 
-def part_of(one: Slice) -> Part:
-    return Part(one, one.memory_bytes)
+def part_of(one: Slice) -> SliceShare:
+    return SliceShare(one, one.memory_bytes)
 
 
 @pytest.mark.parametrize(
@@ -171,5 +173,7 @@ def part_of(one: Slice) -> Part:
 )
 def test_alternatives_of_the_settings_that_are_wrong(slicing: str, line: str) -> None:
     with pytest.raises(DocumentError) as caught:
-        load([("a.yaml", f"{HEAD}nodes: [{{selector: {{}}, device: {{model: T4, memory: 1Gi}}, slicing: {slicing}}}]")])
+        parse_documents(
+            [("a.yaml", f"{HEAD}nodes: [{{selector: {{}}, device: {{model: T4, memory: 1Gi}}, slicing: {slicing}}}]")]
+        )
     assert str(caught.value) == f"a.yaml: Settings: {line}"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadtest.answer import Answer
+from loadtest.answer import AnswerReader
 from tests.kit.budget import examples
 
 SSE = {"content-type": "text/event-stream"}
@@ -24,8 +24,8 @@ ANTHROPIC = (
 )
 
 
-def read(body: bytes, *, status: int = 200, headers: dict[str, str] | None = None, broken: str = "") -> Answer:
-    answer = Answer()
+def read(body: bytes, *, status: int = 200, headers: dict[str, str] | None = None, broken: str = "") -> AnswerReader:
+    answer = AnswerReader()
     answer.head(status, SSE if headers is None else headers)
     answer.body(body)
     answer.end(broken)
@@ -42,7 +42,7 @@ def test_a_whole_stream_gives_its_words() -> None:
 def test_it_does_not_matter_where_the_bytes_are_cut(cuts: set[int]) -> None:
     body = b": about 12 s\r\n\r\n" + b"".join([*WORDS, FINISH, DONE])
     edges = [0, *sorted(cut for cut in cuts if cut < len(body)), len(body)]
-    answer = Answer()
+    answer = AnswerReader()
     answer.head(200, SSE)
     for begin, end in pairwise(edges):
         answer.body(body[begin:end])
@@ -104,7 +104,7 @@ def test_an_error_status_is_one_error_with_its_code_or_else_unclear() -> None:
 
 
 def test_asking_for_a_stream_and_getting_a_document_is_broken() -> None:
-    answer = Answer(stream=True)
+    answer = AnswerReader(stream=True)
     answer.head(200, JSON)
     answer.body(b"{}")
     answer.end()

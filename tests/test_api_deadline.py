@@ -16,11 +16,11 @@ from autoscaler.kubernetes.api import (
     WRITES_PER_S,
     Api,
     ApiError,
-    Budget,
     FencedError,
+    RequestRateLimiter,
     UnreachableError,
 )
-from autoscaler.kubernetes.kubeconfig import Access
+from autoscaler.kubernetes.kubeconfig import ApiAccess
 from tests.sim import virtual
 
 
@@ -35,7 +35,7 @@ class Busy(Api):
     """Its server takes so long for each answer, which is that it is busy. Time is what the test makes of it."""
 
     def __init__(self, takes_s: float, retry_after_s: float) -> None:
-        super().__init__(cast("Access", Anonymous()))
+        super().__init__(cast("ApiAccess", Anonymous()))
         self.takes_s = takes_s
         self.retry_after_s = retry_after_s
         self.now_s = 0.0
@@ -82,7 +82,7 @@ class Slow(Api):
     """
 
     def __init__(self, takes_s: float, leads_until_s: float) -> None:
-        super().__init__(cast("Access", Anonymous()), self._left_s)
+        super().__init__(cast("ApiAccess", Anonymous()), self._left_s)
         self._takes_s, self._leads_until_s = takes_s, leads_until_s
         self._clock = asyncio.get_running_loop().time
         self._begun_s = self._clock()
@@ -150,7 +150,7 @@ async def test_who_gets_no_turn_in_time_is_told(monkeypatch: pytest.MonkeyPatch)
 
 
 async def test_who_gives_up_takes_nobody_s_turn() -> None:
-    budget = Budget(lambda: 0.0)
+    budget = RequestRateLimiter(lambda: 0.0)
     budget.take(BURST)
     for _ in range(5):
         with pytest.raises(TimeoutError):

@@ -13,7 +13,7 @@ from typing import cast
 import pytest
 
 from autoscaler.kubernetes.api import Api
-from autoscaler.kubernetes.kubeconfig import Access
+from autoscaler.kubernetes.kubeconfig import ApiAccess
 from tests.kit.certificates import sides
 
 pytestmark = pytest.mark.standard
@@ -74,7 +74,7 @@ async def listened(api: Api) -> None:
 async def test_what_is_broken_off_is_closed_at_once(ask: Callable[[Api], Awaitable[object]], begins: bytes) -> None:
     server = Hanging(begins)
     with server.running():
-        async with Api(cast("Access", server)) as api:
+        async with Api(cast("ApiAccess", server)) as api:
             asking = asyncio.ensure_future(ask(api))
             assert await asyncio.to_thread(server.asked.wait, WAIT_S_MAX)
             asking.cancel()

@@ -8,27 +8,27 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadtest.arrivals import burst, constant, poisson
+from loadtest.arrivals import burst_arrivals, constant_arrivals, poisson_arrivals
 from tests.kit.budget import examples
 
 
 def test_constant_arrivals_keep_their_distance() -> None:
-    assert constant(4, 1) == (0.0, 0.25, 0.5, 0.75)
-    assert constant(0.5, 3) == (0.0, 2.0)
+    assert constant_arrivals(4, 1) == (0.0, 0.25, 0.5, 0.75)
+    assert constant_arrivals(0.5, 3) == (0.0, 2.0)
 
 
 def test_a_burst_is_spread_evenly_over_its_time() -> None:
-    assert burst(4, 0.2) == (0.0, 0.05, 0.1, 0.15000000000000002)
-    assert burst(3, 0) == (0.0, 0.0, 0.0)
+    assert burst_arrivals(4, 0.2) == (0.0, 0.05, 0.1, 0.15000000000000002)
+    assert burst_arrivals(3, 0) == (0.0, 0.0, 0.0)
 
 
 def test_poisson_arrivals_repeat_with_their_seed_and_only_then() -> None:
-    first, again, other = (poisson(50, 10, random.Random(seed).random) for seed in (7, 7, 8))
+    first, again, other = (poisson_arrivals(50, 10, random.Random(seed).random) for seed in (7, 7, 8))
     assert first == again != other
 
 
 def test_poisson_gaps_have_the_mean_and_the_spread_of_the_process() -> None:
-    moments = poisson(100, 200, random.Random(1).random)
+    moments = poisson_arrivals(100, 200, random.Random(1).random)
     gaps = [later - earlier for earlier, later in pairwise(moments)]
     mean = sum(gaps) / len(gaps)
     variance = sum((gap - mean) ** 2 for gap in gaps) / len(gaps)
@@ -39,6 +39,6 @@ def test_poisson_gaps_have_the_mean_and_the_spread_of_the_process() -> None:
 @settings(derandomize=True, deadline=None, max_examples=examples(50))
 @given(rate=st.floats(0.1, 500), seconds=st.floats(0.01, 5), seed=st.integers(0, 99))
 def test_arrivals_ascend_inside_the_run(rate: float, seconds: float, seed: int) -> None:
-    for moments in (constant(rate, seconds), poisson(rate, seconds, random.Random(seed).random)):
+    for moments in (constant_arrivals(rate, seconds), poisson_arrivals(rate, seconds, random.Random(seed).random)):
         assert all(earlier <= later for earlier, later in pairwise(moments))
         assert all(0 <= at_s < seconds * (1 + 1e-9) for at_s in moments)

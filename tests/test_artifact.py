@@ -10,7 +10,7 @@ from artifacts import reference
 from artifacts.fetch import fetch
 from artifacts.reference import DOCKER, DOCKER_HOSTS
 from autoscaler.spec import artifact
-from autoscaler.spec.artifact import DOCKERS, STORED, named
+from autoscaler.spec.artifact import DOCKERS, STORED, normalize_artifact
 from scripts.gates import SOURCES, name
 
 SUM = f"sha256:{'a' * 64}"
@@ -33,21 +33,21 @@ SUM = f"sha256:{'a' * 64}"
     ],
 )
 def test_an_artifact_has_one_name_which_is_also_that_of_its_copy(text: str, one: str) -> None:
-    assert named(text) == named(one) == one
-    assert f"oci://{reference.parse(text)}" == one
+    assert normalize_artifact(text) == normalize_artifact(one) == one
+    assert f"oci://{reference.parse_reference(text)}" == one
     assert DOCKERS == DOCKER_HOSTS
     assert artifact.DOCKER == DOCKER
 
 
 @pytest.mark.parametrize("text", ["hf://acme/x@main", "s3://models/x/", "file:///x", "pvc://claim/x", "", "nothing"])
 def test_what_lies_in_no_registry_is_called_as_it_is_written(text: str) -> None:
-    assert named(text) == text
+    assert normalize_artifact(text) == text
 
 
 def test_the_schemes_of_what_is_stored_stand_in_one_place() -> None:
     for scheme, text in {"oci": "oci://r.io/x:1", "hf": "hf://acme/x", "s3": "s3://models/x"}.items():
         assert STORED[scheme][0].fullmatch(text)
-        assert fetch.lies(text), "what a document may say the store can bring"
+        assert fetch.parse_remote_source(text), "what a document may say the store can bring"
     again = [
         name(path)
         for path in SOURCES

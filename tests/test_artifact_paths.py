@@ -15,17 +15,17 @@ from artifacts.oci.manifest import OCI_MANIFEST, Manifest
 from artifacts.safe_paths import BadPathError, Tree
 from tests.kit.budget import examples
 
-EMPTY = Descriptor("application/vnd.oci.empty.v1+json", digest.of(b"{}"), 2, {})
+EMPTY = Descriptor("application/vnd.oci.empty.v1+json", digest.compute_digest(b"{}"), 2, {})
 TITLE, FILEPATH = "org.opencontainers.image.title", "org.cncf.model.filepath"
 
 
 def titled(*named: dict[str, str]) -> contents.Contents:
     """An artifact with a layer for each of these annotations."""
     layers = tuple(
-        Descriptor("application/octet-stream", digest.of(str(number).encode()), 7, notes)
+        Descriptor("application/octet-stream", digest.compute_digest(str(number).encode()), 7, notes)
         for number, notes in enumerate(named)
     )
-    return contents.read(Manifest(OCI_MANIFEST, "", EMPTY, layers, {}))
+    return contents.read_contents(Manifest(OCI_MANIFEST, "", EMPTY, layers, {}))
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def titled(*named: dict[str, str]) -> contents.Contents:
     ],
 )
 def test_what_is_taken_is_taken_as_it_is(path: str) -> None:
-    assert safe_paths.check(path) == path
+    assert safe_paths.check_path(path) == path
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_what_is_taken_is_taken_as_it_is(path: str) -> None:
 )
 def test_point_04_a_path_that_leads_out_or_cannot_be_is_refused(path: str, said: str) -> None:
     with pytest.raises(BadPathError, match=said) as caught:
-        safe_paths.check(path)
+        safe_paths.check_path(path)
     assert str(caught.value).isprintable()
     whole = titled({TITLE: "model.gguf"}, {TITLE: path})
     if path:
@@ -148,7 +148,7 @@ def test_point_04_filepath_goes_before_title_and_is_the_one_that_is_checked() ->
 @given(st.text(max_size=60) | st.text("./\\aA: \u0301\u00e9", max_size=20))
 def test_no_path_that_comes_out_escapes(text: str) -> None:
     try:
-        path = safe_paths.check(text)
+        path = safe_paths.check_path(text)
     except BadPathError:
         return
     assert path == text
@@ -163,10 +163,10 @@ def test_what_lies_together_is_no_file_and_folder_at_once(texts: list[str]) -> N
     tree, taken = Tree(), set()
     for text in texts:
         try:
-            tree.add(safe_paths.check(text))
+            tree.add(safe_paths.check_path(text))
         except BadPathError:
             continue
         taken.add(text)
-    keys = [safe_paths.key(path) for path in taken]
+    keys = [safe_paths.make_collision_key(path) for path in taken]
     assert len(set(keys)) == len(keys)
     assert not any(one.startswith(f"{other}/") for one in keys for other in keys)

@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from autoscaler.capacity.attachable_nodes import GPU_COUNT, Site, memory_of, seen_on, selectors, sites
+from autoscaler.capacity.attachable_nodes import (
+    GPU_COUNT,
+    AttachableNode,
+    count_devices_on_node,
+    find_device_memory,
+    list_attachable_nodes,
+    list_node_selectors,
+)
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind, NodeSlicing, Settings
 from autoscaler.state.node_labels import Taint
@@ -23,12 +30,12 @@ def node(**more: Any) -> dict[str, Any]:
 
 def test_the_settings_say_how_many_devices_a_node_can_have_before_its_annotation_does() -> None:
     rack = {"rack": "1"}
-    assert sites([node()], Settings()) == {"w1": Site("w1", 8, labels=rack)}
+    assert list_attachable_nodes([node()], Settings()) == {"w1": AttachableNode("w1", 8, labels=rack)}
     kinds = (
         NodeKind(selector={"rack": "2"}, device=T4, devices_max=2),
         NodeKind(selector={"rack": "1"}, device=T4, devices_max=4, slicing=NodeSlicing(kind="timeslice", replicas=3)),
     )
-    assert sites([node()], Settings(nodes=kinds)) == {"w1": Site("w1", 4, 3, rack)}
+    assert list_attachable_nodes([node()], Settings(nodes=kinds)) == {"w1": AttachableNode("w1", 4, 3, rack)}
 
 
 def test_where_neither_says_it_the_group_of_machines_does_that_the_node_is_of() -> None:
@@ -42,23 +49,23 @@ def test_where_neither_says_it_the_group_of_machines_does_that_the_node_is_of() 
         "cluster.x-k8s.io/cluster-namespace": "other", "cluster.x-k8s.io/owner-kind": "MachineSet",
         "cluster.x-k8s.io/owner-name": "g",
     }  # fmt: skip
-    told = sites([node(metadata={"annotations": owner})], Settings(), groups=groups)
+    told = list_attachable_nodes([node(metadata={"annotations": owner})], Settings(), groups=groups)
     assert told["w1"].most == 2
     plain = node(metadata={"annotations": None})
-    assert sites([plain], Settings(), groups=groups)["w1"].most == 4
-    assert sites([node()], Settings(), groups=groups)["w1"].most == 8, "its own annotation goes before"
+    assert list_attachable_nodes([plain], Settings(), groups=groups)["w1"].most == 4
+    assert list_attachable_nodes([node()], Settings(), groups=groups)["w1"].most == 8, "its own annotation goes before"
     declared = Settings(nodes=(NodeKind(selector={"rack": "1"}, device=T4, devices_max=3),))
-    assert sites([plain], declared, groups=groups)["w1"].most == 3
+    assert list_attachable_nodes([plain], declared, groups=groups)["w1"].most == 3
     stranger = node(metadata={"annotations": {**owner, "cluster.x-k8s.io/owner-name": "none"}})
-    assert not sites([stranger], Settings(), groups=groups)
-    assert sites([stranger], Settings(), 5, groups)["w1"].most == 5
+    assert not list_attachable_nodes([stranger], Settings(), groups=groups)
+    assert list_attachable_nodes([stranger], Settings(), 5, groups)["w1"].most == 5
 
 
 def test_nodes_are_asked_for_by_the_labels_that_the_settings_name_and_all_only_where_these_say_nothing() -> None:
     plain = NodeKind(selector={"a": "b"}, device=T4)
-    assert selectors(Settings(nodes=(plain,))) == ("",)
+    assert list_node_selectors(Settings(nodes=(plain,))) == ("",)
     kinds = [NodeKind(selector=one, device=T4, devices_max=2) for one in ({"b": "1", "a": "2"}, {"rack": "1"})]
-    assert selectors(Settings(nodes=(plain, *kinds, kinds[0]))) == ("a=2,b=1", "rack=1")
+    assert list_node_selectors(Settings(nodes=(plain, *kinds, kinds[0]))) == ("a=2,b=1", "rack=1")
 
 
 def test_a_node_keeps_its_taints_but_for_those_that_every_pod_of_ours_tolerates() -> None:
@@ -66,7 +73,9 @@ def test_a_node_keeps_its_taints_but_for_those_that_every_pod_of_ours_tolerates(
         {"key": "lab", "value": "chem", "effect": "NoSchedule"}, {"key": "nvidia.com/gpu", "effect": "NoSchedule"},
         {"key": "old", "effect": "PreferNoSchedule"},
     ]  # fmt: skip
-    assert sites([node(spec={"taints": said})], Settings())["w1"].taints == (Taint("lab", "chem", "NoSchedule"),)
+    assert list_attachable_nodes([node(spec={"taints": said})], Settings())["w1"].taints == (
+        Taint("lab", "chem", "NoSchedule"),
+    )
 
 
 @pytest.mark.parametrize(
@@ -83,21 +92,23 @@ def test_a_node_keeps_its_taints_but_for_those_that_every_pod_of_ours_tolerates(
     ],
 )
 def test_nothing_is_attached_where_nobody_says_how_many_nor_to_a_node_that_is_away_or_closed(other: Any) -> None:
-    assert not sites([other], Settings())
+    assert not list_attachable_nodes([other], Settings())
 
 
 def test_a_device_has_the_memory_of_one_that_is_there_or_as_the_settings_or_its_name_say() -> None:
     name = "NVIDIA-A100-PCIE-40GB"
     there = world([], [device("a", 39, "w1", product=name)])
-    assert memory_of(name, there) == 39 * GI
+    assert find_device_memory(name, there) == 39 * GI
     kind = NodeKind(selector={}, device=NodeDevice(model=name, memory_bytes=Bytes(40 * GI)))
-    assert memory_of(name, world([], settings=Settings(nodes=(kind,)))) == 40 * GI
-    assert memory_of(name, world([])) == 40 * 10**9
-    assert memory_of("NVIDIA-H100-80GB-HBM3", world([])) == 80 * 10**9
-    assert memory_of("Tesla-T4", world([])) is None
+    assert find_device_memory(name, world([], settings=Settings(nodes=(kind,)))) == 40 * GI
+    assert find_device_memory(name, world([])) == 40 * 10**9
+    assert find_device_memory("NVIDIA-H100-80GB-HBM3", world([])) == 80 * 10**9
+    assert find_device_memory("Tesla-T4", world([])) is None
     part = device("a", 20, "w1", product=name, device_bytes=40 * GI)
-    assert memory_of(name, world([], [part])) == 40 * GI
+    assert find_device_memory(name, world([], [part])) == 40 * GI
 
 
 def test_what_a_node_has_is_counted_by_devices() -> None:
-    assert seen_on(world([], [device("a", 1, "w1"), device("b", 1, "w1"), device("c", 1, "w2")]), "w1") == 2
+    assert (
+        count_devices_on_node(world([], [device("a", 1, "w1"), device("b", 1, "w1"), device("c", 1, "w2")]), "w1") == 2
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autoscaler.slicing.mig_geometry import GEOMETRIES, Cut, layout
+from autoscaler.slicing.mig_geometry import GEOMETRIES, Cut, build_layout
 from autoscaler.state.world import DeviceId
 from bench.packing.mig import (
     LOAD,
@@ -44,7 +44,7 @@ def test_what_comes_while_the_fleet_fills_is_played_and_not_counted() -> None:
 
 
 def test_best_fit_takes_the_shortest_run_then_the_fullest_device_then_its_order() -> None:
-    on = layout(H100, [("1g.10gb", 2), ("2g.20gb", 4)])
+    on = build_layout(H100, [("1g.10gb", 2), ("2g.20gb", 4)])
     assert [run(H100, on, Cut("1g.10gb", start)) for start in (0, 1, 3, 6)] == [2, 2, 1, 2]
     for order, starts in ((1, [0, 1]), (-1, [6, 5])):
         best = BestFit(2, order)

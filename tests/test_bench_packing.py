@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaler.placement.index.index import innocent
+from autoscaler.placement.index.index import build_default_estimate
 from bench.packing import openb
 from bench.packing.arrivals import Round, arrange
 from bench.packing.cluster import Cluster
@@ -213,7 +213,7 @@ def test_ours_over_commits_nothing_and_refuses_nothing_that_fits(asked: list[tup
     """The replay's referee has books of its own."""
     nodes = tuple(node(f"n{number}", 1 + number, cpu=20_000, model="ab"[number % 2]) for number in range(4))
     kinds = [kind._replace(models=models if kind.gpus else ANY) for kind, models in asked]
-    outcome = replay(Round(nodes, tuple(kinds), 1), lambda _: Packer(nodes, innocent()))
+    outcome = replay(Round(nodes, tuple(kinds), 1), lambda _: Packer(nodes, build_default_estimate()))
     assert 0 <= outcome.refused <= len(kinds)
 
 

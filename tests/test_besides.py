@@ -8,18 +8,18 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler.drivers.kubernetes.objects import node as nodes
-from autoscaler.drivers.kubernetes.objects.node_resources import Hosts, requested
+from autoscaler.drivers.kubernetes.objects.node_resources import Hosts, sum_pod_requests
 from autoscaler.explain.decision_log import Log
 from autoscaler.explain.model import explain_model
 from autoscaler.fold.fold import fold
-from autoscaler.placement.learning.training import exercise
+from autoscaler.placement.learning.training import build_training_input
 from autoscaler.planner.plan import plan
 from autoscaler.spec.model import Model
 from autoscaler.spec.pod import PLACE, Resources
 from autoscaler.spec.quantity import read_milli
 from autoscaler.state.actions import StartReplica
 from autoscaler.state.events import HostsSeen, ReplicaSeen, Seen
-from autoscaler.state.resources import CPU_MAX, Beside, Host
+from autoscaler.state.resources import CPU_MAX, HostRequest, HostResources
 from autoscaler.state.world import History, NodeId, World
 from tests.kit.worlds import GI, T0, device, gateway, level, model, replica, world
 
@@ -52,7 +52,7 @@ ALWAYS = {"restartPolicy": "Always"}
     ],
 )  # fmt: skip
 def test_what_a_pod_has_is_what_the_scheduler_counts(spec: Any, milli: int, mebi: int) -> None:
-    assert requested(spec) == Beside(milli, mebi * MI)
+    assert sum_pod_requests(spec) == HostRequest(milli, mebi * MI)
 
 
 @pytest.mark.parametrize(("text", "milli"), [("129e6", 129 * 10**9), ("1E3", 10**6), ("1E", 10**21), ("1500u", 2),
@@ -62,41 +62,41 @@ def test_what_others_write_is_read_as_kubernetes_reads_it(text: str | int, milli
 
 
 def test_a_pod_of_others_is_kept_for_its_cpu_alone_and_not_where_it_has_nothing() -> None:
-    found = nodes.read_other({"metadata": {}, "spec": {"nodeName": "n1", "containers": [has("2", "1Gi")]}})
+    found = nodes.read_other_pod({"metadata": {}, "spec": {"nodeName": "n1", "containers": [has("2", "1Gi")]}})
     assert found is not None
-    assert (found.node, found.beside, found.has_devices) == ("n1", Beside(2000, GI), False)
-    assert nodes.read_other({"metadata": {}, "spec": {"nodeName": "n1", "containers": [{}]}}) is None
-    assert nodes.read_other({"metadata": {}, "spec": {"containers": [has("2")]}}) is None
+    assert (found.node, found.beside, found.has_devices) == ("n1", HostRequest(2000, GI), False)
+    assert nodes.read_other_pod({"metadata": {}, "spec": {"nodeName": "n1", "containers": [{}]}}) is None
+    assert nodes.read_other_pod({"metadata": {}, "spec": {"containers": [has("2")]}}) is None
     keeps = {"metadata": {"labels": {PLACE: "lease"}}, "spec": {"nodeName": "n1", "containers": [has("2")]}}
-    assert nodes.read_other(keeps) is None, "it gives way to a Replica"
+    assert nodes.read_other_pod(keeps) is None, "it gives way to a Replica"
 
 
 def test_a_node_has_what_pods_may_have_of_it() -> None:
     status = {"allocatable": {"cpu": "3920m", "memory": "8Gi", "pods": "110"}, "capacity": {"cpu": "4"}}
-    seen = nodes.read({"metadata": {"name": "n"}, "spec": {}, "status": status})
-    assert seen.beside == Beside(3920, 8 * GI)
+    seen = nodes.read_node({"metadata": {"name": "n"}, "spec": {}, "status": status})
+    assert seen.beside == HostRequest(3920, 8 * GI)
     assert seen.amounts == {}, "CPU is nothing that Slices are made of"
 
 
 def test_sums_of_nodes_are_kept_as_pods_come_and_go() -> None:
-    hosts, size = Hosts(), Beside(8000, 8 * GI)
+    hosts, size = Hosts(), HostRequest(8000, 8 * GI)
     told = {NodeId("n1"): size, NodeId("n2"): size}
     first = hosts.seen(told)
-    assert hosts.take("n1", Beside(3000, GI))
-    assert not hosts.take("n1", Beside())
-    assert hosts.take("n1", Beside(6000))
+    assert hosts.take("n1", HostRequest(3000, GI))
+    assert not hosts.take("n1", HostRequest())
+    assert hosts.take("n1", HostRequest(6000))
     after = hosts.seen(told)
-    assert after == {"n1": Host(*size, -1000, 7 * GI), "n2": Host(*size, *size)}
+    assert after == {"n1": HostResources(*size, -1000, 7 * GI), "n2": HostResources(*size, *size)}
     assert after[NodeId("n2")] is first[NodeId("n2")], "what did not change is the very same"
-    assert hosts.give_back("n1", Beside(6000))
-    assert hosts.give_back("n1", Beside(3000, GI))
+    assert hosts.give_back("n1", HostRequest(6000))
+    assert hosts.give_back("n1", HostRequest(3000, GI))
     assert hosts.seen(told) == first
 
 
 # --- what the plan makes of it ----------------------------------------------------------------------------------------
 
 N0, N1 = NodeId("n0"), NodeId("n1")
-SIZE = Beside(8000, 64 * GI)
+SIZE = HostRequest(8000, 64 * GI)
 
 
 def asking(name: str, cpu: str) -> Model:
@@ -110,31 +110,31 @@ def called(*models: Model, **fields: Any) -> World:
 
 def having(one: World, **left: int) -> World:
     """As a driver tells it: so many cores are left by others."""
-    told = {NodeId(node): Host(*SIZE, cores * 1000, SIZE.host_bytes) for node, cores in left.items()}
+    told = {NodeId(node): HostResources(*SIZE, cores * 1000, SIZE.host_bytes) for node, cores in left.items()}
     return fold(one, (HostsSeen(hosts=told),), T0)[0]
 
 
-def starts(one: World) -> list[tuple[str, tuple[str, ...], Beside]]:
+def starts(one: World) -> list[tuple[str, tuple[str, ...], HostRequest]]:
     acts = [action.replica for action in plan(one, T0).actions if isinstance(action, StartReplica)]
     return [(str(made.model), made.slices, made.beside) for made in acts]
 
 
 def test_a_replica_goes_where_others_left_cpu_and_keeps_what_it_asked_for() -> None:
     there = called(asking("a", "4"))
-    assert starts(there) == [("a", ("n0/g0",), Beside(4000))], "nothing is known"
-    assert starts(having(there, n0=3, n1=4)) == [("a", ("n1/g0",), Beside(4000))]
-    assert starts(having(there, n0=4, n1=4)) == [("a", ("n0/g0",), Beside(4000))]
+    assert starts(there) == [("a", ("n0/g0",), HostRequest(4000))], "nothing is known"
+    assert starts(having(there, n0=3, n1=4)) == [("a", ("n1/g0",), HostRequest(4000))]
+    assert starts(having(there, n0=4, n1=4)) == [("a", ("n0/g0",), HostRequest(4000))]
 
 
 def test_who_says_nothing_asks_for_what_its_pod_asks_for() -> None:
     silent = called(model("a", 10))
-    assert starts(having(silent, n0=0, n1=1)) == [("a", ("n1/g0",), Beside(100))]
+    assert starts(having(silent, n0=0, n1=1)) == [("a", ("n1/g0",), HostRequest(100))]
 
 
 def test_what_our_own_have_is_not_left_whatever_their_documents_say_now() -> None:
     there = called(asking("a", "4"))
     one = replica(asking("b", "1"), "b-r", ("n0/g0",))
-    held = replace(one, beside=Beside(5000), memory_bytes=GI)
+    held = replace(one, beside=HostRequest(5000), memory_bytes=GI)
     left = replace(there, replicas={one.id: held}, by_slice={one.slices[0]: (one.id,)}, by_model={one.model: (one.id,)})
     assert starts(having(left, n0=8, n1=3)) == []
     assert starts(having(left, n0=9, n1=3))[0][:2] == ("a", ("n0/g0",))
@@ -146,14 +146,14 @@ def test_a_driver_says_what_a_pod_really_requests() -> None:
     there = replace(called(a), replicas={one.id: one}, by_model={a.name: (one.id,)})
     seen = ReplicaSeen(
         id=one.id, model=a.name, spec_hash=one.spec_hash, intent=one.intent, slices=one.slices, memory_bytes=1,
-        slots=1, seen=Seen.READY, beside=Beside(4250, GI),
+        slots=1, seen=Seen.READY, beside=HostRequest(4250, GI),
     )  # fmt: skip
     after, _ = fold(there, (seen,), T0)
-    assert after.replicas[one.id].beside == Beside(4250, GI)
+    assert after.replicas[one.id].beside == HostRequest(4250, GI)
     unknown, _ = fold(after, (replace(seen, beside=None),), T0)
-    assert unknown.replicas[one.id].beside == Beside(4250, GI), "who does not know says nothing"
+    assert unknown.replicas[one.id].beside == HostRequest(4250, GI), "who does not know says nothing"
     adopted, _ = fold(called(a), (seen,), T0)
-    assert adopted.replicas[one.id].beside == Beside(4250, GI)
+    assert adopted.replicas[one.id].beside == HostRequest(4250, GI)
 
 
 def test_what_did_not_change_is_no_news() -> None:
@@ -177,7 +177,7 @@ def test_explain_says_of_each_place_what_it_lacks() -> None:
 def test_nodes_of_one_size_are_alike_to_who_learns_though_systems_keep_a_little_for_themselves() -> None:
     one = called(asking("a", "4"), histories={"a": History(last_activity_s=T0)})
     slices = [device(f"n{n}/g0", 24, f"n{n}") for n in range(3)]
-    told = {NodeId(f"n{n}"): Host(7900 + n, 64 * GI + n, 0, 0) for n in range(2)}
-    made = exercise(replace(one, slices={each.id: each for each in slices}, hosts=told), T0)
+    told = {NodeId(f"n{n}"): HostResources(7900 + n, 64 * GI + n, 0, 0) for n in range(2)}
+    made = build_training_input(replace(one, slices={each.id: each for each in slices}, hosts=told), T0)
     assert made is not None
     assert [(alike.cpu_milli, alike.many) for alike in made.nodes] == [(8000, 2), (CPU_MAX, 1)]

@@ -15,15 +15,15 @@ from autoscaler.providers.provisioning_request.objects import (
     CONSUMED,
     GKE,
     Booking,
-    Condition,
-    Node,
-    assigned,
-    listed,
+    CandidateNode,
+    RequestCondition,
+    assign_nodes,
+    booking_to_lease,
 )
 from autoscaler.state.capacity_orders import Offer
 from autoscaler.state.world import NodeId
 
-GRANTED = Condition(holds=True, reason="CapacityIsProvisioned", message="", since_unix_s=100.0)
+GRANTED = RequestCondition(holds=True, reason="CapacityIsProvisioned", message="", since_unix_s=100.0)
 
 
 def booking(name: str = "a", **told: Any) -> Booking:
@@ -35,12 +35,12 @@ def booking(name: str = "a", **told: Any) -> Booking:
 
 def node(
     name: str = "n", created_unix_s: float = 120.0, gpus: int = 1, labels: Mapping[str, str] | None = None
-) -> Node:
-    return Node(NodeId(name), {"pool": "l4", **(labels or {})}, created_unix_s, gpus)
+) -> CandidateNode:
+    return CandidateNode(NodeId(name), {"pool": "l4", **(labels or {})}, created_unix_s, gpus)
 
 
-def whose(some: list[Booking], *nodes: Node, **bound: str) -> dict[str, str]:
-    return assigned(some, {one.name: one for one in nodes}, bound)
+def whose(some: list[Booking], *nodes: CandidateNode, **bound: str) -> dict[str, str]:
+    return assign_nodes(some, {one.name: one for one in nodes}, bound)
 
 
 def test_whoever_was_granted_first_has_the_oldest_node() -> None:
@@ -69,7 +69,7 @@ def test_whoever_was_granted_first_has_the_oldest_node() -> None:
         "another pool",
     ],
 )
-def test_a_node_is_not_taken_for_one_that_it_cannot_be(one: Booking, at: Node) -> None:
+def test_a_node_is_not_taken_for_one_that_it_cannot_be(one: Booking, at: CandidateNode) -> None:
     assert whose([one], at) == {}
 
 
@@ -87,32 +87,32 @@ def test_a_node_is_of_one_request() -> None:
 
 
 def test_the_end_of_a_booking_is_a_failure_unless_it_was_used_up() -> None:
-    expired = Condition(holds=True, reason="CapacityReservationTimeExpired", message="", since_unix_s=1.0)
+    expired = RequestCondition(holds=True, reason="CapacityReservationTimeExpired", message="", since_unix_s=1.0)
     late = booking(conditions={"Provisioned": GRANTED, "BookingExpired": expired})
-    assert listed(late, None, "", None).phase == "failed"
+    assert booking_to_lease(late, None, "", None).phase == "failed"
     used = booking(conditions={"Provisioned": GRANTED, "BookingExpired": expired._replace(reason=CONSUMED)})
-    assert listed(used, None, "", None).phase == "coming"
-    assert listed(late, node(), "n", None).phase == "here"
+    assert booking_to_lease(used, None, "", None).phase == "coming"
+    assert booking_to_lease(late, node(), "n", None).phase == "here"
 
 
 def test_what_is_granted_is_paid_for_unless_it_is_only_booked() -> None:
-    assert listed(booking(), None, "", None).committed
-    assert not listed(booking(class_name=CHECK), None, "", None).committed
-    assert not listed(booking(conditions={}), None, "", None).committed
+    assert booking_to_lease(booking(), None, "", None).committed
+    assert not booking_to_lease(booking(class_name=CHECK), None, "", None).committed
+    assert not booking_to_lease(booking(conditions={}), None, "", None).committed
 
 
 def test_a_request_that_was_not_accepted_has_failed() -> None:
-    refused = Condition(holds=False, reason="BadClass", message="no such class", since_unix_s=1.0)
-    shown = listed(booking(conditions={"Accepted": refused}), None, "", None)
+    refused = RequestCondition(holds=False, reason="BadClass", message="no such class", since_unix_s=1.0)
+    shown = booking_to_lease(booking(conditions={"Accepted": refused}), None, "", None)
     assert (shown.phase, shown.says) == ("failed", "its request was not accepted (BadClass: no such class)")
 
 
 def test_a_quota_is_named_wherever_it_is_said() -> None:
     for reason, message in (("QUOTA_EXCEEDED", ""), ("Waiting", "GCE: quota 'GPUS_ALL_REGIONS' exceeded")):
-        said = Condition(holds=False, reason=reason, message=message, since_unix_s=1.0)
+        said = RequestCondition(holds=False, reason=reason, message=message, since_unix_s=1.0)
         one = booking(conditions={"Provisioned": said})
-        assert objects.is_dry(one)
-        assert listed(one, None, "", None).says.startswith("the quota of the cloud is used up (")
+        assert objects.is_quota_exhausted(one)
+        assert booking_to_lease(one, None, "", None).says.startswith("the quota of the cloud is used up (")
 
 
 def test_a_run_ends_after_what_the_offer_lasts_and_at_once_when_it_is_revoked() -> None:
@@ -120,11 +120,11 @@ def test_a_run_ends_after_what_the_offer_lasts_and_at_once_when_it_is_revoked() 
     assert objects.ends_unix_s(booking()) is None
     assert objects.ends_unix_s(booking(offer=offer)) == 160.0
     assert objects.ends_unix_s(booking(offer=offer, conditions={})) is None
-    revoked = Condition(holds=True, reason="Preempted", message="", since_unix_s=120.0)
+    revoked = RequestCondition(holds=True, reason="Preempted", message="", since_unix_s=120.0)
     both = {"Provisioned": GRANTED, "CapacityRevoked": revoked}
     assert objects.ends_unix_s(booking(offer=offer, conditions=both)) == 120.0
 
 
 def test_a_provider_has_a_label_whatever_its_name_is() -> None:
-    assert objects.label_of("team/queue:1") == "team-queue-1"
-    assert len(objects.label_of("q" * 253)) == 63
+    assert objects.provider_label_value("team/queue:1") == "team-queue-1"
+    assert len(objects.provider_label_value("q" * 253)) == 63

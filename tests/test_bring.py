@@ -29,11 +29,15 @@ pytestmark = pytest.mark.standard
 
 
 def test_what_lies_elsewhere_is_told_from_what_is_here() -> None:
-    assert fetch.lies("ghcr.io/a/b:c") == fetch.lies("oci://ghcr.io/a/b:c") == Reference("ghcr.io", "a/b", "c")
-    assert fetch.lies("hf://a/b@c") == Hub("a/b", "c")
-    assert fetch.lies("s3://abc/d") == Bucket("abc", "d")
+    assert (
+        fetch.parse_remote_source("ghcr.io/a/b:c")
+        == fetch.parse_remote_source("oci://ghcr.io/a/b:c")
+        == Reference("ghcr.io", "a/b", "c")
+    )
+    assert fetch.parse_remote_source("hf://a/b@c") == Hub("a/b", "c")
+    assert fetch.parse_remote_source("s3://abc/d") == Bucket("abc", "d")
     with pytest.raises(BadReferenceError, match="on this machine already"):
-        fetch.lies("file:///a.gguf")
+        fetch.parse_remote_source("file:///a.gguf")
 
 
 def test_no_place_is_called_as_another(tmp_path: Path) -> None:
@@ -42,7 +46,9 @@ def test_no_place_is_called_as_another(tmp_path: Path) -> None:
         env={"HF_ENDPOINT": "https://mirror.example/hf", "AWS_ENDPOINT_URL": "http://minio:9000"}, home=tmp_path
     )
     names = [
-        fetch.origin_of(of, by) for of in (Hub("a/b"), Bucket("abc", "d"), Bucket("abd", "d")) for by in (ways, mirror)
+        fetch.format_source_origin(of, by)
+        for of in (Hub("a/b"), Bucket("abc", "d"), Bucket("abd", "d"))
+        for by in (ways, mirror)
     ]
     assert names == [
         "hf huggingface.co/", "hf mirror.example/hf/",
@@ -54,9 +60,9 @@ async def test_where_signatures_are_wanted_nothing_comes_from_where_there_are_no
     async with FakeHub({}, {"a.gguf": b"GGUF"}).both() as fake:
         store = Store(tmp_path / "store", spare_bytes=0).open()
         free = Ways(Registries(pace=StillClock()), fake.env(), tmp_path)
-        (await fetch.bring(Hub("acme/tiny"), store, free)).close()
+        (await fetch.fetch_artifact(Hub("acme/tiny"), store, free)).close()
         strict = Ways(Registries(signatures=Policy("enforce", ())), fake.env(), tmp_path)
-        for ask in (fetch.bring, fetch.kept):
+        for ask in (fetch.fetch_artifact, fetch.find_stored_copy):
             with pytest.raises(PolicyError, match="only weights in a registry have signatures"):
                 await ask(Hub("acme/tiny"), store, strict)
 
@@ -65,7 +71,7 @@ async def test_headers_are_laid_before_the_weights_come(tmp_path: Path) -> None:
     content = write(tmp_path / "a.gguf").read_bytes()
     async with FakeHub({}, {"a.gguf": content}).both() as fake:
         ways = Ways(Registries(pace=StillClock()), fake.env(), tmp_path)
-        assert await fetch.lay_headers(Hub("acme/tiny"), ways, tmp_path / "headers") == ["a.gguf"]
+        assert await fetch.fetch_headers(Hub("acme/tiny"), ways, tmp_path / "headers") == ["a.gguf"]
         assert gguf.header_bytes(tmp_path / "headers" / "a.gguf") > 0
 
 
@@ -74,7 +80,7 @@ async def test_also_where_nobody_says_the_sum_of_a_file(tmp_path: Path) -> None:
     async with FakeS3({"m/a.gguf": content}).serving() as fake:
         assert isinstance(fake, FakeS3)
         ways = Ways(Registries(pace=StillClock()), fake.env(), tmp_path)
-        assert await fetch.lay_headers(Bucket("models", "m/"), ways, tmp_path / "headers") == ["a.gguf"]
+        assert await fetch.fetch_headers(Bucket("models", "m/"), ways, tmp_path / "headers") == ["a.gguf"]
         assert gguf.header_bytes(tmp_path / "headers" / "a.gguf") > 0
 
 
@@ -94,12 +100,12 @@ async def test_who_is_cancelled_while_connections_are_closed_holds_nothing(
         if scheme == "oci":
             packed.packed(packed.model(tmp_path / "model"), tmp_path / "layout")
             host = stack.enter_context(packed.served(tmp_path / "layout"))
-            of = fetch.lies(f"oci://{host}/{packed.NAME}:v1")
+            of = fetch.parse_remote_source(f"oci://{host}/{packed.NAME}:v1")
         store = Store(tmp_path / "store", spare_bytes=0).open()
         ways = Ways(Registries(pace=StillClock()), fake.env(), tmp_path)
         with monkeypatch.context() as patched:
             patched.setattr(Transport, "__aexit__", cancelled)
             with pytest.raises(asyncio.CancelledError):
-                await fetch.bring(of, store, ways)
+                await fetch.fetch_artifact(of, store, ways)
         (row,) = store.rows()
         assert not row.in_use

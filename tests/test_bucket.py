@@ -22,7 +22,7 @@ from artifacts.store.layout import ForbiddenError, NoRoomError
 from artifacts.store.permissions import Permits
 from artifacts.store.publish import Copy
 from artifacts.store.store import Store
-from artifacts.store.verify import verify
+from artifacts.store.verify import verify_copy
 from tests.kit.fake_registry import StillClock
 from tests.kit.fake_s3 import SECRET, FakeS3
 from tests.kit.weight_files import as_gguf, as_safetensors
@@ -57,14 +57,14 @@ class Node:
         return Ways(Registries(pace=StillClock()), self.fake.env(secret), self.home)
 
     async def bring(self, text: str = PREFIX, secret: str = SECRET) -> Copy:
-        return await bring.bring(_of(text), self.store, self.ways(secret))
+        return await bring.fetch_artifact(_of(text), self.store, self.ways(secret))
 
     async def kept(self, text: str = PREFIX, secret: str = SECRET) -> Copy | None:
-        return await bring.kept(_of(text), self.store, self.ways(secret))
+        return await bring.find_stored_copy(_of(text), self.store, self.ways(secret))
 
 
 def _of(text: str) -> bring.Lies:
-    found = source_uri.parse(text)
+    found = source_uri.parse_source_uri(text)
     assert not isinstance(found, source_uri.Local)
     return found
 
@@ -89,10 +89,10 @@ async def test_all_below_a_prefix_comes_once_with_its_sums(tmp_path: Path, summe
         with await one.bring() as copy:
             assert held(copy) == BELOW
             assert {file.path: file.digest for file in copy.record.laid} == {
-                path: digest.of(content) for path, content in BELOW.items()
+                path: digest.compute_digest(content) for path, content in BELOW.items()
             }
             assert len(copy.record.unpacked) == (0 if summed else len(BELOW))
-            assert list(verify(copy.record, copy.folder)) == []
+            assert list(verify_copy(copy.record, copy.folder)) == []
         assert len([seen for seen in one.fake.asked("GET", "/models/") if "list-type" in seen.query]) > 2  # in pages
         one.fake.seen.clear()
         (await one.bring()).close()

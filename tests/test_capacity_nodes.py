@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.providers.karpenter.provider import KarpenterNodes, uses
+from autoscaler.providers.karpenter.provider import KarpenterNodes, is_blocking_node_removal
 from autoscaler.providers.kube import AnswerError, Object
 from autoscaler.providers.provider import Provider, RefusedError
 from autoscaler.spec.pod import Pod, Resources
@@ -331,4 +331,4 @@ DAEMON: dict[str, Any] = {"ownerReferences": [{"kind": "DaemonSet", "name": "d",
     ],
 )
 def test_who_keeps_a_node(found: Object, keeps: bool) -> None:
-    assert uses(found) == keeps
+    assert is_blocking_node_removal(found) == keeps

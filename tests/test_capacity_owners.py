@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from autoscaler.providers.provider import RefusedError
-from autoscaler.spec.ownership import Ownership, identity
+from autoscaler.spec.ownership import Ownership, installation_id
 from tests.contracts.provider import Rig, one, order, release
 from tests.kit.cro_rack import Rack
 from tests.kit.objects import PlayedServer
@@ -18,7 +18,7 @@ from tests.test_capacity_nodes import NodesRig
 from tests.test_kueue import KueueRig
 from tests.test_nodegroups import GroupRig
 
-BLUE, GREEN = Ownership(identity("blue", "pilotlight")), Ownership(identity("green", "pilotlight"))
+BLUE, GREEN = Ownership(installation_id("blue", "pilotlight")), Ownership(installation_id("green", "pilotlight"))
 
 
 def server_of(rig: Any) -> PlayedServer:

@@ -23,24 +23,24 @@ def pair(tmp_path: Path) -> Pair:
 def why(identity: Identity) -> str:
     """The one line that refuses it."""
     with pytest.raises(FileError) as refused:
-        certificates.server(identity)
+        certificates.build_server_context(identity)
     line = str(refused.value)
     assert "\n" not in line
     return line
 
 
 def test_a_listener_is_strict(pair: Pair, tmp_path: Path) -> None:
-    context = certificates.server(Identity(cert=pair.cert, key=pair.key))
+    context = certificates.build_server_context(Identity(cert=pair.cert, key=pair.key))
     assert context.minimum_version is ssl.TLSVersion.TLSv1_2
     assert context.options & ssl.OP_NO_RENEGOTIATION
     assert context.verify_mode is ssl.CERT_NONE
     with_clients = Identity(cert=pair.cert, key=pair.key, ca=write_authority(tmp_path, OURS))
-    assert certificates.server(with_clients).verify_mode is ssl.CERT_REQUIRED
+    assert certificates.build_server_context(with_clients).verify_mode is ssl.CERT_REQUIRED
 
 
 def test_a_caller_always_verifies(tmp_path: Path) -> None:
     for identity in (Identity(), Identity(ca=write_authority(tmp_path, OURS))):
-        context = certificates.client(identity)
+        context = certificates.build_client_context(identity)
         assert (context.verify_mode, context.check_hostname) == (ssl.CERT_REQUIRED, True)
     assert len(context.get_ca_certs()) == 1, "only whom the file names is believed"
 
@@ -48,7 +48,7 @@ def test_a_caller_always_verifies(tmp_path: Path) -> None:
 def test_a_certificate_and_its_key_may_stand_in_one_file_with_text_around_them(tmp_path: Path, pair: Pair) -> None:
     both = tmp_path / "both.pem"
     both.write_text(f"# für Möwe\n{pair.key.read_text()}\n{pair.cert.read_text()}")
-    certificates.server(Identity(cert=both, key=both))
+    certificates.build_server_context(Identity(cert=both, key=both))
 
 
 def test_a_key_of_another_certificate(tmp_path: Path, pair: Pair) -> None:
@@ -90,16 +90,16 @@ def test_an_encrypted_key_is_refused_and_nobody_is_asked_for_a_password(tmp_path
 
 
 def test_a_key_that_others_can_read_is_told(tmp_path: Path, pair: Pair) -> None:
-    assert certificates.too_open(pair.key, None, tmp_path / "gone") == []
+    assert certificates.list_exposed_files(pair.key, None, tmp_path / "gone") == []
     pair.key.chmod(0o644)
-    (line,) = certificates.too_open(pair.key, pair.key)
+    (line,) = certificates.list_exposed_files(pair.key, pair.key)
     assert line == f"{pair.key} can be read by other users of this machine: chmod 600 {pair.key}"
 
 
 def test_tokens_stand_one_on_a_line(tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text(f"{TOKEN}\n\n  {TOKEN[::-1]}\n")
-    assert certificates.tokens(path) == (TOKEN, TOKEN[::-1])
+    assert certificates.load_tokens(path) == (TOKEN, TOKEN[::-1])
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_what_is_no_token_is_refused_without_being_shown(tmp_path: Path, text: s
     path = tmp_path / "token"
     path.write_text(text)
     with pytest.raises(FileError) as refused:
-        certificates.tokens(path)
+        certificates.load_tokens(path)
     assert str(refused.value).startswith(f"{path}: ")
     assert says in str(refused.value)
     assert not any(word in str(refused.value) for word in (TOKEN, "short", "blanks"))

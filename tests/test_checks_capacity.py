@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from autoscaler.providers.kube import AnswerError, Object
-from autoscaler.spec.load import load
+from autoscaler.spec.load import parse_documents
 from autoscaler.spec.settings import Settings
-from pilotlight.doctor.capacity import APIS, Place, judge
+from pilotlight.doctor.capacity import APIS, Place, check_capacity
 from pilotlight.doctor.finding import Finding
 from tests.kit import certificates
 from tests.kit.fake_redfish import PASSWORD, USER, FakeFabric
@@ -30,7 +30,7 @@ nodes:
 
 
 def settings(entry: str, nodes: str = NODES) -> Settings:
-    return load([("settings.yaml", f"{HEAD}{nodes}\ncapacity:\n  - name: rack\n{entry}")], {}).settings
+    return parse_documents([("settings.yaml", f"{HEAD}{nodes}\ncapacity:\n  - name: rack\n{entry}")], {}).settings
 
 
 class Server(PlayedServer):
@@ -56,7 +56,7 @@ def cluster(*kinds: str) -> Server:
 
 
 def found(played: PlayedServer, told: Settings, secrets: Path = Path("/nowhere")) -> Finding:
-    (one,) = asyncio.run(judge(Place(played, told, "engines", "home", secrets)))
+    (one,) = asyncio.run(check_capacity(Place(played, told, "engines", "home", secrets)))
     assert one.check == "capacity rack"
     assert not played.writes, "nothing is changed"
     return one
@@ -224,7 +224,7 @@ def redfish(
             played = PlayedServer(lambda: 0.0)
             if data is not None:
                 played.objects["/api/v1/namespaces/home/secrets/fabric"] = data
-            (one,) = await judge(Place(played, settings(entry), "engines", "home", secrets))
+            (one,) = await check_capacity(Place(played, settings(entry), "engines", "home", secrets))
             assert not fabric.sessions, "it leaves no session behind"
             assert not played.writes
             assert {asked.method for asked in fabric.asked} <= {"GET", "POST", "DELETE"}, "nothing is changed"

@@ -20,7 +20,7 @@ from artifacts.fetch.registry import MirrorSite, Registries
 from artifacts.http.transport import Site
 from artifacts.pack import chunk_sums, push_artifact
 from artifacts.registry.client import Client
-from artifacts.registry.referrers import referrers
+from artifacts.registry.referrers import list_referrers
 from artifacts.store.store import Store
 from tests.kit import packed, pulled
 from tests.kit.fake_registry import FakeRegistry, StillClock, part_of
@@ -61,7 +61,9 @@ class Pushed(NamedTuple):
         self.fake.seen.clear()
         ways = Registries(pace=StillClock(), mirrors={"": [MirrorSite(one.host) for one in mirrors]})
         store = Store(tmp_path / "store", spare_bytes=0).open()
-        with await registry.obtain(reference.parse(f"oci://{self.fake.host}/{NAME}:v1"), store, ways) as copy:
+        with await registry.fetch_from_registry(
+            reference.parse_reference(f"oci://{self.fake.host}/{NAME}:v1"), store, ways
+        ) as copy:
             return {path: (copy.folder / path).read_bytes() for path in FILES}
 
 
@@ -74,21 +76,24 @@ async def pushed(tmp_path: Path, *, subjects: bool = False) -> AsyncIterator[Pus
     layout = packed.packed(packed.model(tmp_path / "model", FILES), tmp_path / "layout", "modelpack-raw")
     async with FakeRegistry().serving() as fake, Client(Site(fake.host), pace=StillClock()) as client:
         fake.subjects = subjects
-        digest = await push_artifact.send(client, NAME, "v1", layout)
+        digest = await push_artifact.push_layout(client, NAME, "v1", layout)
         blob = next(name for name, content in fake.blobs.items() if content == CONTENT)
         yield Pushed(fake, client, digest, blob)
 
 
 async def test_with_large_blobs_the_sums_of_their_parts_are_pushed_and_found_by_the_artifact(tmp_path: Path) -> None:
     async with pushed(tmp_path) as one:
-        (found,) = await referrers(one.client, NAME, one.digest, chunk_sums.KIND)
+        (found,) = await list_referrers(one.client, NAME, one.digest, chunk_sums.KIND)
         said = json.loads(one.fake.manifests[NAME, found.digest][1])
         assert said["subject"]["digest"] == one.digest
         assert said["artifactType"] == said["layers"][0]["mediaType"] == chunk_sums.KIND
-        sums = await chunk_sums.ask(one.client, NAME, one.digest, Digest(one.blob), len(CONTENT))
+        sums = await chunk_sums.fetch_chunk_sums(one.client, NAME, one.digest, Digest(one.blob), len(CONTENT))
         assert len(sums) == 16
         assert sums[BAD] == hashlib.sha256(CONTENT[BAD * 4096 : (BAD + 1) * 4096]).hexdigest()
-        assert await chunk_sums.ask(one.client, NAME, one.digest, Digest(one.blob), len(CONTENT) * 99999) == ()
+        assert (
+            await chunk_sums.fetch_chunk_sums(one.client, NAME, one.digest, Digest(one.blob), len(CONTENT) * 99999)
+            == ()
+        )
 
 
 async def test_small_artifacts_have_none_and_a_registry_that_takes_none_gets_the_artifact(
@@ -97,12 +102,12 @@ async def test_small_artifacts_have_none_and_a_registry_that_takes_none_gets_the
     async def refuses(*_: object) -> None:
         raise MismatchError("registry.example: takes no such artifact")
 
-    monkeypatch.setattr(chunk_sums, "push", refuses)
+    monkeypatch.setattr(chunk_sums, "push_chunk_sums", refuses)
     async with pushed(tmp_path) as one:
         assert (NAME, "v1") in one.fake.manifests
     monkeypatch.undo()
     async with pushed(tmp_path / "small") as one:
-        assert await referrers(one.client, NAME, one.digest, chunk_sums.KIND) == []
+        assert await list_referrers(one.client, NAME, one.digest, chunk_sums.KIND) == []
 
 
 async def test_a_part_that_lies_comes_again_alone(tmp_path: Path) -> None:
@@ -142,10 +147,10 @@ async def test_a_list_that_lies_makes_nothing_right(tmp_path: Path, said: str) -
         (tmp_path / "lies").write_bytes(lies)
         told = {
             "nothing": b'{"blobs":{}}',
-            "the wrong bytes": chunk_sums.listed({Digest(one.blob): tmp_path / "lies"}),
+            "the wrong bytes": chunk_sums.compute_chunk_sums({Digest(one.blob): tmp_path / "lies"}),
             "noise": b"\xff",
         }[said]
-        (found,) = await referrers(one.client, NAME, one.digest, chunk_sums.KIND)
+        (found,) = await list_referrers(one.client, NAME, one.digest, chunk_sums.KIND)
         document = json.loads(one.fake.manifests[NAME, found.digest][1])
         document["layers"][0] |= {"digest": one.fake.blob(told), "size": len(told)}
         changed = one.fake.manifest(NAME, "changed", json.dumps(document).encode())

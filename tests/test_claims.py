@@ -12,12 +12,12 @@ from autoscaler.drivers.kubernetes.inventory import resource_claims as claims_
 from autoscaler.drivers.kubernetes.inventory.resource_claims import Claims, ClaimSeen
 from autoscaler.drivers.kubernetes.objects import pod as pods
 from autoscaler.drivers.kubernetes.objects.pod import PodSeen
-from autoscaler.drivers.kubernetes.pod_writer import Hears, Orders
+from autoscaler.drivers.kubernetes.pod_writer import Orders, StartListener
 from autoscaler.kubernetes.api import STRATEGIC, Api, ApiError, Object, UnreachableError
-from autoscaler.kubernetes.decoding import Page
+from autoscaler.kubernetes.decoding import ListPage
 from autoscaler.kubernetes.watching import Watched
-from autoscaler.slicing.base import NodeFacts, Part, PodFields
-from autoscaler.slicing.dra_claims import Dra, Got, common_claim
+from autoscaler.slicing.base import NodeFacts, PodFields, SliceShare
+from autoscaler.slicing.dra_claims import Dra, Got, common_claim_name
 from autoscaler.spec.ownership import ANYBODYS
 from autoscaler.spec.pod import Pod, Resources
 from autoscaler.spec.quantity import Bytes
@@ -77,9 +77,9 @@ class Server:
     def _under(self, path: str) -> list[Object]:
         return [one for name, one in self.objects.items() if name.startswith(f"{path}/")]
 
-    async def pages(self, path: str, query: Mapping[str, str]) -> AsyncIterator[Page]:
+    async def pages(self, path: str, query: Mapping[str, str]) -> AsyncIterator[ListPage]:
         assert query == {"labelSelector": ANYBODYS.engines}
-        yield Page("1", "", self._under(path), [])
+        yield ListPage("1", "", self._under(path), [])
 
     async def patch(self, path: str, body: Object, kind: str) -> Object:
         """Of a list whose items have keys: what is there stays."""
@@ -136,13 +136,13 @@ class Watching:
 def begun(name: str = "r1") -> tuple[Replica, Object, tuple[Object, ...]]:
     """A Replica, its pod, and what that claims."""
     one, of = replica(name, ("engine", "{port}"), ("m/gpu-0",))
-    asks = Dra().fields(one.id, [Part(GPU, GPU.memory_bytes)])
-    return one, pods.manifest(one, of, launch(of, "", 1), "image", asks=asks), claims_.wanted(one, asks)
+    asks = Dra().fields(one.id, [SliceShare(GPU, GPU.memory_bytes)])
+    return one, pods.build_pod_manifest(one, of, launch(of, "", 1), "image", asks=asks), claims_.build_claims(one, asks)
 
 
 def orders(server: Server) -> tuple[Orders, Heard, Watching]:
     heard, watching = Heard(), Watching()
-    made = Orders(cast("Api", server), PODS, cast("Watched[PodSeen]", watching), cast("Hears", heard))
+    made = Orders(cast("Api", server), PODS, cast("Watched[PodSeen]", watching), cast("StartListener", heard))
     return made, heard, watching
 
 
@@ -201,7 +201,7 @@ async def test_a_start_that_goes_on_while_claims_are_tidied_keeps_its_own() -> N
     """Its claim was listed before it was its pod's, and its pod is not heard of yet."""
 
     class Late(Server):
-        async def pages(self, path: str, query: Mapping[str, str]) -> AsyncIterator[Page]:
+        async def pages(self, path: str, query: Mapping[str, str]) -> AsyncIterator[ListPage]:
             async for page in super().pages(path, query):
                 await made.create(*begun("r2"))
                 await self.patch(f"{CLAIMS}/r1", {"metadata": {"ownerReferences": [{"uid": "u9"}]}}, STRATEGIC)
@@ -216,7 +216,7 @@ async def test_a_start_that_goes_on_while_claims_are_tidied_keeps_its_own() -> N
 
 async def test_a_cluster_without_the_kind_has_nothing_to_tidy() -> None:
     class Without(Server):
-        async def pages(self, path: str, query: Mapping[str, str]) -> AsyncIterator[Page]:
+        async def pages(self, path: str, query: Mapping[str, str]) -> AsyncIterator[ListPage]:
             if path == CLAIMS:
                 raise ApiError(404, "NotFound", "")
             async for page in super().pages(path, query):
@@ -227,15 +227,15 @@ async def test_a_cluster_without_the_kind_has_nothing_to_tidy() -> None:
 
 # --- what pods on a GPU have in common --------------------------------------------------------------------------------
 
-COMMON = common_claim(SHARED)
+COMMON = common_claim_name(SHARED)
 """What it is called."""
 
 
 def joins(name: str) -> tuple[Replica, Object, tuple[Object, ...]]:
     """As `begun`, on the GPU that is shared."""
     one, of = replica(name, ("engine", "{port}"), ("m/gpu-0",))
-    asks = Dra().fields(one.id, [Part(SHARED, 1 << 30)])
-    return one, pods.manifest(one, of, launch(of, "", 1), "image", asks=asks), claims_.wanted(one, asks)
+    asks = Dra().fields(one.id, [SliceShare(SHARED, 1 << 30)])
+    return one, pods.build_pod_manifest(one, of, launch(of, "", 1), "image", asks=asks), claims_.build_claims(one, asks)
 
 
 def uid(server: Server, pod: str) -> str:
@@ -335,7 +335,7 @@ async def test_a_leader_gives_the_claim_to_all_who_name_it_and_deletes_one_that_
     await made.create(*joins("r1"))
     await server.create(PODS, joins("r2")[1])
     for name in ("r1", "r2"):
-        seen = pods.read(server.objects[f"{PODS}/{name}"])
+        seen = pods.read_replica_pod(server.objects[f"{PODS}/{name}"])
         assert seen is not None
         watching.items[name] = seen
     await made.tidy()
@@ -351,7 +351,7 @@ def test_the_claim_is_ours_and_no_one_decisions() -> None:
     assert claim == joins("r2")[2][0]
     result = {"request": "gpu", "driver": DRIVER, "pool": "m", "device": "gpu-0"}
     status = {"allocation": {"devices": {"results": [result]}}, "reservedFor": [{"uid": "u1"}, {"uid": "u2"}]}
-    seen = claims_.read({"metadata": {**claim["metadata"], "namespace": "n"}, "status": status}, "n")
+    seen = claims_.read_claim({"metadata": {**claim["metadata"], "namespace": "n"}, "status": status}, "n")
     assert seen == ClaimSeen((Got("gpu", f"{DRIVER}/m/gpu-0", None),), ours=True, users=frozenset({"u1", "u2"}))
     for version in VERSIONS:
         validate(claim, version, strict=True)
@@ -362,16 +362,16 @@ def test_the_claim_is_ours_and_no_one_decisions() -> None:
 
 def test_a_pod_names_its_claim_and_its_container_has_it_whatever_resources_the_model_adds() -> None:
     one, of = replica("r1", ("engine", "{port}"), ("m/gpu-0",))
-    asks = Dra().fields(one.id, [Part(GPU, GPU.memory_bytes)])
+    asks = Dra().fields(one.id, [SliceShare(GPU, GPU.memory_bytes)])
     more = Pod(resources=Resources(limits={"memory": cast("Any", "4Gi")}))
-    pod = pods.manifest(one, of, launch(of, "", 1), "image", more, asks=asks)
+    pod = pods.build_pod_manifest(one, of, launch(of, "", 1), "image", more, asks=asks)
     for version in VERSIONS:
-        for made in (pod, *claims_.wanted(one, asks)):
+        for made in (pod, *claims_.build_claims(one, asks)):
             validate(made, version, strict=True)
     (named,), (engine,) = pod["spec"]["resourceClaims"], pod["spec"]["containers"]
     assert named == {"name": "claim-0", "resourceClaimName": "r1"}
     assert engine["resources"]["claims"] == [{"name": "claim-0"}]
-    assert claims_.wanted(one, PodFields()) == claims_.wanted(one, None) == ()
+    assert claims_.build_claims(one, PodFields()) == claims_.build_claims(one, None) == ()
 
 
 def test_of_a_claim_is_kept_what_it_has_and_whose_it_is() -> None:
@@ -380,10 +380,10 @@ def test_of_a_claim_is_kept_what_it_has_and_whose_it_is() -> None:
     status = {"allocation": {"devices": {"results": [result]}}}
     got = (Got("gpu-0", f"{DRIVER}/m/gpu-0", None),)
     metadata = {**claim["metadata"], "namespace": "n"}
-    assert claims_.read({"metadata": metadata, "status": status}, "n") == ClaimSeen(got, ours=True)
-    assert claims_.read({"metadata": metadata, "status": status}, "m") == ClaimSeen(got, ours=False)
-    assert claims_.read({"metadata": {"name": "x"}, "status": status}, "n") == ClaimSeen(got, ours=False)
-    assert claims_.read({"metadata": metadata}, "n") is None
+    assert claims_.read_claim({"metadata": metadata, "status": status}, "n") == ClaimSeen(got, ours=True)
+    assert claims_.read_claim({"metadata": metadata, "status": status}, "m") == ClaimSeen(got, ours=False)
+    assert claims_.read_claim({"metadata": {"name": "x"}, "status": status}, "n") == ClaimSeen(got, ours=False)
+    assert claims_.read_claim({"metadata": metadata}, "n") is None
 
 
 def test_a_nodes_resource_slices_are_all_of_its_pools() -> None:
@@ -393,7 +393,7 @@ def test_a_nodes_resource_slices_are_all_of_its_pools() -> None:
     for one in devices["spec"]["devices"]:
         one["nodeName"] = "m"
     other = resource_slice("o", "gpus", devices=[gpu(0)])
-    kept = [claims_.read_published(one) for one in (counters, devices, other)]
-    assert claims_.by_node(one for one in kept if one) == {"m": kept[:2], "o": kept[2:]}
+    kept = [claims_.read_resource_slice(one) for one in (counters, devices, other)]
+    assert claims_.group_slices_by_node(one for one in kept if one) == {"m": kept[:2], "o": kept[2:]}
     other["spec"]["driver"] = "compute-domain.nvidia.com"
-    assert claims_.read_published(other) is None
+    assert claims_.read_resource_slice(other) is None

@@ -8,7 +8,15 @@ import pytest
 
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers.kubernetes import cleanup
-from autoscaler.drivers.kubernetes.cleanup import ASSUMED, EXITED, FORCED_S, MEASURED, UNPREPARED, Clearing, forced
+from autoscaler.drivers.kubernetes.cleanup import (
+    ASSUMED,
+    EXITED,
+    FORCED_S,
+    MEASURED,
+    UNPREPARED,
+    Clearing,
+    is_force_deleted,
+)
 from autoscaler.drivers.kubernetes.objects import node as nodes
 from autoscaler.drivers.kubernetes.objects.node import NodeSeen
 from autoscaler.drivers.kubernetes.objects.pod import PodSeen
@@ -24,7 +32,7 @@ RUNS = PodSeen(
 
 def node(boot: str, ready: str = "True") -> NodeSeen:
     conditions = [{"type": "Ready", "status": ready}]
-    return nodes.read({
+    return nodes.read_node({
         "metadata": {"name": "n1"}, "spec": {},
         "status": {"allocatable": {"nvidia.com/gpu": "2"}, "nodeInfo": {"bootID": boot}, "conditions": conditions},
     })  # fmt: skip
@@ -133,10 +141,10 @@ async def test_what_held_no_slice_is_not_measured_and_not_waited_for(stage: Stag
 
 
 def test_who_ran_when_its_object_went_was_deleted_by_force() -> None:
-    assert forced(RUNS)
-    assert not forced(RUNS._replace(ended="ended with status 0")), "its kubelet has told of its end"
-    assert not forced(RUNS._replace(started_unix_s=None)), "nothing ran"
-    assert not forced(RUNS._replace(slices=())), "it held nothing"
+    assert is_force_deleted(RUNS)
+    assert not is_force_deleted(RUNS._replace(ended="ended with status 0")), "its kubelet has told of its end"
+    assert not is_force_deleted(RUNS._replace(started_unix_s=None)), "nothing ran"
+    assert not is_force_deleted(RUNS._replace(slices=())), "it held nothing"
 
 
 async def test_of_a_claim_that_others_have_too_it_is_not_told_that_it_is_unprepared(stage: Stage) -> None:

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from autoscaler.spec.load import load
+from autoscaler.spec.load import parse_documents
 from loadtest import tiny_gguf
 from pilotlight import __main__, __version__
 from pilotlight.cli.main import COMPILED, cli
@@ -136,7 +136,7 @@ def test_a_wrong_document_is_one_line_with_file_key_and_what_was_expected(tmp_pa
 
 
 def test_what_anybody_could_call_is_refused_with_both_ways_out(tmp_path: Path) -> None:
-    tiny_gguf.make(tmp_path / "ada.gguf", "one two")
+    tiny_gguf.make_model(tmp_path / "ada.gguf", "one two")
     result = run("serve", tmp_path / "ada.gguf", "--listen", ":0", "--state", tmp_path)
     assert result.exit_code == 2
     assert "pilotlight key new" in result.stderr
@@ -145,7 +145,7 @@ def test_what_anybody_could_call_is_refused_with_both_ways_out(tmp_path: Path) -
 
 @pytest.mark.parametrize("ops", [":0", "10.0.0.1:8081", "[::]:8081", "ops.example:8081"])
 def test_an_operations_port_that_others_could_reach_is_refused_with_the_ways_out(tmp_path: Path, ops: str) -> None:
-    tiny_gguf.make(tmp_path / "ada.gguf", "one two")
+    tiny_gguf.make_model(tmp_path / "ada.gguf", "one two")
     result = run("serve", tmp_path / "ada.gguf", "--ops", ops, "--state", tmp_path)
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
     for way in ("127.0.0.1", "ssh tunnel", "reverse proxy", "auth: none"):
@@ -153,13 +153,13 @@ def test_an_operations_port_that_others_could_reach_is_refused_with_the_ways_out
 
 
 def test_a_state_directory_too_deep_for_a_socket_is_refused(tmp_path: Path) -> None:
-    tiny_gguf.make(tmp_path / "ada.gguf", "one two")
+    tiny_gguf.make_model(tmp_path / "ada.gguf", "one two")
     result = run("serve", tmp_path / "ada.gguf", "--state", tmp_path / ("d" * 100))
     assert (result.exit_code, "too long for a Unix socket" in result.stderr) == (2, True)
 
 
 def test_the_printed_config_gives_the_same_documents_again(tmp_path: Path) -> None:
-    tiny_gguf.make(tmp_path / "ada.gguf", "one two", context_tokens=256)
+    tiny_gguf.make_model(tmp_path / "ada.gguf", "one two", context_tokens=256)
     config = tmp_path / "c.yaml"
     config.write_text(
         "apiVersion: pilotlight.dev/v1alpha1\nkind: Settings\ndevices: [{name: gpu0, memory: 1Gi}]\n---\n"
@@ -178,10 +178,10 @@ def test_the_printed_config_gives_the_same_documents_again(tmp_path: Path) -> No
 def test_the_environment_overrides_settings_and_a_typo_in_it_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tiny_gguf.make(tmp_path / "ada.gguf", "one two")
+    tiny_gguf.make_model(tmp_path / "ada.gguf", "one two")
     words = ("serve", tmp_path / "ada.gguf", "--print-config", "--state", tmp_path)
     monkeypatch.setenv("PILOTLIGHT_AUTH", "none")
-    assert load([("x", run(*words).stdout)]).settings.auth == "none"
+    assert parse_documents([("x", run(*words).stdout)]).settings.auth == "none"
     monkeypatch.setenv("PILOTLIGHT_AUHT", "none")
     result = run(*words)
     assert (result.exit_code, "PILOTLIGHT_AUHT" in result.stderr) == (2, True)
@@ -193,7 +193,7 @@ def test_a_new_key_is_printed_once_and_only_its_hash_is_stored(tmp_path: Path) -
     (key,) = [word for word in result.stdout.split() if word.startswith("pl-")]
     stored = (tmp_path / "keys.yaml").read_text()
     assert key not in stored
-    (tenant,) = load([("keys", stored)]).tenants
+    (tenant,) = parse_documents([("keys", stored)]).tenants
     assert (tenant.name, tenant.spec.keys[0].role) == ("acme", "tenant")
     assert tenant.spec.keys[0].sha256 == hashlib.sha256(key.encode()).hexdigest()
 
@@ -209,11 +209,11 @@ def test_a_new_key_without_state_prints_what_to_paste(tmp_path: Path, monkeypatc
 def test_packages_that_are_not_ours_end_the_start_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert __main__.foreign() is None
+    assert __main__.find_foreign_package() is None
     monkeypatch.setattr(__main__, "OURS", ("gateway", "json"))
     with pytest.raises(SystemExit) as ended:
         __main__.main()
     assert ended.value.code == 1
     assert capsys.readouterr().err.startswith("pilotlight: the package 'json' is not Pilotlight's: ")
     monkeypatch.setattr(__main__, "OURS", ("no_such_package",))
-    assert "is missing" in str(__main__.foreign())
+    assert "is missing" in str(__main__.find_foreign_package())

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from yarl import URL
 
-from artifacts.credentials.clouds.amazon import Amazon, Service, service
+from artifacts.credentials.clouds.amazon import Amazon, Service, find_ecr_service
 from artifacts.credentials.clouds.pod_identity import FULL
 from artifacts.credentials.docker_config import Login
-from artifacts.credentials.sigv4 import Asked, Keys, Scope, signed
+from artifacts.credentials.sigv4 import Asked, Keys, Scope, sign_request
 from artifacts.errors import DeniedError, PolicyError
 from tests.kit.cloud_services import Services
 from tests.kit.fake_registry import StillClock
@@ -44,7 +44,7 @@ TARGET = "AmazonEC2ContainerRegistry_V20150921.GetAuthorizationToken"
     ],
 )
 def test_which_hosts_are_theirs_and_who_is_asked(host: str, endpoint: str | None) -> None:
-    found = service(host)
+    found = find_ecr_service(host)
     assert (None if found is None else found.endpoint) == endpoint
     assert Amazon({}, Path("/nobody")).applies(host) is (endpoint is not None)
 
@@ -72,7 +72,7 @@ async def test_the_token_is_asked_for_by_a_signed_request(tmp_path: Path) -> Non
         assert (asked.method, asked.body) == ("POST", "{}")
         headers = {"Content-Type": "application/x-amz-json-1.1", "X-Amz-Target": TARGET}
         scope = Scope("eu-central-1", "ecr")
-        want = signed(
+        want = sign_request(
             Asked("POST", URL(f"{there.url}/"), headers, b"{}"),
             Keys("AKIA1", "s3cret-key"),
             scope,

@@ -154,6 +154,6 @@ async def test_the_registry_gives_tokens_for_it() -> None:
         fake.manifest(NAME, "v1", BODY)
         place = TokenPlace(fake)
         async with Client(Site(fake.host), Known(fake.host, Login(identity_token="refresh"))) as client:
-            assert (await manifests.manifest(client, NAME, "v1")).body == BODY
+            assert (await manifests.fetch_manifest(client, NAME, "v1")).body == BODY
         assert place.asked[0]["refresh_token"] == ["refresh"]
         assert place.asked[0]["grant_type"] == ["refresh_token"]

@@ -9,7 +9,7 @@ import pytest
 from artifacts.credentials.clouds.cloud import ABSENT_S, KEPT_MAX, Clouds, Granted
 from artifacts.credentials.docker_config import Login
 from artifacts.errors import DeniedError, UnreachableError
-from artifacts.fetch.registry import fingerprint
+from artifacts.fetch.registry import fingerprint_login
 from artifacts.http.transport import Site
 from artifacts.registry import manifests
 from artifacts.registry.client import Client
@@ -151,16 +151,16 @@ async def test_without_an_identity_it_is_asked_without_a_login_and_the_note_says
     async with FakeRegistry().serving() as fake:
         fake.manifest("team/open", "v1", b"{}")
         async with Client(Site(fake.host), Clouds([Nobody()])) as client:
-            assert (await manifests.manifest(client, "team/open", "v1")).body == b"{}"
+            assert (await manifests.fetch_manifest(client, "team/open", "v1")).body == b"{}"
             refusal = says(401, WWW_Authenticate='Basic realm="x"')
             fake.always["GET", "/v2/team/private/manifests/v1"] = refusal
             with pytest.raises(DeniedError, match=r"there is none for .*\(Cloud: no identity is here; do this\)"):
-                await manifests.manifest(client, "team/private", "v1")
+                await manifests.fetch_manifest(client, "team/private", "v1")
             bearer = says(401, WWW_Authenticate=f'Bearer realm="{fake.url}/token",service="x"')
             fake.always["GET", "/v2/team/private/manifests/v1"] = bearer
             fake.always["GET", "/token"] = says(403)
             with pytest.raises(DeniedError, match=r"gives nothing without a login \(403\) \(Cloud: no identity"):
-                await manifests.manifest(client, "team/private", "v1")
+                await manifests.fetch_manifest(client, "team/private", "v1")
         assert all("authorization" not in one.headers for one in fake.seen)
 
 
@@ -168,7 +168,11 @@ KEY = b"of the store"
 
 
 def test_whose_a_login_is_stays_while_its_secret_changes() -> None:
-    assert fingerprint(Login("u", "one", whose="me"), KEY) == fingerprint(Login("u", "two", whose="me"), KEY)
-    assert fingerprint(Login("u", "one", whose="me"), KEY) != fingerprint(Login("u", "one", whose="you"), KEY)
-    assert fingerprint(Login("u", "one"), KEY) != fingerprint(Login("u", "two"), KEY)
-    assert fingerprint(Login("me", "one"), KEY) != fingerprint(Login(whose="me"), KEY)
+    assert fingerprint_login(Login("u", "one", whose="me"), KEY) == fingerprint_login(
+        Login("u", "two", whose="me"), KEY
+    )
+    assert fingerprint_login(Login("u", "one", whose="me"), KEY) != fingerprint_login(
+        Login("u", "one", whose="you"), KEY
+    )
+    assert fingerprint_login(Login("u", "one"), KEY) != fingerprint_login(Login("u", "two"), KEY)
+    assert fingerprint_login(Login("me", "one"), KEY) != fingerprint_login(Login(whose="me"), KEY)

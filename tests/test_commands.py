@@ -27,12 +27,12 @@ from autoscaler.drivers.local.state_directory import StateDirectory
 from autoscaler.explain.decision_log import Log
 from autoscaler.planner import what_if
 from autoscaler.server import openapi
-from autoscaler.server.operator_api import Commands, local_origin
+from autoscaler.server.operator_api import Commands, is_same_origin
 from autoscaler.server.ops import OperationsServer
 from autoscaler.spec.model import Adopted
 from autoscaler.spec.settings import Settings
 from autoscaler.spec.tenant import Key, Tenant, TenantSpec
-from autoscaler.state.operator_orders import Cordon, CordonsSeen, ModelStopped, ModelWoken, Place
+from autoscaler.state.operator_orders import Cordon, CordonsSeen, CordonTarget, ModelStopped, ModelWoken
 from autoscaler.state.world import World
 from tests.kit.steps import SteppedLoop
 from tests.kit.worlds import T0, device, gateway, level, model, replica, use, world
@@ -48,7 +48,7 @@ class Kept:
     """Orders in memory."""
 
     def __init__(self) -> None:
-        self.cordons: dict[Place, Cordon] = {}
+        self.cordons: dict[CordonTarget, Cordon] = {}
         self.fails = ""
 
     async def put(self, cordon: Cordon) -> None:
@@ -56,7 +56,7 @@ class Kept:
             raise CordonError(self.fails)
         self.cordons[cordon.place] = cordon
 
-    async def lift(self, place: Place) -> None:
+    async def lift(self, place: CordonTarget) -> None:
         self.cordons.pop(place, None)
 
 
@@ -152,11 +152,11 @@ async def test_places_are_cordoned_drained_and_opened(aiohttp_client: AiohttpCli
         ("device", "gpu0", "n0", False), ("device", "n0/gpu1", "n0", False), ("node", "n0", "n0", True),
     }  # fmt: skip
     assert await told(client, "devices/gpu0/uncordon") == "device gpu0 was not cordoned", "as far as is observed"
-    assert Place("device", "gpu0") not in port.kept.cordons
+    assert CordonTarget("device", "gpu0") not in port.kept.cordons
 
 
 async def test_a_cordon_takes_nothing_of_a_drain_back(aiohttp_client: AiohttpClient) -> None:
-    place = Place("device", "gpu0")
+    place = CordonTarget("device", "gpu0")
     known = Cordon(place=place, node="n0", since_s=T0 - 50, drain=True, force=True)
     port = Port(lived(cordons={place: known}))
     client = await port.client(aiohttp_client)
@@ -248,7 +248,7 @@ async def test_what_is_no_order_of_ours_changes_nothing(
     ],
 )
 def test_only_this_ports_own_pages_may(origin: str | None, site: str | None, host: str | None, ours: bool) -> None:
-    assert local_origin(origin, site, host) is ours
+    assert is_same_origin(origin, site, host) is ours
 
 
 async def test_who_does_not_lead_or_has_not_listed_gives_no_orders(aiohttp_client: AiohttpClient) -> None:
@@ -292,8 +292,8 @@ async def test_cordons_outlive_a_restart_with_the_age_that_they_have(tmp_path: P
     seen: list[CordonsSeen] = []
     first = file(tmp_path, seen, lambda: 100.0, lambda: 5000.0)
     assert first.load() == ""
-    one = Cordon(place=Place("device", "gpu0"), node="n0", since_s=90.0, drain=True, force=True)
-    two = Cordon(place=Place("node", "n0"), node="n0", since_s=95.0)
+    one = Cordon(place=CordonTarget("device", "gpu0"), node="n0", since_s=90.0, drain=True, force=True)
+    two = Cordon(place=CordonTarget("node", "n0"), node="n0", since_s=95.0)
     await first.put(one)
     await first.put(two)
     await first.lift(two.place)
@@ -316,7 +316,7 @@ async def test_an_order_that_cannot_be_kept_is_not_in_force(
 
     monkeypatch.setattr("autoscaler.drivers.local.cordon_file.replace_file", full)
     with pytest.raises(CordonError, match=r"cordons.json cannot be written \(No space left on device\)"):
-        await kept.put(Cordon(place=Place("device", "gpu0"), node="n0", since_s=0.0))
+        await kept.put(Cordon(place=CordonTarget("device", "gpu0"), node="n0", since_s=0.0))
     assert not seen
     port = Port(lived())
     port.kept.fails = "the disk is full"

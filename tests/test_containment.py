@@ -9,14 +9,14 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler.contract import GatewayId, ModelName, ReplicaId, ReplicaUse, Report
-from autoscaler.controller.containment import CULPRITS_MAX, culprits
+from autoscaler.controller.containment import CULPRITS_MAX, find_culprits
 from autoscaler.controller.loop import RETRY_S_MAX
-from autoscaler.drivers.contained import persist
+from autoscaler.drivers.contained import retry_until_success
 from autoscaler.explain import model as explain
 from autoscaler.explain.decision_log import Log
-from autoscaler.faults import described
+from autoscaler.faults import describe_error
 from autoscaler.fold.faults import TRIAL_S
-from autoscaler.fold.masking import masked, supposing
+from autoscaler.fold.masking import assume_quarantined, mask_quarantined
 from autoscaler.planner.plan import plan
 from autoscaler.queries.views import Row
 from autoscaler.routing import routes
@@ -76,25 +76,25 @@ def test_the_culprits_are_found_with_few_trials(bad: set[int]) -> None:
         trials += 1
         return bad <= set(out)
 
-    assert set(culprits(range(100), works)) == bad
+    assert set(find_culprits(range(100), works)) == bad
     assert trials <= 2 + 9 * len(bad)
 
 
 def test_of_many_culprits_some_are_found() -> None:
-    assert len(culprits(range(100), lambda out: len(out) > CULPRITS_MAX)) == CULPRITS_MAX
-    assert culprits(range(100), lambda _: False) == ()
-    assert culprits([], lambda _: False) == ()
+    assert len(find_culprits(range(100), lambda out: len(out) > CULPRITS_MAX)) == CULPRITS_MAX
+    assert find_culprits(range(100), lambda _: False) == ()
+    assert find_culprits([], lambda _: False) == ()
 
 
 def test_a_fault_is_described_in_one_printable_line() -> None:
     with pytest.raises(InjectedError) as caught:
         raise InjectedError("two\nlines \x1b[31m \ud800 " + "x" * 9999)
-    said = described(caught.value)
+    said = describe_error(caught.value)
     assert said.startswith("InjectedError in test_containment.py:")
     assert said.isascii()
     assert said.isprintable()
     assert len(said) < 500
-    assert described(ExceptionGroup("", [caught.value])) == said
+    assert describe_error(ExceptionGroup("", [caught.value])) == said
 
 
 def test_of_two_models_the_one_is_at_fault_that_was_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,24 +116,26 @@ def test_replicas_of_a_quarantined_model_keep_their_room_and_cannot_be_evicted()
     (move,) = plan(before, T0).actions
     assert isinstance(move, DrainReplica)
     assert (move.replica, move.victim_of) == ("r", "b")
-    hidden = masked(supposing(before, [big.name]))
+    hidden = mask_quarantined(assume_quarantined(before, [big.name]))
     assert plan(hidden, T0).actions == ()
     assert [one.slices for one in hidden.replicas.values()] == [("gpu0",)]
 
 
 def test_a_quarantined_model_keeps_its_start_and_drain_times() -> None:
     slow = model("slow", 10, start=Start(seconds_max=7200), drain_seconds_max=5000)
-    (stand_in,) = masked(supposing(world([slow], DEVICES, [replica(slow, "r")]), [slow.name])).models.values()
+    (stand_in,) = mask_quarantined(
+        assume_quarantined(world([slow], DEVICES, [replica(slow, "r")]), [slow.name])
+    ).models.values()
     assert (stand_in.spec.start.seconds_max, stand_in.spec.drain_seconds_max) == (7200, 5000)
 
 
 def test_a_masked_world_keeps_the_tenants_of_a_model() -> None:
     own = model("own", 10, tenants=("acme",))
-    hidden = masked(supposing(world([own], DEVICES, [replica(own, "r")]), [own.name]))
+    hidden = mask_quarantined(assume_quarantined(world([own], DEVICES, [replica(own, "r")]), [own.name]))
     (stand_in,) = hidden.models.values()
     assert stand_in.spec.tenants == ("acme",)
-    assert masked(hidden) is hidden or hidden.faults  # a World without quarantined Models is the same object
-    assert masked(world([own])) == world([own])
+    assert mask_quarantined(hidden) is hidden or hidden.faults  # a World without quarantined Models is the same object
+    assert mask_quarantined(world([own])) == world([own])
 
 
 # --- the loop ---------------------------------------------------------------------------------------------------------
@@ -165,7 +167,7 @@ def publish_all(loop: SteppedLoop) -> None:
 
 
 def test_a_cold_models_calls_are_refused_and_not_to_be_retried(monkeypatch: pytest.MonkeyPatch) -> None:
-    inject(monkeypatch, "autoscaler.demand.desired_replicas:wanted", concerns("b"))
+    inject(monkeypatch, "autoscaler.demand.desired_replicas:compute_desired_replicas", concerns("b"))
     loop = stepped()
     after = loop.step(called(A, B))
     route = routes.model_route(after, B.name, T0, GatewayId("g1"))
@@ -178,7 +180,7 @@ def test_a_cold_models_calls_are_refused_and_not_to_be_retried(monkeypatch: pyte
 
 
 def test_routes_change_when_a_quarantine_begins_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    faults = inject(monkeypatch, "autoscaler.demand.desired_replicas:wanted", concerns("b"))
+    faults = inject(monkeypatch, "autoscaler.demand.desired_replicas:compute_desired_replicas", concerns("b"))
     loop, g1 = stepped(), GatewayId("g1")
     before = loop.loop.world
     after = loop.step(called(B))
@@ -197,7 +199,7 @@ def test_routes_change_when_a_quarantine_begins_and_ends(monkeypatch: pytest.Mon
 def test_it_is_tried_again_after_one_two_four_minutes_and_half_an_hour_at_most(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    faults = inject(monkeypatch, "autoscaler.demand.desired_replicas:wanted", concerns("b"))
+    faults = inject(monkeypatch, "autoscaler.demand.desired_replicas:compute_desired_replicas", concerns("b"))
     loop, lasted = stepped(), list[float]()
     for _ in range(7):
         loop.step(called(B, now_s=loop.now_s))
@@ -216,7 +218,7 @@ def test_it_is_tried_again_after_one_two_four_minutes_and_half_an_hour_at_most(
 def test_a_changed_document_ends_the_quarantine_and_forgets_the_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     inject(
         monkeypatch,
-        "autoscaler.demand.desired_replicas:wanted",
+        "autoscaler.demand.desired_replicas:compute_desired_replicas",
         lambda _, of, __: of.name == "b" and not of.spec.aliases,
     )
     loop = stepped()
@@ -228,7 +230,7 @@ def test_a_changed_document_ends_the_quarantine_and_forgets_the_fault(monkeypatc
 
 
 def test_wake_ends_the_quarantine(monkeypatch: pytest.MonkeyPatch) -> None:
-    faults = inject(monkeypatch, "autoscaler.demand.desired_replicas:wanted", concerns("b"))
+    faults = inject(monkeypatch, "autoscaler.demand.desired_replicas:compute_desired_replicas", concerns("b"))
     loop = stepped()
     loop.step(called(B))
     faults.stop()
@@ -240,7 +242,7 @@ def test_wake_ends_the_quarantine(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_observations_of_a_quarantined_model_are_folded_when_its_quarantine_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    faults = inject(monkeypatch, "autoscaler.fold.replicas:seen", concerns("b"))
+    faults = inject(monkeypatch, "autoscaler.fold.replicas:apply_replica_observation", concerns("b"))
     loop = stepped(replica(B, "rb", ["gpu1"], state=S.STARTING))
     loop.step(*seen(loop, B))
     faults.stop()
@@ -249,7 +251,7 @@ def test_observations_of_a_quarantined_model_are_folded_when_its_quarantine_ends
 
 
 def test_an_operator_can_stop_a_quarantined_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    inject(monkeypatch, "autoscaler.demand.desired_replicas:wanted", concerns("b"))
+    inject(monkeypatch, "autoscaler.demand.desired_replicas:compute_desired_replicas", concerns("b"))
     loop = stepped(replica(B, "rb"))
     loop.step(called(B))
     assert loop.step(ModelStopped(model=B.name)).replicas[ReplicaId("rb")].state is S.DRAINING
@@ -257,7 +259,9 @@ def test_an_operator_can_stop_a_quarantined_model(monkeypatch: pytest.MonkeyPatc
 
 def test_a_faulty_document_leaves_the_one_before_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = stepped()
-    faults = inject(monkeypatch, "autoscaler.fold.fold:corrected", lambda of, _: of.name == "b" and of.spec.paused)
+    faults = inject(
+        monkeypatch, "autoscaler.fold.fold:correct_memory_estimate", lambda of, _: of.name == "b" and of.spec.paused
+    )
     changed = [replace(one, spec=replace(one.spec, paused=True)) for one in (A, B, C)]
     after = loop.step(DocumentsSeen(models=tuple(changed)))
     assert [after.models[one.name].spec.paused for one in (A, B, C)] == [True, False, True]
@@ -269,7 +273,7 @@ def test_a_faulty_document_leaves_the_one_before_in_force(monkeypatch: pytest.Mo
 
 def test_a_fault_that_no_model_explains_keeps_the_last_plan_and_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = stepped()
-    faults = inject(monkeypatch, "autoscaler.provisioning.provisioner:settle", lambda *_: True)
+    faults = inject(monkeypatch, "autoscaler.provisioning.provisioner:provision_capacity", lambda *_: True)
     after = loop.step(called(A))
     assert after.degraded.startswith("plan: InjectedError in ")
     assert (started(loop), after.faults, faults.reported) == ([], {}, [(None, "plan")])
@@ -282,7 +286,7 @@ def test_a_fault_that_no_model_explains_keeps_the_last_plan_and_is_retried(monke
 
 def test_an_observation_that_cannot_be_folded_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = stepped()
-    faults = inject(monkeypatch, "autoscaler.fold.gateway_reports:gateway_seen", lambda *_: True)
+    faults = inject(monkeypatch, "autoscaler.fold.gateway_reports:register_gateway", lambda *_: True)
     after = loop.step(GatewaySeen(gateway=GatewayId("g2")), called(A))
     assert after.degraded.startswith("fold: InjectedError in ")
     assert (after.loads[A.name].waiting, started(loop)) == (1, ["a"]), "all else goes on"
@@ -308,7 +312,9 @@ def test_an_observation_of_the_same_thing_replaces_one_that_could_not_be_folded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Else a replica that is gone would come back when the older observation is folded."""
-    faults = inject(monkeypatch, "autoscaler.fold.replicas:seen", lambda _, one: one.seen is Seen.READY)
+    faults = inject(
+        monkeypatch, "autoscaler.fold.replicas:apply_replica_observation", lambda _, one: one.seen is Seen.READY
+    )
     loop = stepped(replica(B, "rb", ["gpu1"]))
     one = loop.loop.world.replicas[ReplicaId("rb")]
     loop.step(seen_of(one, Seen.READY), seen_of(one, Seen.EXITED), seen_of(one, Seen.CLEAN, proof="exited"))
@@ -320,7 +326,7 @@ def test_an_observation_of_the_same_thing_replaces_one_that_could_not_be_folded(
 def test_observations_of_two_gateways_do_not_replace_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = stepped()
     loop.step(*(GatewaySeen(gateway=GatewayId(name)) for name in ("g2", "g3")))
-    faults = inject(monkeypatch, "autoscaler.fold.gateway_reports:gateway_gone", lambda *_: True)
+    faults = inject(monkeypatch, "autoscaler.fold.gateway_reports:mark_gateway_gone", lambda *_: True)
     loop.step(*(GatewayGone(gateway=GatewayId(name)) for name in ("g2", "g3")))
     faults.stop()
     loop.now_s += RETRY_S_MAX
@@ -342,7 +348,9 @@ def test_what_could_not_be_done_is_forgotten_when_the_leadership_changes(monkeyp
 def test_many_models_at_fault_do_not_stop_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     bad = [model(f"x{number}", 1) for number in range(2 * CULPRITS_MAX + 3)]
     faults = inject(
-        monkeypatch, "autoscaler.demand.desired_replicas:wanted", lambda _, one, *__: one.name.startswith("x")
+        monkeypatch,
+        "autoscaler.demand.desired_replicas:compute_desired_replicas",
+        lambda _, one, *__: one.name.startswith("x"),
     )
     loop = SteppedLoop(world([A, *bad], DEVICES))
     for _ in range(4):
@@ -355,7 +363,9 @@ def test_many_models_at_fault_do_not_stop_the_others(monkeypatch: pytest.MonkeyP
 
 
 def test_a_new_model_whose_document_raises_is_quarantined(monkeypatch: pytest.MonkeyPatch) -> None:
-    faults = inject(monkeypatch, "autoscaler.fold.fold:corrected", lambda one, _: one.name == "b" and one.memory_bytes)
+    faults = inject(
+        monkeypatch, "autoscaler.fold.fold:correct_memory_estimate", lambda one, _: one.name == "b" and one.memory_bytes
+    )
     loop = SteppedLoop(world([A], DEVICES))
     after = loop.step(DocumentsSeen(models=(A, B, C)), called(C))
     assert set(after.models) == {"a", "b", "c"}
@@ -383,7 +393,7 @@ def test_a_driver_that_raises_for_one_model_serves_the_others(order: str, monkey
 
 
 def test_a_driver_reports_a_fault_by_an_observation(monkeypatch: pytest.MonkeyPatch) -> None:
-    faults = inject(monkeypatch, "autoscaler.demand.desired_replicas:wanted", lambda *_: False)
+    faults = inject(monkeypatch, "autoscaler.demand.desired_replicas:compute_desired_replicas", lambda *_: False)
     loop = stepped()
     after = loop.step(FaultSeen(model=B.name, reason="KeyError: 7"), FaultSeen(model=ModelName(""), reason="OSError"))
     assert (after.faults[B.name].reason, after.degraded) == ("KeyError: 7", "driver: OSError")
@@ -392,7 +402,7 @@ def test_a_driver_reports_a_fault_by_an_observation(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_listener_that_raises_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    faults = inject(monkeypatch, "autoscaler.demand.desired_replicas:wanted", lambda *_: False)
+    faults = inject(monkeypatch, "autoscaler.demand.desired_replicas:compute_desired_replicas", lambda *_: False)
     loop, works = stepped(), [False]
 
     def listener(_: object) -> None:
@@ -414,7 +424,7 @@ def test_memory_errors_are_not_contained(monkeypatch: pytest.MonkeyPatch) -> Non
     def exhausted(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("autoscaler.demand.desired_replicas.wanted", exhausted)
+    monkeypatch.setattr("autoscaler.demand.desired_replicas.compute_desired_replicas", exhausted)
     with pytest.raises(MemoryError):
         stepped().step(called(A))
 
@@ -429,7 +439,7 @@ async def fails(times: int, error: Exception) -> list[tuple[float, str]]:
             raise error
         await asyncio.sleep(120)
 
-    await persist(work, lambda reason: said.append((clock.time(), reason)))
+    await retry_until_success(work, lambda reason: said.append((clock.time(), reason)))
     return said
 
 
@@ -453,7 +463,11 @@ def test_a_memory_error_ends_a_task_of_a_driver(error: Exception) -> None:
 
 @pytest.mark.parametrize(
     "point",
-    ["autoscaler.demand.desired_replicas:wanted", "autoscaler.explain.model:_why", "autoscaler.server.api:idle_s"],
+    [
+        "autoscaler.demand.desired_replicas:compute_desired_replicas",
+        "autoscaler.explain.model:_why",
+        "autoscaler.server.api:effective_idle_window",
+    ],
 )
 def test_status_and_explain_show_the_fault_and_all_other_models(point: str, monkeypatch: pytest.MonkeyPatch) -> None:
     inject(monkeypatch, point, concerns("b"))
@@ -464,12 +478,12 @@ def test_status_and_explain_show_the_fault_and_all_other_models(point: str, monk
     now_s, planned = loop.now_s, loop.loop.plan
 
     def rows(at: World) -> tuple[Row, ...]:
-        return explain.status(at, planned, now_s)
+        return explain.list_status_rows(at, planned, now_s)
 
     if point.endswith("idle_s"):
-        loop.loop.contained("status", api.models)
+        loop.loop.contained("status", api.list_models)
     shown = {row.model: row for row in loop.loop.contained("status", rows)}
-    views = {one.name: one for one in loop.loop.contained("status", api.models)}
+    views = {one.name: one for one in loop.loop.contained("status", api.list_models)}
     assert set(shown) == set(views) == {"a", "b", "c"}
     assert shown[B.name].state == "faulty"
     assert "InjectedError" in shown[B.name].why

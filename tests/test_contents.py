@@ -27,19 +27,19 @@ TITLE, FILEPATH = "org.opencontainers.image.title", "org.cncf.model.filepath"
 def golden(name: str, *, allow_unsafe: bool = False) -> Contents:
     """A manifest as a tool writes it, read. Types and names are as in the tools' own sources."""
     config = GOLDEN / f"{name}.config.json"
-    found = manifest.parse((GOLDEN / f"{name}.manifest.json").read_bytes())
+    found = manifest.parse_manifest((GOLDEN / f"{name}.manifest.json").read_bytes())
     assert isinstance(found, Manifest)
-    return contents.read(found, config.read_bytes() if config.exists() else None, allow_unsafe=allow_unsafe)
+    return contents.read_contents(found, config.read_bytes() if config.exists() else None, allow_unsafe=allow_unsafe)
 
 
 def one(media_type: str, path: str = "", **notes: str) -> Descriptor:
     annotations = {FILEPATH: path} if path else {}
-    return Descriptor(media_type, digests.of(media_type.encode()), 7, annotations | notes)
+    return Descriptor(media_type, digests.compute_digest(media_type.encode()), 7, annotations | notes)
 
 
 def read(*layers: Descriptor, config: str = f"{MODELPACK}config.v1+json", allow_unsafe: bool = False) -> Contents:
-    said = Descriptor(config, digests.of(b"{}"), 2, {})
-    return contents.read(Manifest(OCI_MANIFEST, "", said, layers, {}), allow_unsafe=allow_unsafe)
+    said = Descriptor(config, digests.compute_digest(b"{}"), 2, {})
+    return contents.read_contents(Manifest(OCI_MANIFEST, "", said, layers, {}), allow_unsafe=allow_unsafe)
 
 
 def refusals(*layers: Descriptor, allow_unsafe: bool = False) -> list[str]:
@@ -51,7 +51,7 @@ def test_each_dialect_is_read_as_it_is_written(name: str) -> None:
     found = golden(name)
     rows = [f"{file.path!r} under {file.under!r} in {list(found.roots)}" for file in (x.file for x in found.layers)]
     expected = (GOLDEN / f"{name}.expected.txt").read_text().splitlines()
-    assert [*contents.explain(found), *rows] == expected
+    assert [*contents.explain_contents(found), *rows] == expected
 
 
 def test_every_dialect_of_the_list_is_there() -> None:
@@ -68,7 +68,7 @@ def test_a_good_artifact_is_one_list_of_files() -> None:
     assert [(file.role, file.encoding) for file in files[:2]] == [("weight", "raw")] * 2
     assert files[0].path == "model-00001-of-00002.safetensors"
     assert files[0].size == 4976698672
-    assert digests.parse(files[0].digest) == files[0].digest
+    assert digests.parse_digest(files[0].digest) == files[0].digest
 
 
 @pytest.mark.parametrize("kind", ["weight", "weight.config", "doc", "dataset"])
@@ -151,12 +151,12 @@ def test_point_16_nothing_of_an_artifact_is_taken_where_something_is_refused() -
 
 
 def test_point_16_names_in_archives_are_judged_alike() -> None:
-    assert file_policy.judge("model.safetensors").refusal == ""
-    assert file_policy.judge("tokenizer.model").role == "tokenizer"
-    assert "nothing says" in file_policy.judge("blob").refusal
-    assert file_policy.judge("blob", allow_unsafe=True).role == "unknown"
-    assert "can run programs" in file_policy.judge("a/b.pkl").refusal
-    assert "code is not taken" in file_policy.judge("a/b.py").refusal
+    assert file_policy.evaluate_file("model.safetensors").refusal == ""
+    assert file_policy.evaluate_file("tokenizer.model").role == "tokenizer"
+    assert "nothing says" in file_policy.evaluate_file("blob").refusal
+    assert file_policy.evaluate_file("blob", allow_unsafe=True).role == "unknown"
+    assert "can run programs" in file_policy.evaluate_file("a/b.pkl").refusal
+    assert "code is not taken" in file_policy.evaluate_file("a/b.py").refusal
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_point_16_names_in_archives_are_judged_alike() -> None:
     ],
 )
 def test_names_say_what_files_are(path: str, role: str) -> None:
-    found = kinds.of(path)
+    found = kinds.classify_file(path)
     assert found is not None
     assert found.role == role
 
@@ -192,7 +192,9 @@ def test_names_say_what_files_are(path: str, role: str) -> None:
 def test_unknown_layers_are_refused_and_explained() -> None:
     found = read(one(f"{MODELPACK}weight.v1.gguf"), one("application/vnd.example.thing", "x.json"))
     assert "is no layer of a ModelPack" in found.layers[1].refusal
-    assert contents.explain(found)[2].endswith("refused: application/vnd.example.thing is no layer of a ModelPack")
+    assert contents.explain_contents(found)[2].endswith(
+        "refused: application/vnd.example.thing is no layer of a ModelPack"
+    )
     still = read(one(f"{MODELPACK}weight.v1.gguf"), one("application/vnd.example.thing", "x.json"), allow_unsafe=True)
     with pytest.raises(RefusedError, match="layer 2"):
         still.files()
@@ -226,28 +228,34 @@ def test_a_version_of_docker_that_is_unknown_is_refused() -> None:
 
 def test_a_kit_that_takes_its_model_from_another_says_so() -> None:
     kitfile = b'{"model":{"path":"ghcr.io/a/base:v1"}}'
-    config = Descriptor("application/vnd.kitops.modelkit.config.v1+json", digests.of(kitfile), len(kitfile), {})
+    config = Descriptor(
+        "application/vnd.kitops.modelkit.config.v1+json", digests.compute_digest(kitfile), len(kitfile), {}
+    )
     docs = one("application/vnd.kitops.modelkit.docs.v1.tar")
     with pytest.raises(RefusedError, match=r"takes the model from elsewhere .'ghcr\.io/a/base:v1'"):
-        contents.read(Manifest(OCI_MANIFEST, "", config, (docs,), {}), kitfile).files()
+        contents.read_contents(Manifest(OCI_MANIFEST, "", config, (docs,), {}), kitfile).files()
 
 
 @pytest.mark.parametrize("path", ["../up/model.gguf", "/etc/model.gguf", "./../x"])
 def test_point_04_paths_of_a_kitfile_are_checked(path: str) -> None:
     kitfile = b'{"model":{"path":"%s"}}' % path.encode()
-    config = Descriptor("application/vnd.kitops.modelkit.config.v1+json", digests.of(kitfile), len(kitfile), {})
+    config = Descriptor(
+        "application/vnd.kitops.modelkit.config.v1+json", digests.compute_digest(kitfile), len(kitfile), {}
+    )
     layer = one("application/vnd.kitops.modelkit.model.v1.tar")
-    found = contents.read(Manifest(OCI_MANIFEST, "", config, (layer,), {}), kitfile)
+    found = contents.read_contents(Manifest(OCI_MANIFEST, "", config, (layer,), {}), kitfile)
     with pytest.raises(RefusedError, match="its path"):
         found.files()
 
 
 def test_a_kitfile_with_another_digest_is_refused() -> None:
     layer = one("application/vnd.kitops.modelkit.model.v1.tar")
-    for digest, said in ((layer.digest, ""), (digests.of(b""), "its Kitfile has another digest for it")):
+    for digest, said in ((layer.digest, ""), (digests.compute_digest(b""), "its Kitfile has another digest for it")):
         kitfile = b'{"model":{"path":"model.gguf","digest":"%s"}}' % digest.encode()
-        config = Descriptor("application/vnd.kitops.modelkit.config.v1+json", digests.of(kitfile), len(kitfile), {})
-        found = contents.read(Manifest(OCI_MANIFEST, "", config, (layer,), {}), kitfile)
+        config = Descriptor(
+            "application/vnd.kitops.modelkit.config.v1+json", digests.compute_digest(kitfile), len(kitfile), {}
+        )
+        found = contents.read_contents(Manifest(OCI_MANIFEST, "", config, (layer,), {}), kitfile)
         assert [each.refusal for each in found.layers] == [said]
 
 

@@ -22,7 +22,7 @@ from autoscaler.contract import CatalogueDelta, GatewayId, ModelName, Report, Re
 from autoscaler.controller.loop import TICK_S_MAX, Loop
 from autoscaler.fold.gateway_reports import GONE_KEPT_S, UNWATCHED_SILENT_S
 from autoscaler.server import gateways
-from autoscaler.server.gateways import GATEWAYS_MAX, ContractServer, Feed, take_report
+from autoscaler.server.gateways import GATEWAYS_MAX, ContractServer, Feed, accept_report
 from autoscaler.spec.model import Model
 from autoscaler.state.events import DocumentsSeen, GatewayGone
 from autoscaler.state.world import World
@@ -88,18 +88,18 @@ def test_a_report_that_repeats_the_last_has_nothing_decided_before_the_next_tick
         loop.listeners.append(lambda step: decided_s.append(step.started_s))
         task = asyncio.create_task(loop.run())
         await asyncio.sleep(0)
-        gateways.take_report(loop, report(waiting=2))
+        gateways.accept_report(loop, report(waiting=2))
         await asyncio.sleep(0.1)
         decided_s.clear()
         for sequence in range(3, 12):
-            gateways.take_report(loop, report(sequence=sequence, waiting=2))
+            gateways.accept_report(loop, report(sequence=sequence, waiting=2))
             await asyncio.sleep(0.05)
         assert not decided_s
         last_s = clock() - 0.05
-        gateways.take_report(loop, report(sequence=12, waiting=3))
+        gateways.accept_report(loop, report(sequence=12, waiting=3))
         await asyncio.sleep(0.05)
         assert len(decided_s) == 1
-        gateways.take_report(loop, report(sequence=13, waiting=3))
+        gateways.accept_report(loop, report(sequence=13, waiting=3))
         said_s = clock()
         await asyncio.sleep(TICK_S_MAX)
         assert last_s < loop.world.gateways[GatewayId("g1")].seen_s == said_s, "it is as old as when it came"
@@ -287,7 +287,7 @@ async def test_gateways_that_nothing_watches_are_bounded_and_forgotten(aiohttp_c
     loop = stepped()
     client = await aiohttp_client(ContractServer(loop.loop).application())
     for n in range(GATEWAYS_MAX - 1):
-        take_report(loop.loop, Report(gateway=GatewayId(f"x{n}"), boot="b", sequence=1))
+        accept_report(loop.loop, Report(gateway=GatewayId(f"x{n}"), boot="b", sequence=1))
     loop.step()
     assert (await post(client, json.dumps(WHOLE).encode()))[0] == 503
     assert (await client.get("/v1/routes?gateway=g7")).status == 503

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from autoscaler.schema.cel_rules import RULES
-from autoscaler.schema.crds import LATER, MODEL, TENANT, Kind, files
+from autoscaler.schema.crds import LATER, MODEL, TENANT, CrdKind, render_crds
 from autoscaler.schema.structural import Schema
 from autoscaler.schema.write_crds import field_docs
 from autoscaler.spec.model import Gpu, ModelSpec
@@ -23,9 +23,9 @@ from autoscaler.spec.validation import KEYS
 FOLDER = Path(__file__).parent.parent / "charts" / "pilotlight" / "crds"
 
 
-def schemas(kind: Kind) -> Iterator[tuple[str, Schema]]:
+def schemas(kind: CrdKind) -> Iterator[tuple[str, Schema]]:
     """(path, schema) of everything in the schema of a kind."""
-    found = yaml.safe_load(files(field_docs)[f"{kind.plural}.yaml"])
+    found = yaml.safe_load(render_crds(field_docs)[f"{kind.plural}.yaml"])
     yield from _below(found["spec"]["versions"][0]["schema"]["openAPIV3Schema"], "")
 
 
@@ -43,11 +43,11 @@ def _below(schema: Schema, at: str) -> Iterator[tuple[str, Schema]]:
 
 def test_the_checked_in_definitions_are_what_is_generated() -> None:
     found = {path.name: path.read_text() for path in FOLDER.glob("*.yaml")}
-    assert found == files(field_docs), "run `python -m autoscaler.schema.write_crds charts/pilotlight/crds`"
+    assert found == render_crds(field_docs), "run `python -m autoscaler.schema.write_crds charts/pilotlight/crds`"
 
 
 @pytest.mark.parametrize("kind", [MODEL, TENANT], ids=lambda kind: kind.name)
-def test_schemas_are_structural(kind: Kind) -> None:
+def test_schemas_are_structural(kind: CrdKind) -> None:
     for path, schema in schemas(kind):
         loose = "x-kubernetes-preserve-unknown-fields" in schema or "x-kubernetes-int-or-string" in schema
         assert isinstance(schema.get("type"), str) or loose, path
@@ -75,13 +75,13 @@ def test_no_field_of_a_spec_accepts_values_of_unbounded_depth() -> None:
 
 def test_definitions_are_small_enough_for_a_client_side_apply() -> None:
     """`kubectl apply` keeps the definition in an annotation. All annotations have at most 256 KiB."""
-    for text in files(field_docs).values():
+    for text in render_crds(field_docs).values():
         assert len(msgspec.json.encode(yaml.safe_load(text))) < 128 << 10
 
 
 def test_every_rule_is_somewhere() -> None:
     """A type or key that was renamed would silently lose its rules."""
-    shown = str([yaml.safe_load(text) for text in files(field_docs).values()])
+    shown = str([yaml.safe_load(text) for text in render_crds(field_docs).values()])
     for rules in RULES.values():
         for rule in rules:
             assert repr(rule.rule) in shown, rule

@@ -10,7 +10,7 @@ import pytest
 
 from artifacts.credentials import docker_config
 from artifacts.credentials.docker_config import Login
-from artifacts.credentials.keychain import ConfigFiles, usual
+from artifacts.credentials.keychain import ConfigFiles, list_config_paths
 from artifacts.errors import PolicyError
 from tests.kit.credential_program import program
 
@@ -23,8 +23,8 @@ def auth(user: str, password: str) -> dict[str, str]:
 
 def login(auths: dict[str, dict[str, str]], host: str, repository: str = "team/model") -> str:
     """The user that is found, - for none."""
-    found = docker_config.config(json.dumps({"auths": auths}), "config.json")
-    one = docker_config.login(found, host, repository, "config.json")
+    found = docker_config.parse_config(json.dumps({"auths": auths}), "config.json")
+    one = docker_config.find_login(found, host, repository, "config.json")
     return "-" if one is None else one.user
 
 
@@ -63,8 +63,8 @@ def test_an_entry_is_its_host_s_alone(auths: dict[str, dict[str, str]], host: st
     ],
 )
 def test_kubernetes_entries_may_have_stars(key: str, host: str, *, fits: bool) -> None:
-    secret = docker_config.config(json.dumps({"auths": {key: auth("a", "p")}}), "secret")
-    assert docker_config.logins([secret], host, "team/model") == ([Login("a", "p")] if fits else [])
+    secret = docker_config.parse_config(json.dumps({"auths": {key: auth("a", "p")}}), "secret")
+    assert docker_config.list_logins([secret], host, "team/model") == ([Login("a", "p")] if fits else [])
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_kubernetes_entries_may_have_stars(key: str, host: str, *, fits: bool) -
 )
 def test_a_file_that_is_none_says_its_name_and_nothing_of_it(text: str) -> None:
     with pytest.raises(PolicyError, match=r"^/home/me/config.json: ") as refused:
-        docker_config.config(text, "/home/me/config.json")
+        docker_config.parse_config(text, "/home/me/config.json")
     assert "evil" not in str(refused.value)
 
 
@@ -118,8 +118,8 @@ async def test_a_credential_program_is_asked_for_its_host(tmp_path: Path, monkey
 
 def test_where_the_files_are() -> None:
     home = Path("/home/me")
-    assert usual({}, home) == [home / ".config/containers/auth.json", home / ".docker/config.json"]
+    assert list_config_paths({}, home) == [home / ".config/containers/auth.json", home / ".docker/config.json"]
     env = {"DOCKER_CONFIG": "/d", "XDG_RUNTIME_DIR": "/run/user/1"}
-    assert usual(env, home)[0] == Path("/run/user/1/containers/auth.json")
-    assert usual(env, home)[-1] == Path("/d/config.json")
-    assert usual({"REGISTRY_AUTH_FILE": "/a"}, home) == [Path("/a")]
+    assert list_config_paths(env, home)[0] == Path("/run/user/1/containers/auth.json")
+    assert list_config_paths(env, home)[-1] == Path("/d/config.json")
+    assert list_config_paths({"REGISTRY_AUTH_FILE": "/a"}, home) == [Path("/a")]

@@ -6,14 +6,14 @@ from datetime import UTC, datetime
 
 import pytest
 
-from autoscaler.spec.cron import begins, parse, zone_of
+from autoscaler.spec.cron import list_occurrences, parse_cron, zone_of
 
 DAY_S = 86_400.0
 
 
 def moments(text: str, zone: str, day: str, days: float = 1.0) -> list[str]:
     since_s = datetime.fromisoformat(day).replace(tzinfo=UTC).timestamp()
-    found = begins(text, zone, since_s, since_s + days * DAY_S)
+    found = list_occurrences(text, zone, since_s, since_s + days * DAY_S)
     return [datetime.fromtimestamp(one, UTC).strftime("%d %H:%M") for one in found]
 
 
@@ -49,7 +49,7 @@ def test_a_moment_that_the_clocks_leave_out_comes_and_one_that_comes_twice_count
 )
 def test_what_is_none_says_what_was_expected(text: str) -> None:
     with pytest.raises(ValueError, match="expected"):
-        parse(text)
+        parse_cron(text)
 
 
 @pytest.mark.parametrize("name", ["Europe/Nowhere", "../etc/passwd", "/etc/localtime", "", "\0"])

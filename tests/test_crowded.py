@@ -14,14 +14,14 @@ from autoscaler.contract import ReplicaId
 from autoscaler.explain.decision_log import Log
 from autoscaler.explain.model import explain_model
 from autoscaler.fold.fold import Observation, fold
-from autoscaler.kubernetes.resources.event_log import Happening, happenings
+from autoscaler.kubernetes.resources.event_log import ModelEvent, derive_step_events
 from autoscaler.planner.plan import plan
 from autoscaler.queries import stranded_pods
-from autoscaler.queries.overcommit import crowded, leaving
+from autoscaler.queries.overcommit import list_crowded_slices, list_excess_replicas
 from autoscaler.slicing import registry, usage
 from autoscaler.slicing.dra_claims import Got
-from autoscaler.slicing.hami import Held
-from autoscaler.slicing.usage import really
+from autoscaler.slicing.hami import HamiAllocation
+from autoscaler.slicing.usage import resolve_actual_slices
 from autoscaler.state.actions import DrainReplica, StartReplica, StopReplica
 from autoscaler.state.events import Seen
 from autoscaler.state.lifecycle import ReplicaState as S
@@ -86,7 +86,7 @@ def test_one_event_tells_it_and_explain_does() -> None:
     at = world((A, B), BIG, [replica(B, "b", ["n/x"])])
     now, moves = fold(at, [held_by("b", ("n/y",))], T0)
     why = "it was given n/y, and not n/x, which was chosen"
-    assert list(happenings(moves, (), at, now)) == [Happening(B.name, "Misplaced", f"b: {why}", "Warning")]
+    assert list(derive_step_events(moves, (), at, now)) == [ModelEvent(B.name, "Misplaced", f"b: {why}", "Warning")]
     told = explain_model(now, plan(now, T0), Log(), B.name, T0)
     assert f"on n/y ({why})" in " ".join(told.sentences)
 
@@ -124,7 +124,7 @@ def test_who_is_found_is_found_where_it_is() -> None:
 def test_case_23_where_two_share_what_one_should_have_the_younger_goes_and_starts_elsewhere() -> None:
     there = both(("n/x", ()), ("n/x", ("n/y",)))
     assert goes(there) == {"b": "it was given n/x, and not n/y, which was chosen; n/x has no room for it: a is there"}
-    assert crowded(there) == {"n/x": "more is on it than it has: a, b are there, and not by our choice"}
+    assert list_crowded_slices(there) == {"n/x": "more is on it than it has: a, b are there, and not by our choice"}
     now, _ = after(there, *plan(there, T0).actions)
     assert not goes(now), "once"
     asks = gateway(levels=[level("a", running=1), level("b", waiting=1)])
@@ -134,15 +134,15 @@ def test_case_23_where_two_share_what_one_should_have_the_younger_goes_and_start
 
 def test_who_is_in_the_way_of_nobody_who_stays_stays() -> None:
     there = both(("n/x", ()), ("n/x", ("n/y",)))
-    assert list(leaving(there)) == ["b"]
-    assert leaving(there, {ReplicaId("a")}) == {}
+    assert list(list_excess_replicas(there)) == ["b"]
+    assert list_excess_replicas(there, {ReplicaId("a")}) == {}
 
 
 def test_case_23_the_younger_goes_also_where_the_older_is_the_one_that_was_put_there() -> None:
     there = both(("n/x", ("n/y",)), ("n/x", ()))
     assert goes(there) == {"b": "n/x has no room for it: a is there"}
     now, moves = after(there, *plan(there, T0).actions)
-    told = list(happenings(moves, (), there, now))
+    told = list(derive_step_events(moves, (), there, now))
     assert [(one.model, one.reason) for one in told] == [("b", "Evicted")]
 
 
@@ -152,7 +152,7 @@ def test_who_is_elsewhere_and_fits_stays() -> None:
     moved = replace(there.replicas[ReplicaId("b")], memory_bytes=small.memory_bytes)
     there = world((A, small), BIG, [there.replicas[ReplicaId("a")], moved], gateways=there.gateways.values())
     assert not goes(there)
-    assert not crowded(there)
+    assert not list_crowded_slices(there)
 
 
 def test_nothing_more_starts_where_there_is_too_much_until_who_goes_has_gone() -> None:
@@ -170,25 +170,25 @@ def test_who_goes_is_not_taken_back_and_its_node_is_tried_again_at_once_but_not_
     there = both(("n/x", ()), ("n/x", ("n/y",)))
     now, _ = after(there, *plan(there, T0).actions)
     assert not [one for one in plan(now, T0).actions if not isinstance(one, StartReplica)], "nor revived"
-    assert not stranded_pods.avoided(now, B.name, T0)
+    assert not stranded_pods.list_avoided_nodes(now, B.name, T0)
     again = replica(B, "b2", ["n/x"], chosen=(SliceId("n/y"),), created_s=T0)
     later = replace(now, replicas={ReplicaId("a"): there.replicas[ReplicaId("a")], again.id: again})
     later = world((A, B), BIG, later.replicas.values(), gateways=there.gateways.values(), shuns=now.shuns)
     later, _ = after(later, *plan(later, T0).actions)
-    assert stranded_pods.avoided(later, B.name, T0) == ("n0",)
+    assert stranded_pods.list_avoided_nodes(later, B.name, T0) == ("n0",)
 
 
 # --- pods of others --------------------------------------------------------------------------------------------------
 
 
-def hami(*held: Held, count: int = 10) -> tuple[Slice, ...]:
+def hami(*held: HamiAllocation, count: int = 10) -> tuple[Slice, ...]:
     """Two cards of 80Gi, of which others have these."""
-    there = registry.inventory(hami_node(card(count=count), card("GPU-bbbb")))
-    return usage.left(there, usage.of_cards(NODE, held))[0]
+    there = registry.list_slices(hami_node(card(count=count), card("GPU-bbbb")))
+    return usage.subtract_usage(there, usage.list_card_usage(NODE, held))[0]
 
 
 def test_case_23_what_others_have_of_a_card_counts_also_where_ours_was_first() -> None:
-    slices = hami(Held(0, "GPU-aaaa", 40 * GIB, 0))
+    slices = hami(HamiAllocation(0, "GPU-aaaa", 40 * GIB, 0))
     assert [(one.theirs, one.memory_bytes) for one in slices] == [(1, 40 * GIB), (0, 80 * GIB)]
     one = replica(A, "a", [slices[0].id])
     there = world((A,), slices, [one], gateways=[gateway(levels=[level("a", running=1)])])
@@ -197,7 +197,7 @@ def test_case_23_what_others_have_of_a_card_counts_also_where_ours_was_first() -
     now = _asked(now, gateway(levels=[level("a", waiting=1)]))
     starts = [one.replica.slices for one in plan(now, T0).actions if isinstance(one, StartReplica)]
     assert starts == [(slices[1].id,)]
-    few = hami(Held(0, "GPU-aaaa", 20 * GIB, 0))
+    few = hami(HamiAllocation(0, "GPU-aaaa", 20 * GIB, 0))
     assert not goes(replace(there, slices={one.id: one for one in few})), "there is room for both"
 
 
@@ -205,7 +205,7 @@ def test_a_claim_of_ours_of_which_nothing_is_known_yet_evicts_nobody() -> None:
     slices = hami()
     counted = slices[0].counted
     for ours, many in ((True, 0), (False, 1)):
-        left, _ = usage.left(slices, [(counted, usage.Taken(None, ours=ours))])
+        left, _ = usage.subtract_usage(slices, [(counted, usage.DeviceUsage(None, ours=ours))])
         assert left[0].theirs == many
 
 
@@ -214,7 +214,7 @@ def test_a_claim_of_ours_of_which_nothing_is_known_yet_evicts_nobody() -> None:
 
 def test_a_card_takes_as_many_tasks_as_hami_lets_it_those_of_others_counted() -> None:
     of = [model(f"m{number}", 2, residency_seconds=1000.0) for number in range(3)]
-    slices = hami(Held(0, "GPU-aaaa", GIB, 0), count=3)[:1]
+    slices = hami(HamiAllocation(0, "GPU-aaaa", GIB, 0), count=3)[:1]
     assert (slices[0].holders_max, slices[0].theirs) == (3, 1)
     known = [replica(one, one.name, [slices[0].id], created_s=T0 - 50) for one in of[:2]]
     asks = gateway(levels=[level("m0", running=1), level("m1", running=1), level("m2", waiting=1)])
@@ -272,8 +272,8 @@ def _acted(there: World, now_s: float) -> World:
 
 # --- what a pod really has -------------------------------------------------------------------------------------------
 
-HAMI = {one.id: one for one in registry.inventory(hami_node(card(), card("GPU-bbbb")))}
-NPU = {one.id: one for one in registry.inventory(npu_node("NPU-1", "NPU-2"))}
+HAMI = {one.id: one for one in registry.list_slices(hami_node(card(), card("GPU-bbbb")))}
+NPU = {one.id: one for one in registry.list_slices(npu_node("NPU-1", "NPU-2"))}
 WHOLE = {
     SliceId(f"{node}/gpu{at}"): replace(device(f"{node}/gpu{at}", 80, node), handle="nvidia.com/gpu", shared=False)
     for node in ("n1", "n2")
@@ -303,7 +303,7 @@ WHOLE = {
 def test_what_a_pod_really_has(
     known: dict[SliceId, Slice], chosen: str, node: str, seen: dict[str, list[str]], there: tuple[str, ...]
 ) -> None:
-    cards = [Held(0, uuid, GIB, 0) for uuid in seen.get("cards", ())]
+    cards = [HamiAllocation(0, uuid, GIB, 0) for uuid in seen.get("cards", ())]
     got = [Got("gpu", entry, None) for entry in seen.get("got", ())]
     held = [SliceId(one) for one in seen.get("held", ())]
-    assert really([SliceId(chosen)], node, known, lambda: held, cards=cards, got=got) == there
+    assert resolve_actual_slices([SliceId(chosen)], node, known, lambda: held, cards=cards, got=got) == there

@@ -6,18 +6,18 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
-from autoscaler.placement.mig_candidates import possible
-from autoscaler.placement.model.bins import want_of
-from autoscaler.placement.model.types import Force, Missing
+from autoscaler.placement.mig_candidates import list_mig_candidates
+from autoscaler.placement.model.bins import build_placement_request
+from autoscaler.placement.model.types import EvictionLevel, Unplaced
 from autoscaler.planner.plan import plan
-from autoscaler.provisioning.feasibility import misfits
+from autoscaler.provisioning.feasibility import list_unplaceable_models
 from autoscaler.queries.memory import spare_bytes
-from autoscaler.queries.mig_status import CUT_S_MAX, TRIES_MAX, profiles
-from autoscaler.rearrange.mig_repartition import EVERY_S, NODE_EVERY_S, NODES_MAX, WAIT_S, WANTS_MAX, cut
+from autoscaler.queries.mig_status import CUT_S_MAX, TRIES_MAX, list_profiles
+from autoscaler.rearrange.mig_repartition import EVERY_S, NODE_EVERY_S, NODES_MAX, WAIT_S, WANTS_MAX, plan_repartition
 from autoscaler.spec.model import Gpu
 from autoscaler.spec.pod import Pod
 from autoscaler.state.node_labels import Taint
-from autoscaler.state.resources import Host
+from autoscaler.state.resources import HostResources
 from autoscaler.state.world import NodeId, World
 from tests.kit.recut import PRODUCT, SMALL, asked, beside, cores, cuttable, many, order, slices, town, why
 from tests.kit.worlds import T0, device, gateway, level, model, world
@@ -43,7 +43,7 @@ def test_what_no_node_has_cpu_for_is_not_made_possible_by_cutting() -> None:
     at = world(slices=slices(_1g_10gb="7"), cuttable={"n1": cuttable()}, hosts=beside(8, 8), **many(["x"], **cores(64)))
     (unmet,) = plan(at, T0).unmet
     assert (order(at), unmet.never, "cut anew" in unmet.reason) == (None, True, False)
-    assert misfits(at).keys() == {"x"}
+    assert list_unplaceable_models(at).keys() == {"x"}
 
 
 def test_a_node_is_cut_for_as_many_as_it_has_cpu_for() -> None:
@@ -59,9 +59,9 @@ def test_a_node_is_cut_for_as_many_as_it_has_cpu_for() -> None:
 def test_no_order_is_given_where_a_free_cut_that_is_shown_fits() -> None:
     """Whatever else keeps the Want from it."""
     at = town(there=slices(_3g_40gb="2"))
-    want = want_of(at.models[ModelName("big")], 0, T0 - WAIT_S, Force.BUSY, "")
-    assert cut((Missing(want, "why"),), at, T0).order is None
-    assert cut((Missing(want, "why"),), town(there=slices(_1g_10gb="7")), T0).order is not None
+    want = build_placement_request(at.models[ModelName("big")], 0, T0 - WAIT_S, EvictionLevel.BUSY, "")
+    assert plan_repartition((Unplaced(want, "why"),), at, T0).order is None
+    assert plan_repartition((Unplaced(want, "why"),), town(there=slices(_1g_10gb="7")), T0).order is not None
 
 
 def test_no_order_is_given_that_would_change_nothing() -> None:
@@ -81,7 +81,7 @@ def test_all_who_wait_for_a_node_that_can_be_cut_are_told_so_however_many() -> N
     )  # fmt: skip
     found = plan(at, T0)
     assert (len(found.unmet), [one.model for one in found.unmet if one.never]) == (len(names), [])
-    assert misfits(at) == {}
+    assert list_unplaceable_models(at) == {}
 
 
 def test_who_fits_nowhere_keeps_nobody_from_being_looked_at() -> None:
@@ -110,17 +110,17 @@ def test_a_node_that_can_be_cut_is_found_behind_many_that_cannot(first: str) -> 
     action = order(at)
     assert action is not None
     assert action.order.node == "z"
-    assert misfits(at) == {}
+    assert list_unplaceable_models(at) == {}
 
 
 def test_nodes_that_are_alike_are_one_for_what_could_be() -> None:
     nodes = {f"n{number}": cuttable(f"n{number}") for number in range(9)}
     one = world(cuttable={"n0": nodes["n0"]})
-    assert len(possible(world(cuttable=nodes))) == len(possible(one)) > 0
+    assert len(list_mig_candidates(world(cuttable=nodes))) == len(list_mig_candidates(one)) > 0
     nodes["n8"] = cuttable("n8", labels={"zone": "z"})
     nodes["n7"] = cuttable("n7", product="NVIDIA-A30")
-    large = {NodeId("n6"): Host(8000, 64 << 30, 8000, 64 << 30)}
-    found = possible(world(cuttable=nodes, hosts=large))
+    large = {NodeId("n6"): HostResources(8000, 64 << 30, 8000, 64 << 30)}
+    found = list_mig_candidates(world(cuttable=nodes, hosts=large))
     assert {shelf.slice.node for shelf in found} == {"n0", "n6", "n7", "n8"}
 
 
@@ -132,8 +132,8 @@ def test_who_is_kept_off_a_node_for_now_is_not_refused() -> None:
 
 def test_the_last_try_may_still_succeed() -> None:
     at = town(cuttable(state="pending", **asked(TRIES_MAX)))
-    assert (misfits(at), "it fits there then" in why(at)) == ({}, True)
-    assert misfits(town(cuttable(state="failed", **asked(TRIES_MAX)))).keys() == {"big"}
+    assert (list_unplaceable_models(at), "it fits there then" in why(at)) == ({}, True)
+    assert list_unplaceable_models(town(cuttable(state="failed", **asked(TRIES_MAX)))).keys() == {"big"}
 
 
 def test_an_elastic_want_gets_a_cut_for_all_that_it_asks_else_for_what_it_makes_do_with() -> None:
@@ -150,9 +150,9 @@ def test_an_elastic_want_gets_a_cut_for_all_that_it_asks_else_for_what_it_makes_
     action = order(huge)
     assert action is not None
     assert action.order.cuts == (("7g.80gb",),)
-    assert misfits(huge) == {}
+    assert list_unplaceable_models(huge) == {}
     action = order(elastic(10.0, 10))
     assert action is not None
-    assert "1g.10gb" not in profiles(action.order.cuts), "there is more for it"
+    assert "1g.10gb" not in list_profiles(action.order.cuts), "there is more for it"
     shown = replace(elastic(10.0, 10), cuttable={"n1": cuttable(state="pending", **asked(1, T0 - 1, (SMALL,)))})
     assert "it fits there then" in why(shown), "no other is cut for it"

@@ -12,16 +12,16 @@ from msgspec.structs import replace
 from autoscaler.fold.fold import fold
 from autoscaler.fold.mig import REFUSED_S
 from autoscaler.planner.plan import plan
-from autoscaler.provisioning.feasibility import misfits
-from autoscaler.queries.cordons import closed
-from autoscaler.queries.mig_status import CUT_S_MAX, RETRY_S, TRIES_MAX, config_of, configs_of, profiles
-from autoscaler.rearrange.mig_repartition import EVERY_S, NODE_EVERY_S, WAIT_S, laid_out
-from autoscaler.slicing.mig_placement import Fleet, Found
+from autoscaler.provisioning.feasibility import list_unplaceable_models
+from autoscaler.queries.cordons import explain_closed_slice
+from autoscaler.queries.mig_status import CUT_S_MAX, RETRY_S, TRIES_MAX, config_of, configs_of, list_profiles
+from autoscaler.rearrange.mig_repartition import EVERY_S, NODE_EVERY_S, WAIT_S, allocate_profiles
+from autoscaler.slicing.mig_placement import Fleet, MigPlacement
 from autoscaler.state.actions import Acted
 from autoscaler.state.events import LeadingSeen
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.mig import CutRefused, Cuttable, CuttableSeen
-from autoscaler.state.operator_orders import Cordon, Place
+from autoscaler.state.mig import CutRefused, CuttableSeen, MigNode
+from autoscaler.state.operator_orders import Cordon, CordonTarget
 from autoscaler.state.world import History, SliceId
 from tests.kit.recut import CONFIG, H100, asked, cuttable, order, slices, town, why
 from tests.kit.worlds import T0, device, gateway, level, model, replica, world
@@ -45,9 +45,9 @@ def test_nobody_cuts_what_settings_do_not_let_us_cut() -> None:
 
 
 def test_what_could_be_cut_is_not_called_impossible() -> None:
-    assert misfits(town()) == {}
-    assert misfits(replace(town(), cuttable={})).keys() == {"big"}
-    assert misfits(town(want_gi=90.0)).keys() == {"big"}, "no profile is so large"
+    assert list_unplaceable_models(town()) == {}
+    assert list_unplaceable_models(replace(town(), cuttable={})).keys() == {"big"}
+    assert list_unplaceable_models(town(want_gi=90.0)).keys() == {"big"}, "no profile is so large"
 
 
 @pytest.mark.parametrize("state", list(S))
@@ -81,7 +81,7 @@ def test_a_replica_on_a_cut_that_is_no_slice_any_more_keeps_its_node() -> None:
         (cuttable(usable=False), "when its turn comes"),
     ],
 )
-def test_a_node_that_cannot_be_cut_now_is_left_alone_and_why_is_said(node: Cuttable, said: str) -> None:
+def test_a_node_that_cannot_be_cut_now_is_left_alone_and_why_is_said(node: MigNode, said: str) -> None:
     assert order(town(node)) is None
     assert said in why(town(node))
 
@@ -91,11 +91,11 @@ def test_where_all_cuts_must_be_alike_none_is_possible_and_why_is_said() -> None
     (unmet,) = plan(at, T0).unmet
     assert (order(at), unmet.never) == (None, True)
     assert "takes MIG strategy mixed" in unmet.reason
-    assert misfits(at).keys() == {"big"}
+    assert list_unplaceable_models(at).keys() == {"big"}
 
 
 def test_a_cordoned_node_is_left_alone() -> None:
-    place = Place("node", "n1")
+    place = CordonTarget("node", "n1")
     assert order(town(cordons={place: Cordon(place=place, node="n1", since_s=T0)})) is None
 
 
@@ -122,17 +122,17 @@ def test_what_is_on_its_way_is_closed_and_serves_who_waits_for_it() -> None:
     after, _ = fold(at, [Acted(action=action)], T0)
     assert order(after, T0 + EVERY_S) is None
     assert "node n1 is being cut anew, and it fits there then" in why(after)
-    shut = {one.node for one in after.slices.values() if closed(after, one)}
+    shut = {one.node for one in after.slices.values() if explain_closed_slice(after, one)}
     assert shut == {"n1"}
     shown = cuttable(state="pending", config=action.order.config, order=action.order)
     after, _ = fold(after, [CuttableSeen(nodes=(shown, cuttable("n2")))], T0 + 1)
     assert not after.cutting, "its node shows it"
     assert order(after, T0 + EVERY_S) is None
-    assert {one.node for one in after.slices.values() if closed(after, one)} == {"n1"}
+    assert {one.node for one in after.slices.values() if explain_closed_slice(after, one)} == {"n1"}
     done = replace(shown, state="success")
     after, _ = fold(after, [CuttableSeen(nodes=(done, cuttable("n2")))], T0 + 2)
     assert order(after, T0 + EVERY_S) is None, "its device plug-in does not show the cuts yet"
-    assert not any(closed(after, one) for one in after.slices.values())
+    assert not any(explain_closed_slice(after, one) for one in after.slices.values())
 
 
 def test_what_is_left_of_a_node_is_cut_as_it_was_wanted_lately() -> None:
@@ -145,7 +145,7 @@ def test_what_is_left_of_a_node_is_cut_as_it_was_wanted_lately() -> None:
         at = world(models, [], [], [waits], histories=known, cuttable={"n1": cuttable(gpus=2)})
         action = order(at)
         assert action is not None
-        return Counter(profiles(action.order.cuts))
+        return Counter(list_profiles(action.order.cuts))
 
     small, mid, neither = cut_for("small"), cut_for("mid"), cut_for()
     assert small["1g.10gb"] > mid["1g.10gb"] == neither["1g.10gb"]
@@ -163,14 +163,14 @@ def test_an_order_that_is_refused_is_not_given_again_at_once_and_why_is_said() -
     at, _ = fold(at, [CutRefused(node="n1", reason="pod a/b has a device of it")], T0)
     assert order(at, T0 + REFUSED_S - 0.1) is None
     assert "but pod a/b has a device of it" in why(at)
-    assert not any(closed(at, one) for one in at.slices.values())
+    assert not any(explain_closed_slice(at, one) for one in at.slices.values())
     assert order(at, T0 + REFUSED_S) is not None
 
 
 def test_what_failed_is_tried_again_so_often_then_the_node_is_out_and_others_go_on() -> None:
     for tries in range(1, TRIES_MAX):
         at = town(cuttable(state="failed", **asked(tries)))
-        assert all(closed(at, one) for one in at.slices.values())
+        assert all(explain_closed_slice(at, one) for one in at.slices.values())
         assert order(at) is None
         action = order(at, T0 - 1 + RETRY_S[tries - 1])
         assert action is not None
@@ -179,7 +179,7 @@ def test_what_failed_is_tried_again_so_often_then_the_node_is_out_and_others_go_
     at = town(cuttable(state="failed", **asked(TRIES_MAX)))
     assert order(at, T0 + 10 * CUT_S_MAX) is None
     assert "could not be cut anew in 3 tries" in plan(at, T0).unmet[0].reason
-    assert all("could not be cut anew in 3 tries" in closed(at, one) for one in at.slices.values())
+    assert all("could not be cut anew in 3 tries" in explain_closed_slice(at, one) for one in at.slices.values())
     both = town(cuttable(state="failed", **asked(TRIES_MAX)), cuttable("n2"))
     action = order(both, T0 + EVERY_S)
     assert action is not None
@@ -226,7 +226,7 @@ def test_the_node_on_which_most_find_a_place_is_cut() -> None:
     action = order(at)
     assert action is not None
     assert action.order.node == "n2"
-    assert {"7g.80gb", "3g.40gb"} <= {*profiles(action.order.cuts)}
+    assert {"7g.80gb", "3g.40gb"} <= {*list_profiles(action.order.cuts)}
 
 
 def test_who_gets_a_place_there_now_keeps_its_node_from_being_cut() -> None:
@@ -275,17 +275,17 @@ Cuts = st.lists(st.sampled_from([one.name for one in H100.profiles if not one.me
 def test_what_is_laid_out_is_possible_and_what_is_wanted_comes_first(
     wanted: list[str], there: list[str], gpus: int, shares: dict[str, float]
 ) -> None:
-    cuts = laid_out(H100, gpus, wanted, Counter(there), shares)
-    assert cuts == laid_out(H100, gpus, wanted, Counter(there), shares), "same input, same answer"
+    cuts = allocate_profiles(H100, gpus, wanted, Counter(there), shares)
+    assert cuts == allocate_profiles(H100, gpus, wanted, Counter(there), shares), "same input, same answer"
     assert len(cuts) == gpus
     for gpu in cuts:
         fleet = Fleet()
         fleet.add(device("gpu").device, H100)
         large = sorted(gpu, key=lambda name: -H100.profile(name).size)
         made = [fleet.start(name) for name in large]
-        assert all(isinstance(one, Found) for one in made), f"{gpu} is no layout"
+        assert all(isinstance(one, MigPlacement) for one in made), f"{gpu} is no layout"
     if wanted:
-        assert wanted[0] in profiles(cuts)
+        assert wanted[0] in list_profiles(cuts)
 
 
 @settings(deadline=None)

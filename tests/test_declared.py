@@ -38,7 +38,7 @@ A100 = nodes("A100", 80, 2, pool="a100")
 
 def offered(on: tuple[NodeKind, ...], *quotas: Quota, replicas: tuple[Replica, ...] = ()) -> dict[str, str]:
     """Slice -> why it is closed."""
-    there = declared.slices(on, quotas, {one.id: one for one in replicas})
+    there = declared.build_declared_slices(on, quotas, {one.id: one for one in replicas})
     return {slice_.id: slice_.closed for slice_ in there}
 
 
@@ -47,18 +47,20 @@ def held(of: Model, *on: str, state: S = S.READY, **fields: Any) -> Replica:
 
 
 def test_each_entry_is_one_node_of_a_name_that_no_node_can_have() -> None:
-    first, *others = declared.slices((T4, A100), (), {})
+    first, *others = declared.build_declared_slices((T4, A100), (), {})
     assert (first.id, first.node, first.product, first.memory_bytes) == ("nodes[0]/gpu0", "nodes[0]", "T4", 16 * GI)
     assert (first.labels, first.labels_known) == ({"pool": "t4"}, False)
     assert [other.id for other in others] == ["nodes[1]/gpu0", "nodes[1]/gpu1"]
 
 
 def test_the_scheduler_is_told_the_labels_of_the_entry() -> None:
-    assert declared.selector_of((T4, A100), (SliceId("nodes[1]/gpu0"), SliceId("nodes[1]/gpu1"))) == {"pool": "a100"}
-    assert declared.selector_of((), (SliceId("quota[]/gpu0"),)) == {}
-    assert declared.selector_of((T4,), (SliceId("nodes[7]/gpu0"),)) == {}, "it was declared once"
-    assert declared.selector_of((T4,), (SliceId("node-1/gpu0"),)) is None, "a node that the plan chose"
-    assert declared.selector_of((T4,), ()) is None
+    assert declared.find_node_selector((T4, A100), (SliceId("nodes[1]/gpu0"), SliceId("nodes[1]/gpu1"))) == {
+        "pool": "a100"
+    }
+    assert declared.find_node_selector((), (SliceId("quota[]/gpu0"),)) == {}
+    assert declared.find_node_selector((T4,), (SliceId("nodes[7]/gpu0"),)) == {}, "it was declared once"
+    assert declared.find_node_selector((T4,), (SliceId("node-1/gpu0"),)) is None, "a node that the plan chose"
+    assert declared.find_node_selector((T4,), ()) is None
 
 
 def test_a_quota_bounds_what_is_declared_and_stands_for_it_where_nothing_is() -> None:
@@ -108,7 +110,7 @@ def test_a_quota_of_gpus_for_all_pods_is_read(spec: Object, found: Quota | None)
 
 def made(models: tuple[Model, ...], *replicas: Replica, waiting: str, on: tuple[NodeKind, ...] = (T4,)) -> World:
     """Calls wait for these Models."""
-    slices = declared.slices(on, (), {one.id: one for one in replicas})
+    slices = declared.build_declared_slices(on, (), {one.id: one for one in replicas})
     return world(models, slices, replicas, [gateway(levels=[level(name, 1) for name in waiting])])
 
 
@@ -155,21 +157,21 @@ async def test_slices_are_told_when_a_quota_or_the_settings_change() -> None:
 
 @pytest.mark.parametrize("slicing", [NodeSlicing("mig"), NodeSlicing("dra"), NodeSlicing("hami", template="vir04")])
 def test_parts_that_only_nodes_tell_are_closed_and_the_reason_says_what_to_do(slicing: NodeSlicing) -> None:
-    told = declared.slices((replace(A100, slicing=slicing),), (), {})
+    told = declared.build_declared_slices((replace(A100, slicing=slicing),), (), {})
     assert {one.closed for one in told} == {declared.UNTOLD.format(kind=slicing.kind)}
 
 
 def test_cards_of_hami_are_shared_by_memory_and_none_is_asked_for_by_its_name() -> None:
     kinds = (replace(A100, slicing=NodeSlicing("hami"), device=replace(A100.device, count=2)),)
-    told = declared.slices(kinds, (), {})
+    told = declared.build_declared_slices(kinds, (), {})
     assert [(one.shared, one.closed, one.holders_max, one.kind) for one in told] == [(True, "", 10, "hami")] * 2
     assert {one.memory_bytes for one in told} == {A100.device.memory_bytes}
     ranked = Settings(priority_classes=(PriorityClass(0, "usual", hami_priority=1),)).priority_class(5)
-    asks = declared.fields(kinds, replica(model("a", 8), "r", [told[0].id]), ranked)
+    asks = declared.find_pod_fields(kinds, replica(model("a", 8), "r", [told[0].id]), ranked)
     assert asks is not None
     assert asks.limits == {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "8192", "nvidia.com/priority": "1"}
     assert (asks.scheduler, sorted(asks.annotations)) == (
         "hami-scheduler", ["hami.io/gpu-scheduler-policy", "hami.io/node-scheduler-policy"],
     )  # fmt: skip
     quota = Quota("q", hard=1, used=0)
-    assert len(declared.slices(kinds, (quota,), {})) == 1, "no more cards than pods may ask for"
+    assert len(declared.build_declared_slices(kinds, (quota,), {})) == 1, "no more cards than pods may ask for"

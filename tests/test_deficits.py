@@ -23,7 +23,7 @@ from autoscaler.state.capacity_orders import (
     ProviderTroubled,
 )
 from autoscaler.state.events import LeadingSeen, Reported, Seen, Synced
-from autoscaler.state.resources import Host
+from autoscaler.state.resources import HostResources
 from tests.kit.observed import seen_of
 from tests.kit.offered import (
     A,
@@ -114,7 +114,7 @@ def test_where_memory_of_the_node_is_short_a_node_is_added() -> None:
     """Two nodes are full; who needs a GPU has one attached, who needs memory has a node."""
     hungry = model("a", 16, high=4, slots=1, resources=Resources(requests={"memory": "64Gi"}))
     told_ = gateway(levels=[level("a", 1, wait_s=60.0)])
-    hosts = {device(node="w1").node: Host(8000, 32 * GI, 8000, 32 * GI)}
+    hosts = {device(node="w1").node: HostResources(8000, 32 * GI, 8000, 32 * GI)}
     begin = world([hungry], [device("cpu", 1, "w1")], gateways=[told_], leading_since_s=T0 - 500, hosts=hosts)
     assert orders(plan(offered(begin, offer(), cloud(price_per_hour=9.0)), T0).actions) == [("cloud", 1)]
     modest = world([A], [device("cpu", 1, "w1")], gateways=[told_], leading_since_s=T0 - 500, hosts=hosts)

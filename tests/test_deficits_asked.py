@@ -9,8 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler.controller.loop import Loop
-from autoscaler.placement.model.types import Want
-from autoscaler.placement.simulate import Ground, devices_for
+from autoscaler.placement.model.types import PlacementRequest
+from autoscaler.placement.simulate import SimulationContext, devices_for
 from autoscaler.planner.plan import plan
 from autoscaler.provisioning import provisioner
 from autoscaler.provisioning.provisioner import ORDERS_MAX
@@ -18,7 +18,7 @@ from autoscaler.spec.model import ReplicaRange, ReplicaWindow
 from autoscaler.spec.pod import Pod, Resources
 from autoscaler.state.capacity_orders import AcquireOrder, Offer, ReleaseOrder
 from autoscaler.state.events import ClockSeen
-from autoscaler.state.resources import Host
+from autoscaler.state.resources import HostResources
 from autoscaler.state.world import NodeId
 from tests.kit.offered import cloud, offer, offered, orders, surge, told
 from tests.kit.steps import IdleDriver
@@ -30,7 +30,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the Offers that are tried, as they are."""
     found: list[str] = []
 
-    def counted(ground: Ground, want: Want, of: Offer) -> int | None:
+    def counted(ground: SimulationContext, want: PlacementRequest, of: Offer) -> int | None:
         found.append(of.name)
         return devices_for(ground, want, of)
 
@@ -41,7 +41,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_a_question_is_asked_once_in_a_plan_however_many_lack_the_same(asked: list[str]) -> None:
     tiny = [offer(name=f"n{number}", node=f"n{number}", devices_max=1) for number in range(3)]
     greedy = model("a", 16, high=4, slots=1, pod=Pod(resources=Resources(requests={"cpu": "8"})))
-    begin = surge(*tiny, waiting=4, hosts={NodeId(f"n{at}"): Host(cpu_left_milli=1000) for at in range(3)})
+    begin = surge(*tiny, waiting=4, hosts={NodeId(f"n{at}"): HostResources(cpu_left_milli=1000) for at in range(3)})
     assert not orders(plan(replace(begin, models={greedy.name: greedy}), T0).actions)
     assert sorted(asked) == ["n0", "n1", "n2"]
 
@@ -82,12 +82,12 @@ def test_all_that_is_lacking_is_ordered_in_one_step_with_no_plan_more_than_that_
     begin = world(models, [device("cpu", 1, "w1")], gateways=[told_], leading_since_s=T0 - 500)
     settled: list[int] = []
 
-    def counted(*given: Any) -> provisioner.Found:
+    def counted(*given: Any) -> provisioner.ProvisioningResult:
         settled.append(1)
         return settle(*given)
 
-    settle = provisioner.settle
-    monkeypatch.setattr(provisioner, "settle", counted)
+    settle = provisioner.provision_capacity
+    monkeypatch.setattr(provisioner, "provision_capacity", counted)
     sent = Orders()
     Loop(offered(begin, offer(devices_max=many, shared=False)), IdleDriver(), lambda: T0, supplier=sent).step()
     assert (sorted(sent.acquired), len(settled)) == (names, plans)

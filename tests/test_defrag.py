@@ -7,21 +7,21 @@ from typing import Any
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.explain.model import status
+from autoscaler.explain.model import list_status_rows
 from autoscaler.fold.fold import fold
-from autoscaler.fold.indices import rebuild
-from autoscaler.placement.index.index import Yard
-from autoscaler.placement.model.bins import shelves
-from autoscaler.placement.model.types import Force, Missing, Outlook
+from autoscaler.fold.indices import rebuild_indices
+from autoscaler.placement.index.index import SliceIndex
+from autoscaler.placement.model.bins import build_bins
+from autoscaler.placement.model.types import EvictionLevel, RestartCosts, Unplaced
 from autoscaler.planner.plan import plan
 from autoscaler.rearrange.defragmentation import EVERY_S, Defragmented, defragment
-from autoscaler.rearrange.migration import AGAIN_S, Ground
+from autoscaler.rearrange.migration import AGAIN_S, MigrationContext
 from autoscaler.slicing.nvidia_sharing import TIMESLICE
 from autoscaler.spec.model import Gpu, Model, Rollout
 from autoscaler.state.actions import DrainReplica, StartReplica
 from autoscaler.state.events import DisruptionsSeen, Seen
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.node_labels import Shun
+from autoscaler.state.node_labels import NodeBackoff
 from autoscaler.state.world import Copy, History, Move, NodeId, Slice, World
 from tests.kit.laid import NODES, Laid, asked, big, changed, laid, looked, moved, names, nobody, node_of, reason, wide
 from tests.kit.observed import seen_of
@@ -43,7 +43,9 @@ def test_a_move_starts_the_new_one_then_drains_the_old_one_then_the_want_starts(
     assert start.reason == "move n0-a: makes room for big"
     said = "needs 8 whole devices of 70Gi; 20 are free, at most 6 on one node; moves n0-a from n0 to n1 first"
     assert [unmet.reason for unmet in made.unmet] == [said]
-    assert {str(row.model): row.why for row in status(at, made, T0)}["big"] == said, "explain and status show it"
+    assert {str(row.model): row.why for row in list_status_rows(at, made, T0)}["big"] == said, (
+        "explain and status show it"
+    )
     scene = Scene(at, nobody)
     scene.run(40)
     verbs = [(type(action).__name__, getattr(action, "replica", None)) for _, action in scene.actions]
@@ -86,7 +88,7 @@ def test_an_heir_is_no_second_one_of_its_model() -> None:
     scene.run(15)
     assert [verb(action) for _, action in scene.actions] == ["start", "drain", "stop", "start"], "it goes at once"
     half = folded(at, plan(at, T0).actions)
-    on = [one for shelf in shelves(half, T0) for one in shelf.incumbents if one.model == "n0-a"]
+    on = [one for shelf in build_bins(half, T0) for one in shelf.incumbents if one.model == "n0-a"]
     assert len({one.replica for one in on}) == 2
     assert all(one.kept for one in on), "replicas.min is 1, and neither makes two of them"
 
@@ -154,11 +156,11 @@ def test_too_little_in_all_is_not_in_pieces() -> None:
 
 def test_a_want_that_waits_anyway_or_is_a_surge_moves_nobody() -> None:
     at = laid(TIGHT)
-    ground = Ground(at, Yard(shelves(at, T0)), Outlook(), T0)
+    ground = MigrationContext(at, SliceIndex(build_bins(at, T0)), RestartCosts(), T0)
     for missing in (
-        Missing(asked(at), "no", promised=True),
-        Missing(asked(at), "no", never=True),
-        Missing(asked(at)._replace(force=Force.NONE), "no"),
+        Unplaced(asked(at), "no", promised=True),
+        Unplaced(asked(at), "no", never=True),
+        Unplaced(asked(at)._replace(force=EvictionLevel.NONE), "no"),
     ):
         assert defragment([missing], ground) == Defragmented((missing,))
 
@@ -214,10 +216,10 @@ def test_nobody_moves_on_or_to_a_node_where_something_else_comes_or_goes() -> No
 
 def test_nobody_moves_where_the_same_plan_starts_or_ends_something() -> None:
     at = laid(TIGHT)
-    yard = Yard(shelves(at, T0))
+    yard = SliceIndex(build_bins(at, T0))
 
     def first(**fields: Any) -> str:
-        found = defragment([Missing(asked(at), "no")], Ground(at, yard, Outlook(), T0, **fields))
+        found = defragment([Unplaced(asked(at), "no")], MigrationContext(at, yard, RestartCosts(), T0, **fields))
         return names(found)[0]
 
     assert first(astir={ModelName("n0-a")}) == "n0-b"
@@ -300,7 +302,7 @@ def test_who_would_be_apart_from_others_of_its_model_moves_to_where_none_is_but_
         of = wide("n0-a", 2, low=2, high=2, spread=label)
         other = replica(of, "n0-a-s", ["n1-g8", "n1-g9"])
         models, replicas = {**at.models, of.name: of}, {**at.replicas, other.id: other}
-        (step,) = looked(rebuild(replace(at, slices=slices, models=models, replicas=replicas), T0), T0).steps
+        (step,) = looked(rebuild_indices(replace(at, slices=slices, models=models, replicas=replicas), T0), T0).steps
         assert step.move.replica == "n0-a-r"
         found[label] = {at.slices[id].node for id in step.home.slices}
     assert found == {None: {"n1"}, "rack": {"n3"}}
@@ -315,7 +317,7 @@ def homes(at: World, name: str = "n0-a") -> set[str]:
 def test_nobody_moves_to_a_node_that_its_model_shuns() -> None:
     at = laid(TIGHT)
     assert homes(at) == {"n1"}
-    shuns = {(ModelName("n0-a"), NodeId("n1")): Shun(until_s=T0 + 60, times=1)}
+    shuns = {(ModelName("n0-a"), NodeId("n1")): NodeBackoff(until_s=T0 + 60, times=1)}
     assert homes(replace(at, shuns=shuns)) <= {"n2", "n3"}
     assert homes(replace(at, shuns=shuns))
     over = {key: shun._replace(until_s=T0) for key, shun in shuns.items()}

@@ -13,9 +13,9 @@ from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
 from autoscaler.fold.fold import fold
-from autoscaler.fold.indices import rebuild
-from autoscaler.placement.index.index import Yard
-from autoscaler.placement.model.bins import shelves
+from autoscaler.fold.indices import rebuild_indices
+from autoscaler.placement.index.index import SliceIndex
+from autoscaler.placement.model.bins import build_bins
 from autoscaler.planner.plan import Planner, plan
 from autoscaler.rearrange.defragmentation import EVERY_S, MOVES_MAX
 from autoscaler.rearrange.migration import AGAIN_S
@@ -78,7 +78,7 @@ class Churn:
 
 def placeable(at: World, now_s: float) -> bool:
     want = asked(at)
-    return Yard(shelves(at, now_s)).choose(want.kind, want.choice, want.supplies) is not None
+    return SliceIndex(build_bins(at, now_s)).choose(want.kind, want.choice, want.supplies) is not None
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -165,7 +165,7 @@ def test_every_move_has_a_home_none_could_be_left_out_and_the_answer_is_always_t
     for many in range(len(left) + 1):
         for few in combinations(sorted(left), many):
             here = replace(at, replicas={id: one for id, one in at.replicas.items() if id not in few})
-            room = max(free(rebuild(here, T0)).values()) >= BIG
+            room = max(free(rebuild_indices(here, T0)).values()) >= BIG
             assert room == (many == len(left))
 
 

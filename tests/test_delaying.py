@@ -9,8 +9,8 @@ from collections.abc import Callable, Coroutine
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.capacity.attachable_nodes import lent
-from autoscaler.providers.deletion_delay import DELAY, NODES, Delaying, key_of
+from autoscaler.capacity.attachable_nodes import list_leased_nodes
+from autoscaler.providers.deletion_delay import DELAY, NODES, DeletionDelay, delay_annotation_key
 from autoscaler.providers.kube import AnswerError
 from autoscaler.providers.reconciler import REST_S
 from autoscaler.state.capacity_orders import LeasesSeen
@@ -21,8 +21,8 @@ from tests.kit.worlds import T0
 from tests.sim.virtual import run
 
 HOME = "pilotlight", "pilotlight"
-KEY = key_of(*HOME)
-OTHERS = key_of("elsewhere", "pilotlight")
+KEY = delay_annotation_key(*HOME)
+OTHERS = delay_annotation_key("elsewhere", "pilotlight")
 
 
 class Bench:
@@ -32,7 +32,7 @@ class Bench:
         self.server, self.writes, self.world = PlayedServer(lambda: 0.0), True, World(epoch=1)
         for name in ("w1", "w2"):
             self.server.put(f"{NODES}/{name}", {})
-        self.one = Delaying(self.server, lambda: self.world, lambda: self.writes, HOME)
+        self.one = DeletionDelay(self.server, lambda: self.world, lambda: self.writes, HOME)
         self.task = asyncio.create_task(self.one.run())
 
     async def looks(self, world: World) -> list[str]:
@@ -72,15 +72,19 @@ def gone(at: World) -> World:
 
 def test_a_node_has_what_a_lease_brought_from_when_it_comes_for_sure_until_it_is_back() -> None:
     at, _ = acted(surge(offer()))
-    assert not lent(at), "it was ordered, and nothing of it is there"
-    assert lent(shown(at, T0 + 1, committed=True)) == {"w1"}
+    assert not list_leased_nodes(at), "it was ordered, and nothing of it is there"
+    assert list_leased_nodes(shown(at, T0 + 1, committed=True)) == {"w1"}
     here = arrived(at, T0 + 1)
-    assert lent(here) == {"w1"}
+    assert list_leased_nodes(here) == {"w1"}
     leaving = listed(here, phase="leaving", committed=True, node="w1")
-    assert lent(told(here, LeasesSeen(provider="rack", leases=leaving, began_s=T0 + 2), now_s=T0 + 2)) == {"w1"}
-    assert not lent(gone(here))
+    assert list_leased_nodes(told(here, LeasesSeen(provider="rack", leases=leaving, began_s=T0 + 2), now_s=T0 + 2)) == {
+        "w1"
+    }
+    assert not list_leased_nodes(gone(here))
     added, _ = acted(surge(cloud()))
-    assert not lent(shown(added, T0 + 1, "cloud", committed=True, node="w1")), "the node itself is the Lease"
+    assert not list_leased_nodes(shown(added, T0 + 1, "cloud", committed=True, node="w1")), (
+        "the node itself is the Lease"
+    )
 
 
 def test_the_annotation_comes_with_the_first_device_and_goes_with_the_last() -> None:
@@ -129,7 +133,11 @@ def test_what_was_said_by_a_key_that_all_had_goes_where_ours_takes_its_place_and
 
 
 def test_the_key_of_an_installation_is_valid_whatever_its_namespace_and_nobody_elses() -> None:
-    keys = {key_of(home, lease) for home in ("a", "b" * 63, "b" * 62 + "c") for lease in ("pilotlight", "x" * 63)}
+    keys = {
+        delay_annotation_key(home, lease)
+        for home in ("a", "b" * 63, "b" * 62 + "c")
+        for lease in ("pilotlight", "x" * 63)
+    }
     assert len(keys) == 6
     for key in keys:
         prefix, _, name = key.partition("/")

@@ -15,22 +15,22 @@ from autoscaler.capacity.lead_times import (
     NO_LEARNT,
     P95_RATIO,
     WAIT_WORTH,
-    asked_anew,
-    delivered,
-    expected,
-    given_back,
+    estimate_lead_time,
     keep_s,
-    reused,
-    undelivered,
+    record_delivery,
+    record_failed_delivery,
+    record_release,
+    record_reorder,
+    record_reuse,
 )
-from autoscaler.state.capacity_orders import GAPS_MAX, STARTS_MAX, Learnt
+from autoscaler.state.capacity_orders import GAPS_MAX, STARTS_MAX, LeadTimeStats
 from tests.kit.offered import cloud, offer
 
 SECONDS = st.floats(0.1, 10_000.0)
 
 
 def test_before_anything_is_learnt_it_takes_what_is_expected() -> None:
-    found = expected(offer(expected_s=60.0))
+    found = estimate_lead_time(offer(expected_s=60.0))
     assert (found.p50_s, found.p95_s) == (60.0, 60.0 * P95_RATIO)
     assert found.by(60.0) == pytest.approx(0.45), "half of those that come, of which there are nine in ten"
     assert found.by(180.0) == pytest.approx(0.9 * 0.95, abs=0.001)
@@ -41,11 +41,11 @@ def test_before_anything_is_learnt_it_takes_what_is_expected() -> None:
 def test_what_came_is_believed_more_the_more_often_it_came() -> None:
     learnt = NO_LEARNT
     for _ in range(2):
-        learnt = delivered(learnt, 10.0)
-    assert expected(offer(expected_s=60.0), learnt).p50_s == 60.0, "twice is little"
+        learnt = record_delivery(learnt, 10.0)
+    assert estimate_lead_time(offer(expected_s=60.0), learnt).p50_s == 60.0, "twice is little"
     for _ in range(6):
-        learnt = delivered(learnt, 10.0)
-    told = expected(offer(expected_s=60.0), learnt)
+        learnt = record_delivery(learnt, 10.0)
+    told = estimate_lead_time(offer(expected_s=60.0), learnt)
     assert told.p50_s == 10.0
     assert told.confidence > 0.9
 
@@ -53,19 +53,19 @@ def test_what_came_is_believed_more_the_more_often_it_came() -> None:
 def test_what_does_not_come_is_trusted_less_and_soon_again_when_it_does() -> None:
     learnt = NO_LEARNT
     for _ in range(40):
-        learnt = undelivered(learnt)
-    assert expected(offer(), learnt).confidence < 0.15
+        learnt = record_failed_delivery(learnt)
+    assert estimate_lead_time(offer(), learnt).confidence < 0.15
     assert learnt.failed <= COUNTED_MAX
     for _ in range(40):
-        learnt = delivered(learnt, 30.0)
-    assert expected(offer(), learnt).confidence > 0.6
+        learnt = record_delivery(learnt, 30.0)
+    assert estimate_lead_time(offer(), learnt).confidence > 0.6
     assert len(learnt.took_s) == STARTS_MAX
 
 
 def test_of_a_queue_nobody_can_say_until_one_came() -> None:
-    assert expected(cloud(expected_s=None)).p50_s == inf
-    assert expected(cloud(expected_s=None)).by(inf) == 0.0
-    assert expected(cloud(expected_s=None), delivered(NO_LEARNT, 500.0)).p50_s == 500.0
+    assert estimate_lead_time(cloud(expected_s=None)).p50_s == inf
+    assert estimate_lead_time(cloud(expected_s=None)).by(inf) == 0.0
+    assert estimate_lead_time(cloud(expected_s=None), record_delivery(NO_LEARNT, 500.0)).p50_s == 500.0
 
 
 @given(st.lists(SECONDS, max_size=40), SECONDS, SECONDS, SECONDS)
@@ -74,8 +74,8 @@ def test_later_is_never_less_likely_and_nothing_is_more_than_sure(
 ) -> None:
     learnt = NO_LEARNT
     for seconds in took:
-        learnt = delivered(learnt, seconds)
-    found = expected(offer(expected_s=prior), learnt)
+        learnt = record_delivery(learnt, seconds)
+    found = estimate_lead_time(offer(expected_s=prior), learnt)
     assert 0 < found.p50_s <= found.p95_s
     assert found.p50_s <= found.mean_s
     assert 0.0 <= found.by(min(one, other)) <= found.by(max(one, other)) <= found.confidence <= 1.0
@@ -88,21 +88,21 @@ def test_what_is_idle_is_kept_for_what_it_costs_to_have_it_again() -> None:
 
 
 def test_what_is_used_again_soon_is_kept_and_what_never_is_goes_at_once() -> None:
-    often = Learnt(gaps_s=(20.0,) * 10)
+    often = LeadTimeStats(gaps_s=(20.0,) * 10)
     assert 20.0 <= keep_s(often, 60.0, 0.0) <= 21.0
     assert keep_s(often, 60.0, 25.0) == 0.0, "that time is over"
-    assert keep_s(Learnt(gaps_s=(inf,) * 10), 60.0, 0.0) == 0.0
-    assert keep_s(Learnt(gaps_s=(5000.0,) * 10), 60.0, 0.0) == 0.0, "it would cost more than to have it again"
+    assert keep_s(LeadTimeStats(gaps_s=(inf,) * 10), 60.0, 0.0) == 0.0
+    assert keep_s(LeadTimeStats(gaps_s=(5000.0,) * 10), 60.0, 0.0) == 0.0, "it would cost more than to have it again"
 
 
 def test_what_was_given_back_and_is_ordered_again_would_have_been_used_again() -> None:
     learnt = NO_LEARNT
     for _ in range(GAPS_MIN):
-        learnt = asked_anew(given_back(learnt, 100.0), 140.0)
+        learnt = record_reorder(record_release(learnt, 100.0), 140.0)
     assert learnt.gaps_s == (40.0,) * GAPS_MIN
-    assert asked_anew(learnt, 500.0) is learnt
-    beside = reused(given_back(learnt, 100.0), 7.0)  # another of its kind, meanwhile
-    assert asked_anew(beside, 140.0).gaps_s == (*learnt.gaps_s, 40.0, 7.0)
+    assert record_reorder(learnt, 500.0) is learnt
+    beside = record_reuse(record_release(learnt, 100.0), 7.0)  # another of its kind, meanwhile
+    assert record_reorder(beside, 140.0).gaps_s == (*learnt.gaps_s, 40.0, 7.0)
     for _ in range(2 * GAPS_MAX):
-        learnt = reused(learnt, 1.0)
+        learnt = record_reuse(learnt, 1.0)
     assert len(learnt.gaps_s) == GAPS_MAX

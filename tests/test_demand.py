@@ -10,7 +10,12 @@ from typing import Any
 import pytest
 
 from autoscaler.contract import ModelName, ReplicaId, TenantName, Total
-from autoscaler.demand.desired_replicas import PEAK_BUCKET_S, Wanted, unserved_since_s, wanted
+from autoscaler.demand.desired_replicas import (
+    PEAK_BUCKET_S,
+    DesiredReplicas,
+    compute_desired_replicas,
+    unserved_since_s,
+)
 from autoscaler.spec.model import Model
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import Gateway, History, Move, World
@@ -24,10 +29,10 @@ def peaks(*pairs: tuple[float, int]) -> tuple[tuple[int, int], ...]:
     return tuple((round(at_s / PEAK_BUCKET_S), calls) for at_s, calls in pairs)
 
 
-def ask(of: Model, *, history: History = KNOWN, now_s: float = T0, **fields: Any) -> Wanted:
+def ask(of: Model, *, history: History = KNOWN, now_s: float = T0, **fields: Any) -> DesiredReplicas:
     """`fields` are any of a World's."""
     made = world([of], [device()], histories={of.name: history}, **fields)
-    return wanted(made, of, now_s)
+    return compute_desired_replicas(made, of, now_s)
 
 
 def test_a_single_waiting_call_wakes_a_model_at_once() -> None:

@@ -15,7 +15,7 @@ from tests.kit.stamped import number, sequence, tlv
 
 @given(st.lists(st.tuples(st.sampled_from([0x02, 0x04, 0x30, 0xA0]), st.binary(max_size=300)), max_size=8))
 def test_what_was_written_is_read(parts: list[tuple[int, bytes]]) -> None:
-    found = der.values(b"".join(tlv(tag, content) for tag, content in parts))
+    found = der.parse_values(b"".join(tlv(tag, content) for tag, content in parts))
     assert [(one.tag, one.content) for one in found] == parts
     assert b"".join(one.whole for one in found) == b"".join(tlv(tag, content) for tag, content in parts)
 
@@ -23,7 +23,7 @@ def test_what_was_written_is_read(parts: list[tuple[int, bytes]]) -> None:
 @given(st.binary(max_size=64))
 def test_any_bytes_are_values_or_one_error(data: bytes) -> None:
     with contextlib.suppress(DerError):
-        assert b"".join(one.whole for one in der.values(data)) == data
+        assert b"".join(one.whole for one in der.parse_values(data)) == data
 
 
 @pytest.mark.parametrize(
@@ -35,18 +35,18 @@ def test_any_bytes_are_values_or_one_error(data: bytes) -> None:
 )  # fmt: skip
 def test_lengths_that_are_longer_than_need_be_or_than_there_is_are_refused(data: bytes) -> None:
     with pytest.raises(DerError):
-        der.values(data)
+        der.parse_values(data)
 
 
 def test_what_stands_there_is_what_is_expected() -> None:
-    inner = der.only(sequence(number(1), tlv(0x04, b"x")), der.SEQUENCE).inner()
-    assert der.expect(inner, der.INTEGER) == [Value(0x02, b"\x01", b"\x02\x01\x01")]
+    inner = der.parse_single_value(sequence(number(1), tlv(0x04, b"x")), der.SEQUENCE).inner()
+    assert der.expect_tags(inner, der.INTEGER) == [Value(0x02, b"\x01", b"\x02\x01\x01")]
     for tags in ((der.OCTETS,), (der.INTEGER, der.OCTETS, der.OID)):
         with pytest.raises(DerError):
-            der.expect(inner, *tags)
+            der.expect_tags(inner, *tags)
     for data in (b"", number(1) + number(2), tlv(0x04, b"x")):
         with pytest.raises(DerError):
-            der.only(data, der.INTEGER)
+            der.parse_single_value(data, der.INTEGER)
 
 
 def test_times_are_of_utc_and_to_the_fraction() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from autoscaler.drivers.local import devices
-from autoscaler.drivers.local.devices import Devices, host_bytes, visible
-from autoscaler.drivers.local.nvml import Gpu
+from autoscaler.drivers.local.devices import Devices, filter_visible_gpus, host_bytes
+from autoscaler.drivers.local.nvml import NvmlGpu
 from autoscaler.drivers.local.processes import MARK
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import DeclaredDevice
@@ -55,8 +55,8 @@ async def test_gpus_become_one_shared_slice_each_and_engines_see_only_theirs() -
     [(None, "abc"), ("0", "a"), ("2,0", "ca"), ("GPU-b", "b"), ("1,9,0", "b"), ("", ""), ("-1", ""), ("MIG-1", "")],
 )
 def test_only_gpus_that_the_environment_names_are_used(names: str | None, found: str) -> None:
-    gpus = tuple(Gpu(f"GPU-{name}", "T4", 1 << 30) for name in "abc")
-    assert [one.uuid for one in visible(gpus, names)] == [f"GPU-{name}" for name in found]
+    gpus = tuple(NvmlGpu(f"GPU-{name}", "T4", 1 << 30) for name in "abc")
+    assert [one.uuid for one in filter_visible_gpus(gpus, names)] == [f"GPU-{name}" for name in found]
 
 
 async def test_without_nvml_there_is_the_hosts_memory() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.request.api_routes import Kind, Operation, lookup
+from gateway.request.api_routes import Kind, Operation, find_operation
 from tests.kit.budget import examples
 
 OPENAI = [
@@ -23,7 +23,7 @@ SALTED = WITH_USAGE | {"responses"}
 
 
 def found(method: str, path: str) -> Operation:
-    operation = lookup(method.encode(), path.encode())
+    operation = find_operation(method.encode(), path.encode())
     assert operation is not None, path
     return operation
 
@@ -86,17 +86,17 @@ def test_a_name_in_a_path_is_decoded_once(written: str, name: str) -> None:
     ],
 )  # fmt: skip
 def test_what_is_no_name_when_decoded_is_nothing(written: str) -> None:
-    assert lookup(b"GET", f"/v1/models/{written}".encode()) is None
-    assert lookup(b"POST", f"/openai/deployments/{written}/chat/completions".encode()) is None
+    assert find_operation(b"GET", f"/v1/models/{written}".encode()) is None
+    assert find_operation(b"POST", f"/openai/deployments/{written}/chat/completions".encode()) is None
 
 
 @pytest.mark.parametrize(
     "path", ["/v1%2Fmodels", "/v1/model%73", "/v1/models%2Fa", "/%76%31/models/a", "/openai%2Fv1/models/a", "/healt%68"]
 )
 def test_nothing_else_of_a_path_is_decoded(path: str) -> None:
-    assert lookup(b"GET", path.encode()) is None
-    assert lookup(b"POST", b"/openai/deployments/a/chat%2Fcompletions") is None
-    assert lookup(b"POST", b"/openai%2Fdeployments/a/chat/completions") is None
+    assert find_operation(b"GET", path.encode()) is None
+    assert find_operation(b"POST", b"/openai/deployments/a/chat%2Fcompletions") is None
+    assert find_operation(b"POST", b"/openai%2Fdeployments/a/chat/completions") is None
 
 
 def test_health_is_one_path() -> None:
@@ -116,7 +116,7 @@ def test_options_on_a_path_that_exists_is_a_preflight(path: str) -> None:
 
 @pytest.mark.parametrize("path", ["/", "/metrics", "/v1/load_lora_adapter", "/v1/models/../health"])
 def test_options_elsewhere_is_not(path: str) -> None:
-    assert lookup(b"OPTIONS", path.encode()) is None
+    assert find_operation(b"OPTIONS", path.encode()) is None
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_options_elsewhere_is_not(path: str) -> None:
     ],
 )  # fmt: skip
 def test_nothing_else_can_be_posted_to(path: str) -> None:
-    assert lookup(b"POST", path.encode()) is None
+    assert find_operation(b"POST", path.encode()) is None
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_nothing_else_can_be_posted_to(path: str) -> None:
      "/v1/models/a b", "/v1/models/" + "a" * 257, "/health/", "/tokenize/"],
 )  # fmt: skip
 def test_nothing_else_can_be_got(path: str) -> None:
-    assert lookup(b"GET", path.encode()) is None
+    assert find_operation(b"GET", path.encode()) is None
 
 
 GOT = ["/health", "/v1/models", "/openai/v1/models", "/v1/models/m", "/openai/v1/models/lab%2Fm"]
@@ -168,11 +168,11 @@ def test_methods_are_not_interchangeable() -> None:
 @pytest.mark.parametrize("method", ["HEAD", "PUT", "DELETE", "CONNECT", "post", ""])
 @pytest.mark.parametrize("path", ["/", "/metrics", "/v1", "/health/", "/v1/models/../m", "/openai/deployments/m"])
 def test_no_method_makes_a_path(method: str, path: str) -> None:
-    assert lookup(method.encode(), path.encode()) is None
+    assert find_operation(method.encode(), path.encode()) is None
 
 
 def test_head_finds_nothing() -> None:
-    assert [path for path in (*GOT, *POSTED) if lookup(b"HEAD", path.encode()) is not None] == []
+    assert [path for path in (*GOT, *POSTED) if find_operation(b"HEAD", path.encode()) is not None] == []
 
 
 @settings(derandomize=True, deadline=None, max_examples=examples(500))
@@ -185,7 +185,7 @@ def test_head_finds_nothing() -> None:
     )
 )
 def test_whatever_the_path_the_engines_path_is_one_of_ours(parts: list[str]) -> None:
-    operation = lookup(b"POST", "".join(parts).encode())
+    operation = find_operation(b"POST", "".join(parts).encode())
     if operation is not None:
         assert operation.engine_path.startswith(b"/v1/")
         assert b".." not in operation.engine_path

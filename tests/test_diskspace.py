@@ -27,15 +27,15 @@ def test_a_disk_is_full_without_bytes_or_files(space: Space, full: bool) -> None
 
 
 def test_the_space_of_a_folder_is_read(tmp_path: Path) -> None:
-    assert disk_space.space(tmp_path).bytes > 0
-    assert not disk_space.is_full(disk_space.space(tmp_path / "none")), "a write there names the error"
+    assert disk_space.measure_free_space(tmp_path).bytes > 0
+    assert not disk_space.is_full(disk_space.measure_free_space(tmp_path / "none")), "a write there names the error"
 
 
 def test_only_writes_without_space_or_quota_are_refused_writes() -> None:
-    assert disk_space.refused(OSError(errno.ENOSPC, "No space left on device"))
-    assert disk_space.refused(OSError(errno.EDQUOT, "Disk quota exceeded"))
-    assert not disk_space.refused(OSError(errno.EACCES, "Permission denied"))
-    assert not disk_space.refused(ValueError("ENOSPC"))
+    assert disk_space.is_out_of_space(OSError(errno.ENOSPC, "No space left on device"))
+    assert disk_space.is_out_of_space(OSError(errno.EDQUOT, "Disk quota exceeded"))
+    assert not disk_space.is_out_of_space(OSError(errno.EACCES, "Permission denied"))
+    assert not disk_space.is_out_of_space(ValueError("ENOSPC"))
 
 
 @pytest.mark.parametrize("stopped", [False, True])
@@ -51,8 +51,8 @@ def test_a_wait_ends_with_space_or_with_an_order_to_stop(
         return found.pop(0)
 
     monkeypatch.setattr(disk_space, "LOOK_S", 0.0)
-    monkeypatch.setattr(disk_space, "space", space)
-    assert asyncio.run(disk_space.wait(tmp_path, over)) is not stopped
+    monkeypatch.setattr(disk_space, "measure_free_space", space)
+    assert asyncio.run(disk_space.wait_for_space(tmp_path, over)) is not stopped
     assert not found
 
 

@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 
 from autoscaler.contract import ReplicaId
-from autoscaler.drivers.kubernetes.inventory.disruption_budgets import Budget, Labelled, read, selects, undisturbed
+from autoscaler.drivers.kubernetes.inventory.disruption_budgets import (
+    DisruptionBudget,
+    LabelledPod,
+    is_selected,
+    list_protected_replicas,
+    read_budget,
+)
 
 ALL: dict[str, Any] = {}
 
@@ -25,7 +31,7 @@ def budget(allowed: int | None, generation: int = 1, seen: int = 1, selector: An
     ],
 )  # fmt: skip
 def test_a_budget_allows_what_its_controller_counts_and_nothing_before_it_has(found: Any, allows: bool) -> None:
-    assert read(found) == Budget("b", ALL, allows)
+    assert read_budget(found) == DisruptionBudget("b", ALL, allows)
 
 
 @pytest.mark.parametrize(
@@ -44,13 +50,15 @@ def test_a_budget_allows_what_its_controller_counts_and_nothing_before_it_has(fo
     ],
 )  # fmt: skip
 def test_a_selector_selects_as_kubernetes_says(selector: Any, covers: bool) -> None:
-    assert selects(selector, {"app": "ada"}) is covers
+    assert is_selected(selector, {"app": "ada"}) is covers
 
 
 def test_whom_nobody_may_end_is_told_with_the_budgets_that_say_so() -> None:
-    ours = [Labelled(ReplicaId("r1"), {"app": "ada"}), Labelled(ReplicaId("r2"), {"app": "bob"})]
+    ours = [LabelledPod(ReplicaId("r1"), {"app": "ada"}), LabelledPod(ReplicaId("r2"), {"app": "bob"})]
     ada, bob = {"matchLabels": {"app": "ada"}}, {"matchLabels": {"app": "bob"}}
-    assert undisturbed([Budget("a", ada, allows=False), Budget("b", bob, allows=True)], ours) == {"r1": "a"}
-    both = [Budget("b", {}, allows=True), Budget("a", ada, allows=True)]
-    assert undisturbed(both, ours) == {"r1": "a, b"}, "two over one pod: Kubernetes evicts it for nobody"
-    assert undisturbed([], ours) == {}
+    assert list_protected_replicas(
+        [DisruptionBudget("a", ada, allows=False), DisruptionBudget("b", bob, allows=True)], ours
+    ) == {"r1": "a"}
+    both = [DisruptionBudget("b", {}, allows=True), DisruptionBudget("a", ada, allows=True)]
+    assert list_protected_replicas(both, ours) == {"r1": "a, b"}, "two over one pod: Kubernetes evicts it for nobody"
+    assert list_protected_replicas([], ours) == {}

@@ -109,7 +109,7 @@ def test_the_kinds_of_providers_are_told_with_their_own_times_and_which_keep_hea
 
 def test_the_example_of_capacity_is_one_that_is_taken() -> None:
     (said,) = re.findall(r"```yaml\n(.*?)```", section(OPERATIONS, "More capacity"), re.DOTALL)
-    settings = load.load([("page", f"apiVersion: pilotlight.dev/v1alpha1\nkind: Settings\n{said}")]).settings
+    settings = load.parse_documents([("page", f"apiVersion: pilotlight.dev/v1alpha1\nkind: Settings\n{said}")]).settings
     common = {field.encode_name for field in msgspec.structs.fields(ProviderSettings)} - {*KINDS}
     assert all(f"{key}: " in said for key in common), "it has all keys that each kind takes"
     assert [one.name for one in settings.capacity] == ["rack", "p4d"]

@@ -14,11 +14,11 @@ import pytest
 from click.testing import CliRunner
 from msgspec.structs import replace
 
-from autoscaler.drivers.local.nvml import Gpu, NvmlError
+from autoscaler.drivers.local.nvml import NvmlError, NvmlGpu
 from autoscaler.drivers.local.state_directory import StateDirectory
 from autoscaler.kubernetes.api import Api, ApiError
-from autoscaler.kubernetes.decoding import Page
-from autoscaler.kubernetes.rbac import rights
+from autoscaler.kubernetes.decoding import ListPage
+from autoscaler.kubernetes.rbac import list_required_rights
 from pilotlight.cli.main import cli
 from pilotlight.doctor import cluster, gpu_operator, machine, nodes
 from pilotlight.doctor.finding import Finding
@@ -38,23 +38,23 @@ def grades(findings: list[Finding]) -> dict[str, str]:
 
 def test_gpus_are_told_and_a_driver_without_them_is_noticed(tmp_path: Path) -> None:
     nvml = FakeNvml()
-    assert machine.driver(lambda: nvml, NONE).says == "2 GPUs: NVIDIA H200 140Gi, NVIDIA H200 140Gi"
-    nvml.found = (Gpu("GPU-a", "H200", 1, healthy=False),)
-    assert machine.driver(lambda: nvml, NONE).says == "lost: GPU-a"
+    assert machine.check_driver(lambda: nvml, NONE).says == "2 GPUs: NVIDIA H200 140Gi, NVIDIA H200 140Gi"
+    nvml.found = (NvmlGpu("GPU-a", "H200", 1, healthy=False),)
+    assert machine.check_driver(lambda: nvml, NONE).says == "lost: GPU-a"
     sign = tmp_path / "version"
-    assert machine.driver(lambda: None, (str(sign),)).grade == "info"
+    assert machine.check_driver(lambda: None, (str(sign),)).grade == "info"
     sign.touch()
-    assert machine.driver(lambda: None, (str(sign),)).grade == "warning"
+    assert machine.check_driver(lambda: None, (str(sign),)).grade == "warning"
 
     def fails() -> None:
         raise NvmlError("driver/library version mismatch")
 
-    assert "version mismatch" in machine.driver(fails, NONE).says
+    assert "version mismatch" in machine.check_driver(fails, NONE).says
 
 
 def test_a_machine_without_an_engine_is_blocked() -> None:
-    assert machine.engines({"vllm": "/usr/bin/vllm"}) == Finding("engines", "ok", "vllm")
-    none = machine.engines({})
+    assert machine.check_engines({"vllm": "/usr/bin/vllm"}) == Finding("engines", "ok", "vllm")
+    none = machine.check_engines({})
     assert (none.grade, "pilotlight[llama]" in none.fix) == ("blocker", True)
 
 
@@ -70,13 +70,13 @@ def test_a_machine_without_an_engine_is_blocked() -> None:
 def test_a_wheel_that_computes_on_the_cpu_is_told_where_there_are_gpus(
     found: dict[str, str], cpu_only: bool, grade: str
 ) -> None:
-    assert machine.llama_on_gpu(found, lambda _: cpu_only).grade == grade
+    assert machine.check_llama_on_gpu(found, lambda _: cpu_only).grade == grade
 
 
 def test_few_open_files_are_told() -> None:
-    assert machine.open_files(4096).grade == "warning"
-    assert machine.open_files(resource.RLIM_INFINITY).says == "no limit"
-    assert machine.open_files(1 << 20).says == "1,048,576"
+    assert machine.check_open_files(4096).grade == "warning"
+    assert machine.check_open_files(resource.RLIM_INFINITY).says == "no limit"
+    assert machine.check_open_files(1 << 20).says == "1,048,576"
 
 
 @pytest.mark.standard
@@ -85,27 +85,27 @@ def test_a_port_is_free_taken_or_ours() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen(1)
         address = Address("127.0.0.1", taken.getsockname()[1])
-        found = machine.port("inference port", "--listen", address, "")
+        found = machine.check_port("inference port", "--listen", address, "")
         assert (found.grade, "--listen" in found.fix) == ("blocker", True)
-        assert machine.port("inference port", "--listen", address, "17").grade == "info"
-    assert machine.port("inference port", "--listen", address, "").grade == "ok"
+        assert machine.check_port("inference port", "--listen", address, "17").grade == "info"
+    assert machine.check_port("inference port", "--listen", address, "").grade == "ok"
 
 
 def test_the_state_directory_is_there_can_be_made_or_is_in_the_way(tmp_path: Path) -> None:
-    assert machine.state_directory(tmp_path / "a" / "b").says.endswith("will be made")
+    assert machine.check_state_directory(tmp_path / "a" / "b").says.endswith("will be made")
     assert not (tmp_path / "a").exists(), "nothing was made"
     (tmp_path / "file").touch()
-    assert machine.state_directory(tmp_path / "file").grade == "blocker"
-    assert machine.state_directory(tmp_path / ("x" * 80)).says.endswith("is too long for Unix sockets in it")
+    assert machine.check_state_directory(tmp_path / "file").grade == "blocker"
+    assert machine.check_state_directory(tmp_path / ("x" * 80)).says.endswith("is too long for Unix sockets in it")
     StateDirectory.open(tmp_path / "s").close()
-    assert machine.state_directory(tmp_path / "s").grade == "ok"
+    assert machine.check_state_directory(tmp_path / "s").grade == "ok"
     (tmp_path / "s" / "version").write_text("99")
-    assert "newer" in machine.state_directory(tmp_path / "s").says
+    assert "newer" in machine.check_state_directory(tmp_path / "s").says
 
 
 @pytest.mark.parametrize(("platform", "grade"), [("linux", "ok"), ("darwin", "info"), ("win32", "blocker")])
 def test_the_system(platform: str, grade: str) -> None:
-    assert machine.system(platform).grade == grade
+    assert machine.check_system(platform).grade == grade
 
 
 # --- nodes ----------------------------------------------------------------------------------------------------------
@@ -124,14 +124,14 @@ TOLD: dict[str, Any] = {"gpu_product": "H100", "gpu_memory": "81559"}
 
 
 def test_a_cluster_without_gpus_is_told_how_to_get_them() -> None:
-    (only,) = nodes.judge([node(gpus=0)], dra=False)
+    (only,) = nodes.check_gpu_nodes([node(gpus=0)], dra=False)
     assert (only.grade, only.says) == ("warning", "none of 1 node offers nvidia.com/gpu")
-    (with_dra,) = nodes.judge([], dra=True)
+    (with_dra,) = nodes.check_gpu_nodes([], dra=True)
     assert "DRA is there" in with_dra.says
 
 
 def test_labelled_whole_gpus_are_all_fine() -> None:
-    found = nodes.judge([node(gpus=8, taints=("nvidia.com/gpu",), **TOLD), node("cpu", 0)], dra=False)
+    found = nodes.check_gpu_nodes([node(gpus=8, taints=("nvidia.com/gpu",), **TOLD), node("cpu", 0)], dra=False)
     assert set(grades(found).values()) == {"ok"}
     assert found[0].says == "8 on 1 node"
 
@@ -139,7 +139,7 @@ def test_labelled_whole_gpus_are_all_fine() -> None:
 def test_labels_taints_sharing_and_mps_are_each_one_line_with_a_fix() -> None:
     shared = node("n2", 4, taints=("dedicated", "node.kubernetes.io/unschedulable"), gpu_replicas="4", **TOLD)
     by_mps = node("n3", 10, gpu_sharing_strategy="mps", gpu_replicas="10", **TOLD)
-    found = {one.check: one for one in nodes.judge([node("n1"), shared, by_mps], dra=False)}
+    found = {one.check: one for one in nodes.check_gpu_nodes([node("n1"), shared, by_mps], dra=False)}
     assert found["GPU labels"].says.startswith("no nvidia.com/gpu.product and nvidia.com/gpu.memory on n1")
     assert found["taints"].says == "dedicated:NoSchedule on n2 is not tolerated by engine pods"
     assert "{key: dedicated, operator: Exists}" in found["taints"].fix
@@ -149,7 +149,7 @@ def test_labels_taints_sharing_and_mps_are_each_one_line_with_a_fix() -> None:
 
 def test_nodes_whose_labels_do_not_tell_how_gpus_are_shared_are_named() -> None:
     hidden = node("n2", 4, gpu_count="1", **TOLD)
-    found = {one.check: one for one in nodes.judge([node("n1", **TOLD), hidden], dra=False)}
+    found = {one.check: one for one in nodes.check_gpu_nodes([node("n1", **TOLD), hidden], dra=False)}
     assert found["sharing"].grade == "warning"
     assert found["sharing"].says.endswith("on 1 node: labels do not tell how n2 shares GPUs")
     assert "Settings `nodes`, by `slicing`" in found["sharing"].fix
@@ -164,7 +164,7 @@ def policy(told: object = None, strategy: str = "mixed") -> dict[str, Any]:
 
 
 def test_a_policy_that_names_our_config_map_is_fine() -> None:
-    (only,) = gpu_operator.judge([policy()], "ours")
+    (only,) = gpu_operator.check_cluster_policies([policy()], "ours")
     assert (only.grade, only.says) == ("ok", "the ClusterPolicy names ConfigMap ours, with strategy mixed")
 
 
@@ -181,7 +181,7 @@ def test_a_policy_that_names_our_config_map_is_fine() -> None:
 def test_what_keeps_mig_manager_from_our_config_map_is_told_with_its_fix(
     found: list[dict[str, Any]], says: str, fix: str
 ) -> None:
-    (only,) = gpu_operator.judge(found, "ours")
+    (only,) = gpu_operator.check_cluster_policies(found, "ours")
     assert only.grade == "warning"
     assert says in only.says
     assert fix in only.fix
@@ -219,7 +219,7 @@ class Leases(Api):
         self.asked.append(f"{path}?{query['fieldSelector']}")
         holders = {"a": "h/pilotlight", "b": "other/x"}
         items = [{"metadata": {"namespace": of}, "spec": {"holderIdentity": by}} for of, by in holders.items()]
-        yield Page("1", "", items, [])
+        yield ListPage("1", "", items, [])
 
 
 async def test_namespaces_whose_models_another_installation_serves_are_named() -> None:
@@ -252,7 +252,7 @@ def run(state: Path, *words: str) -> tuple[int, str]:
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with an engine and no GPU."""
-    monkeypatch.setattr(machine, "available", lambda: {"vllm": "/usr/bin/vllm"})
+    monkeypatch.setattr(machine, "find_installed_programs", lambda: {"vllm": "/usr/bin/vllm"})
     monkeypatch.setattr(machine, "open_nvml", lambda: None)
     monkeypatch.setattr(machine, "SOCKET_CHARACTERS_MAX", 1000)
 
@@ -317,19 +317,23 @@ def test_without_the_extra_the_fix_is_to_install_it(tmp_path: Path, monkeypatch:
 
 
 def test_with_scope_namespace_no_right_is_needed_in_the_whole_cluster() -> None:
-    assert {one.where for one in rights("namespace")} == {"engines", "home"}
-    assert {one.where for one in rights("cluster")} == {"cluster", "engines", "home"}
-    assert {one.where for one in rights("cluster", ("team-a",), cordons=True)} - {"adopted"} == {
+    assert {one.where for one in list_required_rights("namespace")} == {"engines", "home"}
+    assert {one.where for one in list_required_rights("cluster")} == {"cluster", "engines", "home"}
+    assert {one.where for one in list_required_rights("cluster", ("team-a",), cordons=True)} - {"adopted"} == {
         "cluster",
         "engines",
         "home",
     }
     for changes in ("deployments/scale", "nodes"):
-        assert not [one for one in rights("cluster") if one.resource == changes and "patch" in one.verbs]
+        assert not [one for one in list_required_rights("cluster") if one.resource == changes and "patch" in one.verbs]
 
 
 def test_no_right_stands_in_the_list_twice() -> None:
-    named = [(one.group, one.resource, verb, one.where, one.name) for one in rights("cluster") for verb in one.verbs]
+    named = [
+        (one.group, one.resource, verb, one.where, one.name)
+        for one in list_required_rights("cluster")
+        for verb in one.verbs
+    ]
     assert len(named) == len(set(named))
 
 
@@ -365,7 +369,7 @@ def test_where_settings_publish_what_a_fabric_has_the_rights_to_that_are_asked_f
         scenes.append(scene)
         return [Finding("API server", "ok", "")]
 
-    monkeypatch.setattr(cluster, "cluster", seen)
+    monkeypatch.setattr(cluster, "check_cluster", seen)
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
     (tmp_path / "config").write_text(KUBECONFIG)
     entry = "{name: r, redfish: {url: 'https://fabric', systems: {w1: /redfish/v1/Systems/1}, publish: %s}}"

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from autoscaler.spec import yaml
 from autoscaler.spec.artifact import IMAGE_WANTED
-from autoscaler.spec.load import DocumentError, Documents, load, to_yaml
+from autoscaler.spec.load import DocumentError, Documents, parse_documents, to_yaml
 from autoscaler.spec.model import EngineTls
 from autoscaler.spec.pod import API_VERSION
 from autoscaler.spec.settings import Tls
 from autoscaler.spec.validation import CLAIM_WANTED, FILE_WANTED, KEYS, PRODUCT_WANTED
-from autoscaler.spec.yaml import YamlError, read
+from autoscaler.spec.yaml import YamlError, parse_yaml
 from tests.kit.budget import examples
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "two-models.yaml"
@@ -43,14 +43,18 @@ def config(keys: str = "") -> str:
 def wrong(*texts: str, environ: dict[str, str] | None = None) -> str:
     """The one line that the texts (a.yaml, b.yaml ...) are refused with."""
     with pytest.raises(DocumentError) as caught:
-        load([(f"{letter}.yaml", text) for letter, text in zip(string.ascii_lowercase, texts, strict=False)], environ)
+        parse_documents(
+            [(f"{letter}.yaml", text) for letter, text in zip(string.ascii_lowercase, texts, strict=False)], environ
+        )
     line = str(caught.value)
     assert "\n" not in line
     return line
 
 
 def test_a_model_loads_with_its_defaults_and_its_engine_s_slots() -> None:
-    loaded = load([("a.yaml", model("gpu: {memory: 20Gi}, aliases: [x], idleSeconds: 5") + "---\n" + config())])
+    loaded = parse_documents(
+        [("a.yaml", model("gpu: {memory: 20Gi}, aliases: [x], idleSeconds: 5") + "---\n" + config())]
+    )
     (a,) = loaded.models
     assert (a.name, a.namespace, a.order) == ("a", "default", 0)
     assert (a.memory_bytes, a.slots) == (20 << 30, 4)
@@ -58,16 +62,16 @@ def test_a_model_loads_with_its_defaults_and_its_engine_s_slots() -> None:
 
 
 def test_a_model_without_memory_takes_it_from_its_artifact_later() -> None:
-    assert load([("a.yaml", model())]).models[0].memory_bytes == 0
+    assert parse_documents([("a.yaml", model())]).models[0].memory_bytes == 0
 
 
 def test_models_keep_their_order_over_files() -> None:
-    loaded = load([("a.yaml", model(name="z") + "---\n" + model(name="y")), ("b.yaml", model(name="x"))])
+    loaded = parse_documents([("a.yaml", model(name="z") + "---\n" + model(name="y")), ("b.yaml", model(name="x"))])
     assert [(m.name, m.order) for m in loaded.models] == [("z", 0), ("y", 1), ("x", 2)]
 
 
 def test_the_example_loads() -> None:
-    loaded = load([(str(EXAMPLE), EXAMPLE.read_text())])
+    loaded = parse_documents([(str(EXAMPLE), EXAMPLE.read_text())])
     assert [m.name for m in loaded.models] == ["ada", "bob"]
     (device,) = loaded.settings.devices
     assert (
@@ -167,7 +171,7 @@ def test_an_engine_is_not_told_twice_where_to_listen() -> None:
     assert wrong(text) == (
         "a.yaml: Model a: spec.env.OLLAMA_HOST: is set by Pilotlight, for it says where to listen: leave it out"
     )
-    load([("x", model("env: {OLLAMA_HOST: 'x:1'}")), ("y", model("env: {A: b}", name="b"))])
+    parse_documents([("x", model("env: {OLLAMA_HOST: 'x:1'}")), ("y", model("env: {A: b}", name="b"))])
 
 
 @pytest.mark.parametrize(
@@ -186,7 +190,7 @@ def test_a_command_uses_placeholders_that_have_a_value(command: str, line: str) 
 
 def test_braces_that_are_no_placeholder_stay_for_json_and_shells() -> None:
     text = model("command: ['{port}', '{\"a\": {HOME}}']", engine="command", artifact="")
-    assert load([("a.yaml", text)]).models[0].spec.command == ("{port}", '{"a": {HOME}}')
+    assert parse_documents([("a.yaml", text)]).models[0].spec.command == ("{port}", '{"a": {HOME}}')
 
 
 def test_a_document_must_say_what_it_is() -> None:
@@ -204,7 +208,7 @@ def test_a_name_is_one_that_clients_can_send(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["a", "A.b_c-1", "llama3.2:3b", "org/name", "a" * 253])
 def test_usual_model_names_are_good(name: str) -> None:
-    assert load([("a.yaml", model(name=f"'{name}'"))]).models[0].name == name
+    assert parse_documents([("a.yaml", model(name=f"'{name}'"))]).models[0].name == name
 
 
 def test_names_and_aliases_are_taken_once_in_all_files() -> None:
@@ -230,7 +234,9 @@ def test_values_are_never_repeated_in_an_error() -> None:
 
 def test_a_tenant_is_checked() -> None:
     hashed = f"sha256: {'0a' * 32}"
-    (loaded,) = load([("a.yaml", tenant(f"keys: [{{{hashed}, expiresAt: 2027-01-31T12:00:00+01:00}}]"))]).tenants
+    (loaded,) = parse_documents(
+        [("a.yaml", tenant(f"keys: [{{{hashed}, expiresAt: 2027-01-31T12:00:00+01:00}}]"))]
+    ).tenants
     assert loaded.spec.keys[0].expires_at == "2027-01-31T12:00:00+01:00"
     for time in ("2027-01-31", "2027-01-31T12:00:00", "tomorrow"):
         at = "a.yaml: Tenant acme: spec.keys[0].expiresAt: expected a time such as 2027-01-31T12:00:00Z"
@@ -265,7 +271,7 @@ def test_origins_are_as_browsers_send_them(origin: str) -> None:
 
 def test_origins_are_read() -> None:
     origins = ("*", "null", "https://llm.example", "http://[::1]:3000", "app://obsidian.md")
-    made = load(
+    made = parse_documents(
         [
             (
                 "a.yaml",
@@ -278,8 +284,8 @@ def test_origins_are_read() -> None:
 
 def test_hosts_are_read() -> None:
     hosts = ("llm.example", "LLM.example.", "box")
-    assert load([("a.yaml", config("hosts: [llm.example, LLM.example., box]"))]).settings.hosts == hosts
-    assert load([], {"PILOTLIGHT_HOSTS": "[llm.example]"}).settings.hosts == ("llm.example",)
+    assert parse_documents([("a.yaml", config("hosts: [llm.example, LLM.example., box]"))]).settings.hosts == hosts
+    assert parse_documents([], {"PILOTLIGHT_HOSTS": "[llm.example]"}).settings.hosts == ("llm.example",)
 
 
 def test_certificates_and_keys_come_in_pairs_with_whole_paths() -> None:
@@ -290,15 +296,15 @@ def test_certificates_and_keys_come_in_pairs_with_whole_paths() -> None:
         line = wrong(config(f"tls: {{{there}: /a}}"))
         assert f"Settings: tls.{missing}: missing; {there} is given, and they are needed together" in line
     environ = {"PILOTLIGHT_TLS_CERT_FILE": "/a.pem", "PILOTLIGHT_TLS_KEY_FILE": "/a.key"}
-    assert load([], environ).settings.tls == Tls(cert_file="/a.pem", key_file="/a.key")
+    assert parse_documents([], environ).settings.tls == Tls(cert_file="/a.pem", key_file="/a.key")
 
 
 def test_an_engine_with_tls_says_so_with_a_host_name_or_nothing() -> None:
     for text, said in (("{}", EngineTls()), ("{serverName: m-1.example}", EngineTls(server_name="m-1.example"))):
-        (loaded,) = load([("a.yaml", model(f"tls: {text}"))]).models
+        (loaded,) = parse_documents([("a.yaml", model(f"tls: {text}"))]).models
         assert loaded.spec.tls == said
-        assert load([("b.yaml", to_yaml(Documents(models=(loaded,))))]).models == (loaded,)
-        (plain,) = load([("a.yaml", model(""))]).models
+        assert parse_documents([("b.yaml", to_yaml(Documents(models=(loaded,))))]).models == (loaded,)
+        (plain,) = parse_documents([("a.yaml", model(""))]).models
         assert plain.spec_hash() != loaded.spec_hash(), "its engine must be started anew"
     for name in ("''", "a b", "http://a", "a@b", "-a", "a..b", "a" * 254):
         assert "spec.tls.serverName: expected a host name such as" in wrong(model(f"tls: {{serverName: {name}}}"))
@@ -360,15 +366,15 @@ def aliases(form: str, count: int, times: int) -> str:
 )
 def test_yaml_that_hides_a_mistake_is_refused_with_its_line(text: str, line: str) -> None:
     with pytest.raises(YamlError, match="^" + re.escape(line)):
-        read(text)
+        parse_yaml(text)
     assert wrong(text).startswith(f"a.yaml: {line}")
 
 
 def test_values_are_counted_before_they_are_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(yaml, "NODES_MAX", 10)
     with pytest.raises(YamlError, match=r"^line 10: more than 10 values$"):
-        read("[" + "1,\n" * 20)
-    assert read("[1,1,1,1,1,1,1,1,1]") == [[1] * 9]
+        parse_yaml("[" + "1,\n" * 20)
+    assert parse_yaml("[1,1,1,1,1,1,1,1,1]") == [[1] * 9]
 
 
 def test_an_error_has_no_control_characters_and_is_cut() -> None:
@@ -379,7 +385,7 @@ def test_an_error_has_no_control_characters_and_is_cut() -> None:
 
 
 def test_yaml_keeps_times_as_text_and_merges_keys() -> None:
-    assert read("a: &x {b: 1}\nc: {<<: *x, b: 2}\nd: 2027-01-31\n---\n---\n1") == [
+    assert parse_yaml("a: &x {b: 1}\nc: {<<: *x, b: 2}\nd: 2027-01-31\n---\n---\n1") == [
         {"a": {"b": 1}, "c": {"b": 2}, "d": "2027-01-31"},
         1,
     ]
@@ -393,7 +399,7 @@ def test_the_environment_overrides_settings() -> None:
         "PILOTLIGHT_REPLICA": "not a setting",
         "HOME": "/",
     }
-    got = load([("a.yaml", config("auth: keys\nsilentSecondsMax: 50"))], environ).settings
+    got = parse_documents([("a.yaml", config("auth: keys\nsilentSecondsMax: 50"))], environ).settings
     assert (got.auth, got.limits.body_bytes_max, got.cors.origins) == ("none", 1 << 20, ("https://a.example",))
     assert got.silent_seconds_max == 50
 
@@ -414,7 +420,7 @@ def test_a_wrong_variable_is_named(name: str, value: str, line: str) -> None:
 
 
 def test_reserved_variables_are_left_alone() -> None:
-    assert load([], {"PILOTLIGHT_URL": "x"}, reserved={"PILOTLIGHT_URL"}) == Documents()
+    assert parse_documents([], {"PILOTLIGHT_URL": "x"}, reserved={"PILOTLIGHT_URL"}) == Documents()
 
 
 text_values = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
@@ -455,16 +461,18 @@ def test_what_is_written_loads_as_the_same_documents(specs: dict[str, object], n
         metadata = {"name": name, "namespace": namespace}
         document = {"apiVersion": API_VERSION, "kind": "Model", "metadata": metadata, "spec": spec}
         texts.append((name, json.dumps(document)))
-    loaded = load(texts)
-    assert load([("again", to_yaml(loaded))]) == loaded
+    loaded = parse_documents(texts)
+    assert parse_documents([("again", to_yaml(loaded))]) == loaded
 
 
 def test_an_escaped_surrogate_pair_is_one_character() -> None:
-    assert read('"\\ud83d\\ude00"') == ["\U0001f600"]
+    assert parse_yaml('"\\ud83d\\ude00"') == ["\U0001f600"]
 
 
 def test_numbers_are_read_as_json_writes_them_and_what_is_no_number_stays_text() -> None:
-    assert read("[1e-05, -2.5E+3, 1e3, 12e4567, 1e-, 01e-5]") == [[1e-05, -2500.0, "1e3", "12e4567", "1e-", "01e-5"]]
+    assert parse_yaml("[1e-05, -2.5E+3, 1e3, 12e4567, 1e-, 01e-5]") == [
+        [1e-05, -2500.0, "1e3", "12e4567", "1e-", "01e-5"]
+    ]
 
 
 NODES = """
@@ -477,7 +485,7 @@ nodes:
 
 
 def test_nodes_of_the_settings() -> None:
-    first, second = load([("a.yaml", f"{HEAD}Settings{NODES}")]).settings.nodes
+    first, second = parse_documents([("a.yaml", f"{HEAD}Settings{NODES}")]).settings.nodes
     assert (first.selector, first.device.model, first.device.count) == (
         {"node.kubernetes.io/instance-type": "g4dn.xlarge"}, "T4", 1,
     )  # fmt: skip

@@ -8,7 +8,7 @@ import pytest
 
 from autoscaler.drivers.kubernetes.inventory import resource_claims
 from autoscaler.slicing.base import NodeFacts, Object
-from autoscaler.slicing.dra_binding_conditions import Binding, bindings, told
+from autoscaler.slicing.dra_binding_conditions import Binding, apply_bindings, read_bindings
 from autoscaler.slicing.dra_claims import Dra
 from autoscaler.slicing.dra_resource_slices import ATTACHED_FIRST
 from autoscaler.state.world import NodeId
@@ -51,7 +51,7 @@ def condition(type: str, *, status: str = "True", reason: str = "", message: str
 def test_a_claim_waits_until_all_conditions_are_true_and_a_failure_goes_before(
     of: Object, state: str, says: str
 ) -> None:
-    (one,) = bindings(of)
+    (one,) = read_bindings(of)
     assert (one.entry, one.claim, one.state, one.says) == (ENTRY, "team/job", state, says)
 
 
@@ -61,7 +61,7 @@ def test_a_claim_waits_until_all_conditions_are_true_and_a_failure_goes_before(
      {"status": {"allocation": {"devices": {"results": [None, {"bindingConditions": None}]}}}}],
 )  # fmt: skip
 def test_of_a_claim_that_waits_for_nothing_or_is_none_there_is_nothing_to_say(of: Object) -> None:
-    assert bindings(of) == ()
+    assert read_bindings(of) == ()
 
 
 def test_a_slice_says_for_whom_its_device_is_attached_and_how_far_that_is() -> None:
@@ -71,20 +71,20 @@ def test_a_slice_says_for_whom_its_device_is_attached_and_how_far_that_is() -> N
     assert slices is not None
 
     def closed(*of: Binding) -> list[str]:
-        return [one.closed for one in told(slices or (), of)]
+        return [one.closed for one in apply_bindings(slices or (), of)]
 
     first = f"{ATTACHED_FIRST} ({READY})"
     assert closed() == [first, first, ""]
     words = "it is being attached for claim team/job, which waits for FabricDeviceReady"
-    assert closed(*bindings(claim())) == [words, first, ""]
+    assert closed(*read_bindings(claim())) == [words, first, ""]
     words = "it could not be attached for claim team/job: FabricDeviceFailed (no cable)"
-    assert closed(*bindings(claim(condition(FAILED, message="no cable")))) == [words, first, ""]
-    assert closed(*bindings(claim(condition(READY)))) == ["it was attached for claim team/job", first, ""]
-    open_one = bindings(claim())[0]._replace(entry=f"{DRIVER}/{NODE}/gpu-2")
+    assert closed(*read_bindings(claim(condition(FAILED, message="no cable")))) == [words, first, ""]
+    assert closed(*read_bindings(claim(condition(READY)))) == ["it was attached for claim team/job", first, ""]
+    open_one = read_bindings(claim())[0]._replace(entry=f"{DRIVER}/{NODE}/gpu-2")
     assert closed(open_one) == [first, first, ""], "it needs nothing first"
 
 
 def test_what_is_kept_of_a_claim_has_what_it_waits_for() -> None:
-    seen = resource_claims.read(claim(), "pilotlight-engines")
+    seen = resource_claims.read_claim(claim(), "pilotlight-engines")
     assert seen is not None
     assert [one.state for one in seen.bindings] == ["waiting"]

@@ -11,15 +11,15 @@ import pytest
 from autoscaler.contract import TenantName
 from autoscaler.drivers.kubernetes.inventory import resource_claims
 from autoscaler.drivers.kubernetes.inventory.inventory import Inventory
-from autoscaler.drivers.kubernetes.objects.node import RESLICED, reshared
+from autoscaler.drivers.kubernetes.objects.node import RESLICED, close_claimed_slices
 from autoscaler.kubernetes.api import Api
 from autoscaler.kubernetes.constants import NODES
 from autoscaler.planner.plan import plan
 from autoscaler.slicing import registry
-from autoscaler.slicing.base import NodeFacts, Object, Part
-from autoscaler.slicing.dra_claims import CLIENT_BYTES, Dra, Got, common_claim, entry_of
+from autoscaler.slicing.base import NodeFacts, Object, SliceShare
+from autoscaler.slicing.dra_claims import CLIENT_BYTES, Dra, Got, common_claim_name, dra_device_name
 from autoscaler.slicing.usage import FULL
-from autoscaler.spec.load import load
+from autoscaler.spec.load import parse_documents
 from autoscaler.spec.model import Gpu, Model
 from autoscaler.spec.pod import MANAGED_BY
 from autoscaler.spec.quantity import Bytes
@@ -45,7 +45,7 @@ def slices(
     """Of a node of which the Settings say so, as the table has them."""
     slicing = NodeSlicing(kind="dra", sharing=sharing, replicas=replicas)
     kind = NodeKind(selector={}, device=NodeDevice(model="H100", memory_bytes=Bytes(80 * GIB)), slicing=slicing)
-    return registry.inventory(NodeFacts(NODE, declared=kind, devices=objects or (GPUS,), kept=kept))
+    return registry.list_slices(NodeFacts(NODE, declared=kind, devices=objects or (GPUS,), kept=kept))
 
 
 @pytest.mark.parametrize("sharing", ["mps", "timeslice"])
@@ -53,25 +53,25 @@ def test_pods_on_one_gpu_have_one_claim_that_says_how_it_is_shared(sharing: Any)
     one, other = slices(sharing=sharing)
     assert (one.id, one.device, one.shared, one.memory_bytes) == ("node-1/gpu-0", "node-1/GPU-0000", True, 81559 << 20)
     assert one.isolation == (Isolation.MEMORY if sharing == "mps" else Isolation.NONE)
-    first, second = (Dra().fields(name, [Part(one, 20 * GIB, 30)]) for name in ("m-1", "m-2"))
+    first, second = (Dra().fields(name, [SliceShare(one, 20 * GIB, 30)]) for name in ("m-1", "m-2"))
     assert first.claims == second.claims
-    assert first.common == {common_claim(one)} == {first.claims[0]["metadata"]["name"]}
-    assert common_claim(one) != common_claim(other)
+    assert first.common == {common_claim_name(one)} == {first.claims[0]["metadata"]["name"]}
+    assert common_claim_name(one) != common_claim_name(other)
     agrees(f"slicing/dra-{sharing}", [*first.claims, pod("m-1", first)])
 
 
 @pytest.mark.parametrize(("sharing", "less"), [("timeslice", 0), ("mps", CLIENT_BYTES)])
 def test_an_engine_is_told_its_part_of_the_gpu_and_with_mps_less_what_its_client_takes(sharing: Any, less: int) -> None:
-    asks = Dra().fields("m", [Part(slices(sharing=sharing)[0], 20 * GIB)])
+    asks = Dra().fields("m", [SliceShare(slices(sharing=sharing)[0], 20 * GIB)])
     assert asks.memory_fraction == (20 * GIB - less) * 1000 // (81559 << 20) / 1000
 
 
 def test_who_has_all_of_a_gpu_or_several_has_the_same_claims_and_is_held_to_nothing() -> None:
     found = slices()
-    alone = Dra().fields("m", [Part(found[0], 0)])
-    both = Dra().fields("m", [Part(one, 20 * GIB, 30) for one in found])
+    alone = Dra().fields("m", [SliceShare(found[0], 0)])
+    both = Dra().fields("m", [SliceShare(one, 20 * GIB, 30) for one in found])
     for asks, of in ((alone, found[:1]), (both, found)):
-        assert [claim["metadata"]["name"] for claim in asks.claims] == [common_claim(one) for one in of]
+        assert [claim["metadata"]["name"] for claim in asks.claims] == [common_claim_name(one) for one in of]
         assert (asks.env, asks.memory_fraction) == ({}, None)
 
 
@@ -92,24 +92,27 @@ def test_parts_of_a_gpu_and_what_several_claims_may_have_are_claimed_as_ever() -
     assert not any(one.shared for one in parts)
     assert consumed.isolation is Isolation.NONE, "the driver refuses MPS there"
     for one in (*parts, consumed):
-        asks = Dra().fields("m-1", [Part(one, one.memory_bytes)])
+        asks = Dra().fields("m-1", [SliceShare(one, one.memory_bytes)])
         assert [claim["metadata"]["name"] for claim in asks.claims] == ["m-1"]
         assert (asks.common, asks.env, asks.memory_fraction) == (frozenset(), {}, None)
-        assert common_claim(one) == ""
+        assert common_claim_name(one) == ""
     (whole,) = slices(*partitionable(NODE))
-    assert (whole.shared, common_claim(whole)) == (True, "mps-gpu-0-" + common_claim(whole)[-16:])
+    assert (whole.shared, common_claim_name(whole)) == (True, "mps-gpu-0-" + common_claim_name(whole)[-16:])
 
 
 @pytest.mark.parametrize("then", ["mps", "timeslice"])
 def test_a_gpu_that_a_pod_of_ours_has_by_another_claim_takes_nobody_until_that_is_gone(then: Any) -> None:
     """It was a Replica's own, or was shared in another way, before the Settings said so."""
     (before, *_), found = slices(sharing="mps" if then == "timeslice" else "timeslice"), slices(sharing=then)
-    for name in ("m-1", common_claim(before)):
-        closed, free = reshared(found, [(name, Got("gpu", entry_of(found[0]), None))])
+    for name in ("m-1", common_claim_name(before)):
+        closed, free = close_claimed_slices(found, [(name, Got("gpu", dra_device_name(found[0]), None))])
         assert (closed.closed, free.closed) == (RESLICED, "")
-    assert reshared(found, [(common_claim(found[0]), Got("gpu", entry_of(found[0]), None))]) == found
+    assert (
+        close_claimed_slices(found, [(common_claim_name(found[0]), Got("gpu", dra_device_name(found[0]), None))])
+        == found
+    )
     alone = slices(sharing=None)
-    assert reshared(alone, [("m-1", Got("gpu", entry_of(alone[0]), None))]) == alone
+    assert close_claimed_slices(alone, [("m-1", Got("gpu", dra_device_name(alone[0]), None))]) == alone
 
 
 # --- as a cluster has it ----------------------------------------------------------------------------------------------
@@ -135,7 +138,7 @@ async def looked(*there: Object, held: Sequence[str] = ()) -> tuple[Slice, ...]:
     }  # fmt: skip
     served, settings = (
         {NODES: [node], resource_claims.PUBLISHED: [meta(GPUS)], resource_claims.CLAIMS: [*there]},
-        load([("a", SAID)]),
+        parse_documents([("a", SAID)]),
     )
     inventory = Inventory(
         cast("Api", Paths(served)), "n", lambda: settings.settings, is_ours=lambda _: False,
@@ -163,12 +166,12 @@ OURS_TOO = {MANAGED_BY: "pilotlight", "pilotlight.dev/intent": "common"}
 async def test_the_claim_that_those_on_a_gpu_have_takes_nothing_from_whoever_comes() -> None:
     """Also while it is there for a moment after the last of them."""
     free = await looked()
-    name = common_claim(free[0])
+    name = common_claim_name(free[0])
     assert await looked(claimed(name, **OURS_TOO), held=["gpu-0"]) == await looked(claimed(name, **OURS_TOO)) == free
 
 
 async def test_a_gpu_is_full_where_others_have_it_by_whatever_claim() -> None:
-    name = common_claim((await looked())[0])
+    name = common_claim_name((await looked())[0])
     for theirs in (claimed(name), claimed(name, "other", **OURS_TOO), claimed("theirs")):
         assert [one.closed for one in await looked(theirs)] == [FULL, ""]
 

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from autoscaler.drivers.kubernetes.inventory import resource_claims
 from autoscaler.drivers.kubernetes.objects import node
 from autoscaler.drivers.kubernetes.objects.node import NodeSeen
-from autoscaler.slicing.base import Part, PodFields
+from autoscaler.slicing.base import PodFields, SliceShare
 from autoscaler.slicing.dra_claims import Dra, Got
-from autoscaler.slicing.usage import really
-from autoscaler.spec.load import load
+from autoscaler.slicing.usage import resolve_actual_slices
+from autoscaler.spec.load import parse_documents
 from autoscaler.state.world import Slice
 from tests.kit.golden import agrees, pod
 from tests.kit.pools import DRIVER, H100, cut_name, partitionable
@@ -27,9 +27,9 @@ nodes:
 
 def slices(*kept: str, cut: bool = True, places: bool = False) -> dict[str, Slice]:
     """Of a node with one H100, as the driver makes them."""
-    declared = load([("a.yaml", SETTINGS % str(cut).lower())]).settings.nodes
-    published = resource_claims.by_node(partitionable(NODE, places=places))
-    found = node.slices([NodeSeen(NODE, {}, usable=True, lost=False)], declared, lambda _: {}, published, kept)
+    declared = parse_documents([("a.yaml", SETTINGS % str(cut).lower())]).settings.nodes
+    published = resource_claims.group_slices_by_node(partitionable(NODE, places=places))
+    found = node.build_slices([NodeSeen(NODE, {}, usable=True, lost=False)], declared, lambda _: {}, published, kept)
     return {one.id.rpartition("/")[2]: one for one in found}
 
 
@@ -51,23 +51,23 @@ def test_who_needs_less_than_an_idle_gpu_claims_the_smallest_part_that_holds_it(
     memory_gib: int, percent: int, profile: str
 ) -> None:
     whole = slices()["gpu-0"]
-    asks = Dra().fields("m-1", [Part(whole, memory_gib * GIB, percent)])
+    asks = Dra().fields("m-1", [SliceShare(whole, memory_gib * GIB, percent)])
     assert claimed(asks) == ("mig.nvidia.com" if profile else "gpu.nvidia.com", profile)
     kept = slices(cut=False)["gpu-0"]
-    assert claimed(Dra().fields("m-1", [Part(kept, memory_gib * GIB, percent)])) == ("gpu.nvidia.com", "")
+    assert claimed(Dra().fields("m-1", [SliceShare(kept, memory_gib * GIB, percent)])) == ("gpu.nvidia.com", "")
 
 
 @settings(deadline=None)  # the first one asks where on a GPU is best
 @given(st.integers(1, 80 * GIB), st.integers(0, 100), st.booleans())
 def test_what_is_claimed_is_never_less_than_is_needed(memory_bytes: int, percent: int, places: bool) -> None:
-    _, profile = claimed(Dra().fields("m", [Part(slices(places=places)["gpu-0"], memory_bytes, percent)]))
+    _, profile = claimed(Dra().fields("m", [SliceShare(slices(places=places)["gpu-0"], memory_bytes, percent)]))
     if profile:
         of = H100.profile(profile)
         assert (of.memory_bytes >= memory_bytes, 100 * of.compute // 7 >= percent) == (True, True)
 
 
 def test_its_claim_as_a_person_has_read_it() -> None:
-    asks = Dra().fields("m-1", [Part(slices()["gpu-0"], 15 * GIB)])
+    asks = Dra().fields("m-1", [SliceShare(slices()["gpu-0"], 15 * GIB)])
     agrees("slicing/dra-cut", [*asks.claims, pod("m-1", asks)])
 
 
@@ -79,10 +79,10 @@ def test_it_is_charged_for_its_part_and_what_is_left_is_offered() -> None:
     assert "gpu-0" not in there, "all of it cannot be had any more"
     own = there[cut_name("1g.10gb", 0)]
     known = {one.id: one for one in there.values()}
-    assert really([whole.id], NODE, known, got=[Got("gpu-0", given_to, None)]) == (own.id,)
+    assert resolve_actual_slices([whole.id], NODE, known, got=[Got("gpu-0", given_to, None)]) == (own.id,)
     assert cut_name("3g.40gb", 4) in there
     assert {one.device for one in there.values()} == {whole.device}
-    (claim,) = Dra().fields("m-2", [Part(there[cut_name("3g.40gb", 4)], 5 * GIB)]).claims
+    (claim,) = Dra().fields("m-2", [SliceShare(there[cut_name("3g.40gb", 4)], 5 * GIB)]).claims
     said = claim["spec"]["devices"]["requests"][0]["exactly"]["selectors"][0]["cel"]["expression"]
     assert '"3g.40gb"' in said, "a part is what it is: no claim could tell where in it"
 
@@ -92,21 +92,21 @@ def test_who_needs_less_than_the_only_part_that_is_left_claims_less(places: bool
     """It can be nowhere else then; where several are left, only if the driver tells places."""
     given_to = f"{DRIVER}/{NODE}/{cut_name('3g.40gb', 0)}"
     left = slices(given_to, places=places)[cut_name("3g.40gb", 4)]
-    assert claimed(Dra().fields("m", [Part(left, 5 * GIB)])) == ("mig.nvidia.com", "1g.10gb")
-    assert claimed(Dra().fields("m", [Part(left, 15 * GIB, 20)])) == ("mig.nvidia.com", "2g.20gb")
-    assert claimed(Dra().fields("m", [Part(left, 30 * GIB)])) == ("mig.nvidia.com", "3g.40gb")
+    assert claimed(Dra().fields("m", [SliceShare(left, 5 * GIB)])) == ("mig.nvidia.com", "1g.10gb")
+    assert claimed(Dra().fields("m", [SliceShare(left, 15 * GIB, 20)])) == ("mig.nvidia.com", "2g.20gb")
+    assert claimed(Dra().fields("m", [SliceShare(left, 30 * GIB)])) == ("mig.nvidia.com", "3g.40gb")
     given_to = f"{DRIVER}/{NODE}/{cut_name('1g.10gb', 0)}"
     several = slices(given_to, places=places)[cut_name("3g.40gb", 4)]
     profile = "1g.10gb" if places else "3g.40gb"
-    assert claimed(Dra().fields("m", [Part(several, 5 * GIB)])) == ("mig.nvidia.com", profile)
-    assert claimed(Dra().fields("m", [Part(slices(given_to)[cut_name("1g.10gb", 1)], 5 * GIB)])) == (
+    assert claimed(Dra().fields("m", [SliceShare(several, 5 * GIB)])) == ("mig.nvidia.com", profile)
+    assert claimed(Dra().fields("m", [SliceShare(slices(given_to)[cut_name("1g.10gb", 1)], 5 * GIB)])) == (
         "mig.nvidia.com", "1g.10gb",
     )  # fmt: skip
 
 
 def test_of_an_idle_gpu_that_part_is_claimed_after_which_most_is_left() -> None:
     """Where the driver tells places: beyond the half that is the only place of the largest."""
-    (claim,) = Dra().fields("m", [Part(slices(places=True)["gpu-0"], 5 * GIB)]).claims
+    (claim,) = Dra().fields("m", [SliceShare(slices(places=True)["gpu-0"], 5 * GIB)]).claims
     said = claim["spec"]["devices"]["requests"][0]["exactly"]["selectors"][0]["cel"]["expression"]
     assert "'memorySlice4' in" in said
     assert "!('memorySlice3' in" in said

@@ -10,12 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaler.placement.index.arrays import Node, Stock
-from autoscaler.placement.index.elastic import Budget, Elastic, Granted, elastic
-from autoscaler.placement.index.request import ask_of
-from autoscaler.placement.index.residual_waste import BINS, LEVELS, Taught, residual, tables, untaught
+from autoscaler.placement.index.arrays import NodeArrays, NodeCapacity
+from autoscaler.placement.index.elastic import Elastic, ElasticBudget, PlacedRequest, make_elastic
+from autoscaler.placement.index.request import encode_request
+from autoscaler.placement.index.residual_waste import (
+    BINS,
+    LEVELS,
+    Taught,
+    build_tables,
+    build_untrained_estimate,
+    compute_residual_waste,
+)
 from autoscaler.placement.learning.learner import Draw, Learner
-from autoscaler.state.resources import Kind, Lane, Wanted
+from autoscaler.state.resources import RequestFrequency, RequestShape, SliceClass
 from bench.packing.arrivals import Round
 from bench.packing.cluster import Cluster
 from bench.packing.openb import Kind as Asked
@@ -26,20 +33,20 @@ from tests.kit.budget import examples
 SIZES = {230: 1.0, 460: 2.0, 650: 2.0, 810: 3.0, 1000: 3.0}
 
 
-def nodes(count: int, lanes: int = 1) -> list[Node]:
-    return [Node(f"n{number}", (Lane(1000),) * lanes, 64_000) for number in range(count)]
+def nodes(count: int, lanes: int = 1) -> list[NodeCapacity]:
+    return [NodeCapacity(f"n{number}", (SliceClass(1000),) * lanes, 64_000) for number in range(count)]
 
 
-def share(milli: int) -> Kind:
-    return elastic(Kind(memory_bytes=milli))
+def share(milli: int) -> RequestShape:
+    return make_elastic(RequestShape(memory_bytes=milli))
 
 
-def granted(one: Granted | None) -> tuple[int, int] | None:
+def granted(one: PlacedRequest | None) -> tuple[int, int] | None:
     """(node, bytes)."""
     return None if one is None else (one.place.node, one.load.rooms[0].memory_bytes)
 
 
-def generous(budget: Budget) -> Budget:
+def generous(budget: ElasticBudget) -> ElasticBudget:
     """Many had all that they asked for."""
     for _ in range(100):
         budget.add(500, 500)
@@ -50,19 +57,19 @@ def generous(budget: Budget) -> Budget:
 
 
 def test_parts_of_one_device_are_elastic_and_nothing_else() -> None:
-    assert elastic(Kind(memory_bytes=810)).least.memory_bytes == 729
-    assert elastic(Kind(memory_bytes=815)).least.memory_bytes == 734, "at least nine tenths: 733.5"
-    for one in (Kind(memory_bytes=0), Kind(devices=2, memory_bytes=500), Kind(devices=0)):
-        assert elastic(one) == one
-    for wrong in (Kind(memory_bytes=5, spare_bytes=5), Kind(devices=2, memory_bytes=5, spare_bytes=1)):
+    assert make_elastic(RequestShape(memory_bytes=810)).least.memory_bytes == 729
+    assert make_elastic(RequestShape(memory_bytes=815)).least.memory_bytes == 734, "at least nine tenths: 733.5"
+    for one in (RequestShape(memory_bytes=0), RequestShape(devices=2, memory_bytes=500), RequestShape(devices=0)):
+        assert make_elastic(one) == one
+    for wrong in (RequestShape(memory_bytes=5, spare_bytes=5), RequestShape(devices=2, memory_bytes=5, spare_bytes=1)):
         with pytest.raises(ValueError, match="can not spare that"):
-            ask_of(wrong, (Lane(1000),))
+            encode_request(wrong, (SliceClass(1000),))
 
 
 def test_one_gets_all_that_is_left_where_that_is_enough() -> None:
-    one = Elastic(Stock(nodes(1), untaught(SIZES)))
+    one = Elastic(NodeArrays(nodes(1), build_untrained_estimate(SIZES)))
     generous(one.budget)
-    assert granted(one.start(Kind(memory_bytes=570))) == (0, 570), "who is not elastic gets what it asks for"
+    assert granted(one.start(RequestShape(memory_bytes=570))) == (0, 570), "who is not elastic gets what it asks for"
     assert granted(one.start(share(460))) == (0, 430)
     assert one.start(share(460)) is None
 
@@ -71,16 +78,16 @@ def test_one_is_cut_where_that_leaves_room_for_another() -> None:
     """Learnt: 41 tens are of no use, 42 are filled."""
     waste = np.linspace(0, 0.1, LEVELS)
     waste[1:42] = 10.0 * np.arange(1, 42)
-    taught = Taught((), tables(np.broadcast_to(waste, (1, BINS, LEVELS)), np.zeros(1)))
-    one = Elastic(Stock(nodes(1), taught))
+    taught = Taught((), build_tables(np.broadcast_to(waste, (1, BINS, LEVELS)), np.zeros(1)))
+    one = Elastic(NodeArrays(nodes(1), taught))
     generous(one.budget)
     assert granted(one.start(share(650))) == (0, 585), "35 % left would be too little, 41.5 % are not"
     assert granted(one.start(share(460))) == (0, 415)
 
 
 def test_without_budget_nobody_is_cut_and_who_fits_whole_is_placed() -> None:
-    one = Elastic(Stock(nodes(2), untaught(SIZES)))
-    assert granted(one.start(Kind(memory_bytes=570))) == (0, 570)
+    one = Elastic(NodeArrays(nodes(2), build_untrained_estimate(SIZES)))
+    assert granted(one.start(RequestShape(memory_bytes=570))) == (0, 570)
     first = one.start(share(460))
     assert granted(first) == (1, 460), "0 would be fuller, but with less than it asked for"
     assert one.start(share(600)) is None
@@ -93,43 +100,43 @@ def test_without_budget_nobody_is_cut_and_who_fits_whole_is_placed() -> None:
 
 
 def test_the_budget_counts_by_request_and_by_byte() -> None:
-    budget = Budget()
+    budget = ElasticBudget()
     assert budget.allows(1000, 950)
     assert not budget.allows(1000, 949)
     budget.add(100_000, 100_000)
     assert budget.allows(1000, 900)
     budget.add(1000, 900)
     assert not budget.allows(1000, 900), "three requests: 1, 0.9 and 0.9"
-    large = Budget()
+    large = ElasticBudget()
     for _ in range(9):
         large.add(10, 10)
     assert not large.allows(1000, 900), "by request 0.99, by byte 0.908"
 
 
 def test_the_residual_of_elastic_requests_counts_what_they_forgo_by_half() -> None:
-    waste = residual({600: 1.0}, {600: 540})
+    waste = compute_residual_waste({600: 1.0}, {600: 540})
     assert waste[539] == 539
     assert waste[540] == pytest.approx(-30)
     assert waste[570] == pytest.approx(-15), "it takes all, which is better than 30 left and 60 forgone"
-    assert residual({600: 1.0})[570] == 570
+    assert compute_residual_waste({600: 1.0})[570] == 570
 
 
 # --- what holds for all -----------------------------------------------------------------------------------------------
 
 ASKED = st.builds(share, st.integers(1, 1000)) | st.builds(
-    lambda bytes_: Kind(memory_bytes=bytes_), st.sampled_from([0, 300, 1000])
+    lambda bytes_: RequestShape(memory_bytes=bytes_), st.sampled_from([0, 300, 1000])
 )
 
 
 @settings(deadline=None)
 @given(st.lists(ASKED, max_size=60), st.data())
-def test_grants_are_enough_and_the_mean_is_kept(kinds: Sequence[Kind], data: st.DataObject) -> None:
-    one = Elastic(Stock(nodes(3, 2), untaught(SIZES)))
-    running: list[Granted] = []
+def test_grants_are_enough_and_the_mean_is_kept(kinds: Sequence[RequestShape], data: st.DataObject) -> None:
+    one = Elastic(NodeArrays(nodes(3, 2), build_untrained_estimate(SIZES)))
+    running: list[PlacedRequest] = []
     for kind in kinds:
         if running and data.draw(st.integers(0, 4)) == 0:
             one.stop(running.pop(data.draw(st.integers(0, len(running) - 1))))
-        fits = Stock.choose(one.stock, ask_of(kind._replace(spare_bytes=0), one.stock.lanes)) is not None
+        fits = NodeArrays.choose(one.stock, encode_request(kind._replace(spare_bytes=0), one.stock.lanes)) is not None
         found = one.start(kind)
         assert found is not None or not fits, "who fits with all that it asked for is not refused"
         assert (one.stock.left_bytes >= 0).all()
@@ -147,14 +154,14 @@ def test_grants_are_enough_and_the_mean_is_kept(kinds: Sequence[Kind], data: st.
 
 @settings(deadline=None, max_examples=examples(40))
 @given(st.lists(ASKED, max_size=40))
-def test_rows_say_what_is_said_anew(kinds: Sequence[Kind]) -> None:
-    kept = Elastic(Stock(nodes(3, 2), untaught(SIZES)))
-    taken: list[Granted] = []
+def test_rows_say_what_is_said_anew(kinds: Sequence[RequestShape]) -> None:
+    kept = Elastic(NodeArrays(nodes(3, 2), build_untrained_estimate(SIZES)))
+    taken: list[PlacedRequest] = []
     for kind in kinds:
-        anew = Stock(nodes(3, 2), untaught(SIZES))
+        anew = NodeArrays(nodes(3, 2), build_untrained_estimate(SIZES))
         for one in taken:
             anew.take(one.place, one.load)
-        ask = ask_of(kind, anew.lanes)
+        ask = encode_request(kind, anew.lanes)
         place = kept.stock.choose(ask)
         assert place == anew.choose(ask)
         assert place is None or kept.stock.granted(ask, place) == anew.granted(ask, place)
@@ -169,8 +176,8 @@ def test_lessons_make_elastic_ones_fill_more_and_are_the_same_twice() -> None:
 
     def best(elastic_: bool) -> tuple[Taught, float]:
         weights = {460: 10, 650: 10, 810: 8, 230: 4, 1000: 4}
-        kinds = {size: share(size) if elastic_ and size < 1000 else Kind(memory_bytes=size) for size in weights}
-        demand = [Wanted(kinds[size], weight) for size, weight in weights.items()]
+        kinds = {size: share(size) if elastic_ and size < 1000 else RequestShape(memory_bytes=size) for size in weights}
+        demand = [RequestFrequency(kinds[size], weight) for size, weight in weights.items()]
         return max(Learner(nodes(10, 4), demand, draws, 40).lessons(), key=lambda lesson: lesson[1])
 
     (taught, cut), (again, _), (_, whole) = best(True), best(True), best(False)

@@ -10,36 +10,36 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
-from autoscaler.placement.index.elastic import Budget
-from autoscaler.placement.index.index import Yard
-from autoscaler.placement.model.types import Force, Outlook, Packing, Shelf, Want
+from autoscaler.placement.index.elastic import ElasticBudget
+from autoscaler.placement.index.index import SliceIndex
+from autoscaler.placement.model.types import Bin, EvictionLevel, PackResult, PlacementRequest, RestartCosts
 from autoscaler.placement.packer import pack
-from autoscaler.state.resources import Room
+from autoscaler.state.resources import ResourceAmount
 from tests.kit.budget import examples
 from tests.kit.worlds import GI, T0, device
 from tests.test_packer import on, shelf, victims
 
 
-def want(name: str, memory_gi: float = 10, spare_gi: float = 1, **fields: Any) -> Want:
-    made = Want(ModelName(name), memory_bytes=int(memory_gi * GI), spare_bytes=int(spare_gi * GI))
+def want(name: str, memory_gi: float = 10, spare_gi: float = 1, **fields: Any) -> PlacementRequest:
+    made = PlacementRequest(ModelName(name), memory_bytes=int(memory_gi * GI), spare_bytes=int(spare_gi * GI))
     return made._replace(**fields)
 
 
-def counted(many: int, bytes_: int) -> Budget:
+def counted(many: int, bytes_: int) -> ElasticBudget:
     """So many run that have all that they asked for."""
-    budget = Budget()
+    budget = ElasticBudget()
     for _ in range(many):
         budget.add(bytes_, bytes_)
     return budget
 
 
-def run(wants: Sequence[Want], shelves: Sequence[Shelf], generous: int = 0) -> Packing:
-    yard = Yard(shelves)
+def run(wants: Sequence[PlacementRequest], shelves: Sequence[Bin], generous: int = 0) -> PackResult:
+    yard = SliceIndex(shelves)
     yard.budget = lambda: counted(generous, 10 * GI)
-    return pack(wants, yard, frozenset(), Outlook(), T0)
+    return pack(wants, yard, frozenset(), RestartCosts(), T0)
 
 
-def grants(packing: Packing) -> list[tuple[str, float]]:
+def grants(packing: PackResult) -> list[tuple[str, float]]:
     return [(placement.want.model, placement.memory_bytes / GI) for placement in packing.placements]
 
 
@@ -85,51 +85,62 @@ def test_a_slice_that_is_a_little_small_as_a_whole_will_do() -> None:
 def test_nobody_goes_where_the_least_would_do_and_fewer_go_where_it_needs_fewer() -> None:
     busy = on("busy", 10.5, busy=True)
     starting = shelf(device("g0", 20), busy, locked=True)
-    made = run([want("a", force=Force.BUSY)], [starting, shelf(device("g1", 10), on("idle", 10))], generous=1)
+    made = run([want("a", force=EvictionLevel.BUSY)], [starting, shelf(device("g1", 10), on("idle", 10))], generous=1)
     assert victims(made) == []
     assert made.unmet[0].promised
     two = shelf(device("g2", 10), on("idle", 9), on("other", 1))
-    assert victims(run([want("a", force=Force.BUSY)], [two], generous=1)) == ["idle"]
-    assert sorted(victims(run([want("a", force=Force.BUSY)], [two]))) == ["idle", "other"], (
+    assert victims(run([want("a", force=EvictionLevel.BUSY)], [two], generous=1)) == ["idle"]
+    assert sorted(victims(run([want("a", force=EvictionLevel.BUSY)], [two]))) == ["idle", "other"], (
         "without budget it needs all"
     )
 
 
 def test_what_is_promised_is_enough_when_the_victims_are_gone() -> None:
     two = shelf(device("g2", 10), on("idle", 9), on("other", 1))
-    assert victims(run([want("a", force=Force.BUSY)], [two], generous=1)) == ["idle"]
+    assert victims(run([want("a", force=EvictionLevel.BUSY)], [two], generous=1)) == ["idle"]
     assert grants(run([want("a")], [shelf(device("g2", 10), on("other", 1))], generous=1)) == [("a", 9)]
 
 
 WANTS = st.lists(
     st.builds(
-        lambda number, memory, percent, force: Want(
+        lambda number, memory, percent, force: PlacementRequest(
             ModelName(f"m{number}"), number, memory_bytes=memory, spare_bytes=memory * percent // 100, force=force
         ),
-        st.integers(0, 99), st.integers(1, 1000), st.integers(0, 30), st.sampled_from([Force.NONE, Force.BUSY]),
+        st.integers(0, 99),
+        st.integers(1, 1000),
+        st.integers(0, 30),
+        st.sampled_from([EvictionLevel.NONE, EvictionLevel.BUSY]),
     ),
-    max_size=12, unique_by=lambda one: one.ordinal,
-)  # fmt: skip
+    max_size=12,
+    unique_by=lambda one: one.ordinal,
+)
 SHELVES = st.lists(st.tuples(st.integers(1, 1000), st.integers(0, 900), st.booleans()), min_size=1, max_size=6)
 
 
-def _shelf(number: int, size: int, used: int, *, shared: bool) -> Shelf:
+def _shelf(number: int, size: int, used: int, *, shared: bool) -> Bin:
     free = max(0, size - used) if shared else size
     slice_ = replace(device(f"g{number}", shared=shared), memory_bytes=size)
-    return Shelf(slice=slice_, whole=True, incumbents=(), free=Room(free, 100), coming=Room(0, 0), locked=False)
+    return Bin(
+        slice=slice_,
+        whole=True,
+        incumbents=(),
+        free=ResourceAmount(free, 100),
+        coming=ResourceAmount(0, 0),
+        locked=False,
+    )
 
 
 @settings(deadline=None, max_examples=examples(300))
 @given(WANTS, SHELVES, st.integers(0, 4))
 def test_grants_are_enough_the_mean_is_kept_and_nothing_is_over_committed(
-    wants: list[Want], sizes: list[tuple[int, int, bool]], generous: int
+    wants: list[PlacementRequest], sizes: list[tuple[int, int, bool]], generous: int
 ) -> None:
     shelves = [_shelf(at, size, used, shared=shared) for at, (size, used, shared) in enumerate(sizes)]
 
-    def made(of: Sequence[Want]) -> Packing:
-        yard = Yard(shelves)
+    def made(of: Sequence[PlacementRequest]) -> PackResult:
+        yard = SliceIndex(shelves)
         yard.budget = lambda: counted(generous, 100)
-        return pack(of, yard, frozenset(), Outlook(), T0)
+        return pack(of, yard, frozenset(), RestartCosts(), T0)
 
     packing = made(wants)
     assert packing == made(wants[::-1]), "the same in any order"

@@ -12,24 +12,24 @@ from msgspec.structs import replace
 from autoscaler.contract import ModelName
 from autoscaler.drivers.kubernetes.objects import pod
 from autoscaler.drivers.local.devices import Devices
-from autoscaler.engines import Launch, launch
+from autoscaler.engines import LaunchCommand, build_launch_command
 from autoscaler.explain.decision_log import Log
 from autoscaler.explain.fit import explain_fit
 from autoscaler.explain.model import explain_model
 from autoscaler.planner.plan import plan
-from autoscaler.queries.memory import AS_ASKED, Given, is_cut, slots, spare_bytes, why_rigid
-from autoscaler.queries.memory import given as told_of
+from autoscaler.queries.memory import AS_ASKED, Given, compute_slots, explain_rigid_memory, has_shrunk, spare_bytes
+from autoscaler.queries.memory import compute_engine_limits as told_of
 from autoscaler.slicing import registry
-from autoscaler.spec.load import DocumentError, load
+from autoscaler.spec.load import DocumentError, parse_documents
 from autoscaler.spec.model import Cache, Gpu, Model, ModelSpec, ReplicaRange
 from autoscaler.spec.quantity import Bytes, BytesOrAuto
 from autoscaler.spec.settings import DeclaredDevice
 from autoscaler.state.actions import StartReplica
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import Replica, Slice, SliceId, World
-from pilotlight.models.documents import completed
-from pilotlight.models.fit import needs
-from pilotlight.models.memory import estimate
+from pilotlight.models.documents import fill_memory_estimate
+from pilotlight.models.fit import load_memory_needs
+from pilotlight.models.memory import estimate_memory
 from tests.kit import shapes
 from tests.kit.worlds import GI, T0, device, gateway, level, model, replica, world
 
@@ -71,7 +71,7 @@ def test_a_replica_gets_the_hole_and_fewer_slots_and_is_of_the_same_spec() -> No
     then = world([a, b, full], at.slices.values(), [*held, runs], histories=None)
     log = explain_model(then, plan(then, T0), Log(), a.name, T0).sentences
     assert any(f"{one.id} is ready since 0 s on gpu0, granted 9.5Gi of 10Gi, with 3 of 4 slots" in line for line in log)
-    fit = explain_fit(then, a, needs(a), T0)
+    fit = explain_fit(then, a, load_memory_needs(a), T0)
     assert fit.least_bytes == 8 * GI
     assert (
         "It makes do with 8Gi where that fills a hole (gpu.elastic): its engine is given fewer slots, 3 at least."
@@ -93,7 +93,7 @@ def test_those_that_run_decide_how_much_may_be_cut() -> None:
 def test_where_no_document_says_the_context_that_is_what_shrinks() -> None:
     a = elastic()
     cut = replica(a, "r", memory_bytes=9 * GI)
-    assert (slots(a, 9 * GI), told_of(a, cut).shared_context_tokens) == (4, 8192 - 1024)
+    assert (compute_slots(a, 9 * GI), told_of(a, cut).shared_context_tokens) == (4, 8192 - 1024)
     assert told_of(a, replica(a, "r")) == Given(None, 10 * GI, 4, 0), "who has all is told what the document says"
     half = elastic(gpu=Gpu(elastic_percent=50))
     assert spare_bytes(half) == 4 * GI, "at least half of the context stays"
@@ -109,16 +109,16 @@ def test_what_no_engine_could_do_without_is_not_offered() -> None:
     for rigid in (one_slot, unread, unknown, model("d", 10)):
         assert spare_bytes(rigid) == 0
         assert told_of(rigid, replica(rigid, "r")) == AS_ASKED
-    assert "it has one" in why_rigid(one_slot)
-    assert "cannot be read" in why_rigid(unread) or "can be read here" in why_rigid(unread)
-    assert "say gpu.memory" in why_rigid(unknown)
-    assert why_rigid(model("d", 10)) == why_rigid(elastic()) == ""
+    assert "it has one" in explain_rigid_memory(one_slot)
+    assert "cannot be read" in explain_rigid_memory(unread) or "can be read here" in explain_rigid_memory(unread)
+    assert "say gpu.memory" in explain_rigid_memory(unknown)
+    assert explain_rigid_memory(model("d", 10)) == explain_rigid_memory(elastic()) == ""
 
 
 def test_what_a_document_asks_for_beyond_the_estimate_goes_first() -> None:
     asked = replace(elastic(context_tokens=2048), memory_bytes=11 * GI, estimated_bytes=0)
-    assert [slots(asked, gi * GI) for gi in (11, 10, 9, 8)] == [4, 4, 3, 3]
-    assert is_cut(asked, replica(asked, "r", memory_bytes=10 * GI))
+    assert [compute_slots(asked, gi * GI) for gi in (11, 10, 9, 8)] == [4, 4, 3, 3]
+    assert has_shrunk(asked, replica(asked, "r", memory_bytes=10 * GI))
 
 
 @pytest.mark.parametrize("context_tokens", [None, 8192])
@@ -131,22 +131,22 @@ def test_what_is_granted_holds_what_the_engine_is_then_told(
     spec = ModelSpec(
         engine="llama.cpp", artifact=f"file://{path}", context_tokens=context_tokens, gpu=Gpu(elastic_percent=30)
     )
-    made = completed(Model(name=ModelName("a"), spec=spec, slots=8))
+    made = fill_memory_estimate(Model(name=ModelName("a"), spec=spec, slots=8))
     asked, spare, seen = made.memory_bytes, spare_bytes(made), set[int]()
     assert spare > 0
     for granted in range(asked - spare, asked + 1, max(1, spare // 23)):
-        told = told_of(made, replica(made, "r", memory_bytes=granted, slots=slots(made, granted)))
+        told = told_of(made, replica(made, "r", memory_bytes=granted, slots=compute_slots(made, granted)))
         tokens = told.shared_context_tokens
         if context_tokens is None and tokens:
-            less = estimate(replace(made, slots=1, spec=replace(spec, context_tokens=tokens)))
-            whole = estimate(
+            less = estimate_memory(replace(made, slots=1, spec=replace(spec, context_tokens=tokens)))
+            whole = estimate_memory(
                 replace(made, slots=1, spec=replace(spec, context_tokens=made.cache and made.cache.context_tokens))
             )
             assert less is not None
             assert whole is not None
             assert whole.total_bytes(gpus=True) - less.total_bytes(gpus=True) >= asked - granted
         else:
-            fewer = estimate(replace(made, slots=told.slots))
+            fewer = estimate_memory(replace(made, slots=told.slots))
             assert fewer is not None
             assert fewer.total_bytes(gpus=False) <= granted
         seen.add(tokens or told.slots)
@@ -158,8 +158,8 @@ def test_what_is_granted_holds_what_the_engine_is_then_told(
 PROGRAMS = {name: f"/bin/{name}" for name in ("vllm", "sglang", "llama-server", "xllamacpp")}
 
 
-def launched(of: Model, told: Given, *programs: str) -> Launch:
-    return launch(of, None, "127.0.0.1", 9000, {name: PROGRAMS[name] for name in programs}, given=told)
+def launched(of: Model, told: Given, *programs: str) -> LaunchCommand:
+    return build_launch_command(of, None, "127.0.0.1", 9000, {name: PROGRAMS[name] for name in programs}, given=told)
 
 
 def after(argv: Sequence[str], flag: str) -> str | None:
@@ -197,9 +197,9 @@ def test_a_pod_of_a_part_that_is_a_little_small_tells_vllm_its_part() -> None:
     )  # fmt: skip
     one = start(waiting(of, slices=[part]))
     assert (one.slices, one.memory_bytes, one.slots) == (("n/gpu0/s0",), 16 * GI // 3, 64)
-    asks = registry.fields(one, {part.id: part})
+    asks = registry.build_pod_fields(one, {part.id: part})
     assert asks is not None
-    made = pod.manifest(one, of, launched(of, told_of(of, one, asks.memory_fraction), "vllm"), "i", asks=asks)
+    made = pod.build_pod_manifest(one, of, launched(of, told_of(of, one, asks.memory_fraction), "vllm"), "i", asks=asks)
     container = made["spec"]["containers"][0]
     words = [*container.get("command", ()), *container.get("args", ())]
     assert after(words, "--gpu-memory-utilization") == "0.333"
@@ -211,7 +211,7 @@ def test_a_pod_of_a_part_that_is_a_little_small_tells_vllm_its_part() -> None:
 
 def document(**spec: object) -> Model:
     text = {"apiVersion": "pilotlight.dev/v1alpha1", "kind": "Model", "metadata": {"name": "m"}, "spec": spec}
-    return load([("m.yaml", str(text))]).models[0]
+    return parse_documents([("m.yaml", str(text))]).models[0]
 
 
 FILE = {"engine": "llama.cpp", "artifact": "file:///a.gguf"}

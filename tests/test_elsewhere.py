@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.errors import CallError
-from gateway.http.body import LARGE_BYTES, Body, Pieces
+from gateway.http.body import LARGE_BYTES, Body, ChunkedBody
 from gateway.request import forbidden_fields
 from gateway.request.body_edit import read_json
 from gateway.request.multipart import read_multipart
@@ -39,7 +39,7 @@ def test_a_cache_salt_is_refused_as_a_part_of_a_form(*, large: bool) -> None:
     forms = FORM % (b"model", b"m") + file + FORM % (b"cache_salt", b"theirs") + b"--b--"
     body: Body = forms
     if large:
-        body = Pieces()
+        body = ChunkedBody()
         body.add(forms)
     with pytest.raises(CallError) as caught:
         read_multipart(body, b"multipart/form-data; boundary=b")
@@ -50,7 +50,7 @@ def test_a_cache_salt_is_refused_as_a_part_of_a_form(*, large: bool) -> None:
 @pytest.mark.parametrize(("name", "fix"), [("lora", "model:adapter"), ("rid", "x-request-id"), ("extra_key", "cache")])
 def test_the_message_says_what_to_do(name: str, fix: str) -> None:
     with pytest.raises(CallError) as caught:
-        forbidden_fields.check([name])
+        forbidden_fields.check_members([name])
     assert fix in caught.value.message
 
 
@@ -76,9 +76,9 @@ VARIANTS = {
 def test_a_name_that_differs_from_ours_in_case_is_refused(name: str, large: bool) -> None:
     filler = b"x" * (LARGE_BYTES if large else 1)
     text = b'{"model":"m","filler":"%b","%b":"secret"}' % (filler, name.encode())
-    body: bytes | Pieces = text
+    body: bytes | ChunkedBody = text
     if large:
-        body = Pieces()
+        body = ChunkedBody()
         body.add(text)
     with pytest.raises(CallError) as caught:
         read_json(body)
@@ -117,5 +117,5 @@ def test_deeper_it_is_content() -> None:
 
 
 def test_names_that_are_none_pass() -> None:
-    forbidden_fields.check(["model", "messages", "url", "file", "image_url", "IMAGE_URL", "api_base_"])
-    forbidden_fields.check([])
+    forbidden_fields.check_members(["model", "messages", "url", "file", "image_url", "IMAGE_URL", "api_base_"])
+    forbidden_fields.check_members([])

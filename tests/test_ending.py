@@ -9,15 +9,15 @@ from autoscaler.capacity.interruptions import DRAIN_S, SUCCESSOR_S, TAKEN
 from autoscaler.contract import Report
 from autoscaler.planner.plan import plan
 from autoscaler.provisioning.release import STRAY_S
-from autoscaler.queries.cordons import closed
+from autoscaler.queries.cordons import explain_closed_slice
 from autoscaler.spec.capacity import Cro, ProviderSettings
 from autoscaler.state.actions import AcquireLease, Action, DrainReplica, ReleaseLease, StartReplica
 from autoscaler.state.capacity_orders import LeaseId, LeasesSeen, Listed
 from autoscaler.state.events import Reported, SlicesSeen, Tick
 from autoscaler.state.node_labels import Taint
-from autoscaler.state.operator_orders import Cordon, CordonsSeen, Place
+from autoscaler.state.operator_orders import Cordon, CordonsSeen, CordonTarget
 from autoscaler.state.world import NodeId, World
-from autoscaler.text import seconds
+from autoscaler.text import format_duration
 from tests.kit.offered import A, acted, cloud, offer, offered, shown, told
 from tests.kit.worlds import T0, device, gateway, kinds, level, model, replica, use, world
 
@@ -50,7 +50,7 @@ def test_a_node_that_karpenter_removes_gets_a_successor_elsewhere_before_it_drai
     start = next(one for one in plan(at, T0).actions if isinstance(one, StartReplica))
     assert start.replica.slices == ("g-n2",)
     assert "node n1: Karpenter removes it" in start.reason
-    assert closed(at, at.slices[next(iter(at.slices))]) == "node n1: Karpenter removes it"
+    assert explain_closed_slice(at, at.slices[next(iter(at.slices))]) == "node n1: Karpenter removes it"
 
 
 def test_where_no_other_is_there_in_time_it_drains_and_new_calls_wait() -> None:
@@ -80,7 +80,7 @@ def test_a_taint_that_goes_away_again_ends_it() -> None:
 
 
 def test_an_operators_order_stays_and_goes_before() -> None:
-    mine = Cordon(place=Place("node", "n1"), node="n1", since_s=T0)
+    mine = Cordon(place=CordonTarget("node", "n1"), node="n1", since_s=T0)
     at = tainted(told(served("n2"), CordonsSeen(cordons=(mine,))), KARPENTER)
     assert at.cordons == {mine.place: mine}
     lifted = told(at, CordonsSeen(cordons=()))
@@ -151,7 +151,7 @@ def test_a_lease_that_its_provider_takes_back_moves_and_says_why() -> None:
 
 def test_only_the_devices_of_a_lease_are_left_where_a_node_has_more() -> None:
     at = told(leased(T0, device_ids=("g-n1",)), Tick(), now_s=T0 + 1)
-    assert set(at.cordons) == {Place("device", "g-n1")}
+    assert set(at.cordons) == {CordonTarget("device", "g-n1")}
 
 
 @pytest.mark.parametrize("phase", ["here", "leaving"])
@@ -219,7 +219,7 @@ def test_what_settings_say_is_kept_idle_for_so_long(kept_s: float) -> None:
     at = attached(served(running=0))
     entry = ProviderSettings(name="rack", cro=Cro(model="A100"), keep_seconds=kept_s)
     at = replace(at, settings=replace(at.settings, capacity=(entry,)))
-    told = [f"idle for {seconds(kept_s)}, and its provider's keepSeconds is {seconds(kept_s)}"]
+    told = [f"idle for {format_duration(kept_s)}, and its provider's keepSeconds is {format_duration(kept_s)}"]
     assert kept_s == 0.0 or not released(at, T0 + kept_s - 1)
     assert released(at, T0 + kept_s) == told
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from autoscaler.contract import ModelName
-from autoscaler.engines import ENGINES, EngineError, Launch, artifact_path, default_slots, launch
+from autoscaler.engines import ENGINES, EngineError, LaunchCommand, artifact_path, build_launch_command, default_slots
 from autoscaler.engines.command_line import LAUNCHER
 from autoscaler.engines.installed import computes_on_cpu_only
-from autoscaler.engines.xllamacpp_server import parse
+from autoscaler.engines.xllamacpp_server import parse_flags
 from autoscaler.queries.memory import Given
 from autoscaler.spec.model import Adapter, EngineName, EngineTls, Gpu, Model, ModelSpec
 
@@ -24,14 +24,14 @@ def model(engine: EngineName, *, memory_bytes: int = 0, **spec: object) -> Model
     return Model(name=ModelName("m"), spec=typed, slots=8, memory_bytes=memory_bytes)
 
 
-def start(of: Model, *available: str) -> Launch:
-    return launch(of, None, "127.0.0.1", 9000, {name: f"/bin/{name}" for name in available})
+def start(of: Model, *available: str) -> LaunchCommand:
+    return build_launch_command(of, None, "127.0.0.1", 9000, {name: f"/bin/{name}" for name in available})
 
 
 def test_llama_cpp_prefers_the_wheel() -> None:
     got = start(model("llama.cpp", context_tokens=512, args=("--threads=1",)), "llama-server", "xllamacpp")
     ours = f"/bin/xllamacpp -I -u {LAUNCHER} --model /w/m.gguf --host 127.0.0.1 --port 9000 --slots 8 --alias m"
-    assert got == Launch(
+    assert got == LaunchCommand(
         argv=(*ours.split(), "--ctx-checkpoints", "3", "--context-tokens", "512", "--threads=1"),
         env={},
         readiness_path="/health",
@@ -53,7 +53,7 @@ def test_on_gpus_llama_server_goes_before_the_wheel(
 ) -> None:
     """The wheel as `pip` installs it has no CUDA. A Model that wants no GPU starts fastest with it."""
     paths = {name: f"/bin/{name}" for name in available}
-    got = launch(model("llama.cpp", gpu=Gpu(count=count)), None, "127.0.0.1", 9000, paths, gpus=gpus)
+    got = build_launch_command(model("llama.cpp", gpu=Gpu(count=count)), None, "127.0.0.1", 9000, paths, gpus=gpus)
     assert got.argv[0] == program
 
 
@@ -116,9 +116,9 @@ def test_our_launcher_speaks_no_tls_and_says_so_before_the_start() -> None:
 )
 def test_an_engine_that_would_take_all_of_a_device_is_told_its_part(engine: EngineName, flag: str) -> None:
     of, there = model(engine, args=("--last",)), {str(engine): "/bin/it"}
-    told = launch(of, None, "h", 1, there, gpus=True, given=Given(memory_fraction=0.333)).argv
+    told = build_launch_command(of, None, "h", 1, there, gpus=True, given=Given(memory_fraction=0.333)).argv
     assert told[-3:] == (flag, "0.333", "--last"), "what the Model says comes last, and wins"
-    assert flag not in launch(of, None, "h", 1, there, gpus=True).argv
+    assert flag not in build_launch_command(of, None, "h", 1, there, gpus=True).argv
 
 
 def test_vllm_serves_a_folder_or_a_revision_of_the_hub() -> None:
@@ -160,9 +160,9 @@ def test_ollama_is_told_by_its_environment() -> None:
     ],
 )
 def test_an_ipv6_address_before_a_port_is_in_brackets(word: str, got: str) -> None:
-    made = launch(model("command", command=("run", word)), None, "$(POD_IP)", 9000, {}, ipv6=True)
+    made = build_launch_command(model("command", command=("run", word)), None, "$(POD_IP)", 9000, {}, ipv6=True)
     assert made.argv == ("run", got)
-    local = launch(model("command", command=("run", word)), None, "::1", 9000, {})
+    local = build_launch_command(model("command", command=("run", word)), None, "::1", 9000, {})
     assert local.argv == ("run", got.replace("$(POD_IP)", "::1"))
 
 
@@ -181,7 +181,7 @@ def test_a_command_that_needs_what_is_not_known_is_refused() -> None:
 
 
 def test_weights_may_lie_elsewhere_on_a_node() -> None:
-    got = launch(model("command", command=("{port}", "{model_path}")), "/copy/m", "h", 1, {})
+    got = build_launch_command(model("command", command=("{port}", "{model_path}")), "/copy/m", "h", 1, {})
     assert got.argv == ("1", "/copy/m")
 
 
@@ -206,7 +206,7 @@ def test_what_nobody_has_brought_an_engine_fetches_itself_or_it_is_said(
     program = {"llama.cpp": "llama-server", "vllm": "vllm"}[engine]
     with pytest.raises(EngineError, match=re.escape(said)):
         start(model(engine, artifact=artifact), program)
-    brought = launch(model(engine, artifact=artifact), "/copy", "h", 1, {program: "/bin/x"})
+    brought = build_launch_command(model(engine, artifact=artifact), "/copy", "h", 1, {program: "/bin/x"})
     assert "/copy" in brought.argv
 
 
@@ -227,7 +227,7 @@ NEEDED = ["--model", "/m", "--host", "h", "--port", "1", "--slots", "2"]
 
 
 def test_the_launcher_reads_flags_in_both_forms() -> None:
-    got = parse([*NEEDED, "--threads=3", "--embeddings"])
+    got = parse_flags([*NEEDED, "--threads=3", "--embeddings"])
     assert (got["--model"], got["--port"], got["--threads"], got["--embeddings"]) == ("/m", "1", "3", "")
 
 
@@ -244,4 +244,4 @@ def test_the_launcher_reads_flags_in_both_forms() -> None:
 )
 def test_the_launcher_says_in_one_line_which_flag_is_wrong(argv: list[str], line: str) -> None:
     with pytest.raises(ValueError, match=line):
-        parse(argv)
+        parse_flags(argv)

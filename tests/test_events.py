@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from autoscaler.contract import ModelName
 from autoscaler.fold.fold import Observation
 from autoscaler.kubernetes.resources import event_log
-from autoscaler.kubernetes.resources.event_log import MINUTE_MAX, PENDING_MAX, Book, Happening, Regarding
+from autoscaler.kubernetes.resources.event_log import MINUTE_MAX, PENDING_MAX, Book, ModelEvent, Regarding
 from autoscaler.spec.model import Adopted
 from autoscaler.state.actions import Action, DrainReplica, FailReplica, FailStart, StartReplica, StopReplica
 from autoscaler.state.capacity_orders import LeasesSeen
@@ -23,14 +23,14 @@ from tests.kit.offered import told as told_there
 from tests.kit.worlds import T0, device, model, replica, world
 
 ADA = Regarding("pilotlight.dev/v1alpha1", "Model", "default", "ada", "u1")
-WOKEN = Happening(ModelName("ada"), "Woken", "wake ada: 3 waiting")
+WOKEN = ModelEvent(ModelName("ada"), "Woken", "wake ada: 3 waiting")
 
 
 def told(at: World, *batch: Observation | Action) -> tuple[World, list[tuple[str, str]]]:
     """What is told of a batch: (reason, note) each."""
     now, moves = after(at, *batch)
     actions = [one for one in batch if isinstance(one, FailStart)]
-    return now, [(one.reason, one.note) for one in event_log.happenings(moves, actions, at, now)]
+    return now, [(one.reason, one.note) for one in event_log.derive_step_events(moves, actions, at, now)]
 
 
 def one_of(**fields: Any) -> World:
@@ -99,7 +99,7 @@ def test_capacity_is_told_when_it_is_asked_for_and_when_it_has_come() -> None:
     here = arrived(shown(ordered, T0 + 1), T0 + 30)
 
     def between(before: World, now: World) -> list[tuple[str, str]]:
-        return [(one.reason, one.note) for one in event_log.happenings((), (), before, now)]
+        return [(one.reason, one.note) for one in event_log.derive_step_events((), (), before, now)]
 
     assert between(begin, ordered) == [("CapacityRequested", "rack was asked for 1 x A100 on w1")]
     assert between(ordered, here) == [("CapacityArrived", "rack brought 1 x A100 on w1 after 30 s")]
@@ -116,12 +116,12 @@ def test_what_is_found_after_a_restart_is_no_news() -> None:
 
 def test_events_are_about_the_models_own_object() -> None:
     ada = model("ada")
-    assert event_log.regarding(ada) is None, "of a file"
-    assert event_log.regarding(replace(ada, uid="u1")) == ADA
+    assert event_log.find_involved_object(ada) is None, "of a file"
+    assert event_log.find_involved_object(replace(ada, uid="u1")) == ADA
     elsewhere = replace(ada, uid="u2", namespace="team-a", name=ModelName("team-a/ada"), served_name="ada")
-    assert event_log.regarding(elsewhere) == ADA._replace(namespace="team-a", uid="u2")
+    assert event_log.find_involved_object(elsewhere) == ADA._replace(namespace="team-a", uid="u2")
     adopted = Adopted(kind="Deployment", namespace="default", name="ada")
-    assert event_log.regarding(replace(ada, uid="u1", adopted=adopted)) is None
+    assert event_log.find_involved_object(replace(ada, uid="u1", adopted=adopted)) is None
 
 
 # --- how much is told -------------------------------------------------------------------------------------------------
@@ -193,4 +193,4 @@ def test_what_could_not_be_sent_goes_first_with_what_came_since() -> None:
 
 @pytest.mark.parametrize("text", ["ä" * 900, "x" * 5000])
 def test_notes_are_no_longer_than_the_api_server_takes(text: str) -> None:
-    assert 990 < len(event_log.note(text).encode()) <= 1000
+    assert 990 < len(event_log.truncate_note(text).encode()) <= 1000

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from artifacts.store.eviction import Candidate, Choice, choose
+from artifacts.store.eviction import Candidate, Choice, select_victims
 
 GIB = 1 << 30
 BLOBS = {f"b{number}": size for number, size in enumerate((1, 5, 7, 20, 50, 90))}
@@ -50,7 +50,7 @@ def shelves(draw: st.DrawFn) -> list[Candidate]:
 def test_what_goes_is_free_to_go_is_enough_and_is_not_too_much(
     shelf: list[Candidate], needed: int, rng: random.Random
 ) -> None:
-    found = choose(shelf, needed)
+    found = select_victims(shelf, needed)
     held = {one.name for one in shelf if one.held}
     assert not held & set(found.gone)
     assert found.freed_bytes == freed(shelf, found.gone)
@@ -63,43 +63,43 @@ def test_what_goes_is_free_to_go_is_enough_and_is_not_too_much(
             assert freed(shelf, [other for other in found.gone if other != one]) < needed
     again = shelf.copy()
     rng.shuffle(again)
-    assert choose(again, needed) == found
+    assert select_victims(again, needed) == found
 
 
 def test_nothing_goes_where_nothing_is_needed() -> None:
-    assert choose([copy("a")], 0) == Choice()
+    assert select_victims([copy("a")], 0) == Choice()
 
 
 def test_nothing_goes_where_it_would_not_be_enough() -> None:
     shelf = [copy("a"), copy("b")._replace(pinned=True), copy("c")._replace(in_use=True, pinned=True)]
-    assert choose(shelf, 2 * GIB) == Choice((), 0, GIB, pinned_bytes=GIB, in_use_bytes=GIB)
+    assert select_victims(shelf, 2 * GIB) == Choice((), 0, GIB, pinned_bytes=GIB, in_use_bytes=GIB)
 
 
 def test_the_longest_unused_goes_first() -> None:
-    assert choose([copy("new", age_s=100.0), copy("old", age_s=200.0)], 1).gone == ("old",)
+    assert select_victims([copy("new", age_s=100.0), copy("old", age_s=200.0)], 1).gone == ("old",)
 
 
 def test_what_is_dear_to_fetch_stays_longer() -> None:
-    assert choose([copy("dear", age_s=200.0, cost_s=100.0), copy("cheap", age_s=100.0)], 1).gone == ("cheap",)
-    assert choose([copy("dear", age_s=2000.0, cost_s=100.0), copy("cheap", age_s=100.0)], 1).gone == ("dear",)
+    assert select_victims([copy("dear", age_s=200.0, cost_s=100.0), copy("cheap", age_s=100.0)], 1).gone == ("cheap",)
+    assert select_victims([copy("dear", age_s=2000.0, cost_s=100.0), copy("cheap", age_s=100.0)], 1).gone == ("dear",)
 
 
 def test_of_two_that_cost_the_same_the_larger_goes() -> None:
-    assert choose([copy("small", GIB), copy("large", 8 * GIB)], GIB).gone == ("large",)
+    assert select_victims([copy("small", GIB), copy("large", 8 * GIB)], GIB).gone == ("large",)
 
 
 def test_what_a_pull_left_goes_before_any_copy() -> None:
     left = Candidate("left", {}, GIB, left=True)
-    assert choose([copy("old", age_s=1e9), left], GIB).gone == ("left",)
+    assert select_victims([copy("old", age_s=1e9), left], GIB).gone == ("left",)
 
 
 def test_a_small_one_stays_where_the_larger_one_after_it_is_enough_alone() -> None:
     shelf = [copy("small", 1, age_s=1e9, cost_s=1.0), copy("large", GIB, age_s=1e9, cost_s=2 * GIB)]
-    assert choose(shelf, GIB).gone == ("large",)
+    assert select_victims(shelf, GIB).gone == ("large",)
 
 
 def test_a_shared_file_is_free_only_with_the_last_that_has_it() -> None:
     shared = {"shared": GIB}
     one, two = Candidate("one", shared, age_s=1e6), Candidate("two", shared, age_s=1e5)
-    assert choose([one, two], GIB).gone == ("one", "two")
-    assert choose([one, two._replace(pinned=True)], GIB).lacking_bytes == GIB
+    assert select_victims([one, two], GIB).gone == ("one", "two")
+    assert select_victims([one, two._replace(pinned=True)], GIB).lacking_bytes == GIB

@@ -1,4 +1,4 @@
-"""Explain: the sentences that people read, and the rows of `status`."""
+"""Explain: the sentences that people read, and the rows of `list_status_rows`."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from msgspec.structs import replace
 
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.explain.decision_log import Log
-from autoscaler.explain.model import Explanation, explain_model, last, model_state, status
+from autoscaler.explain.model import Explanation, explain_model, list_recent_decisions, list_status_rows, model_state
 from autoscaler.fold.fold import fold
-from autoscaler.fold.indices import rebuild
-from autoscaler.placement.learning.training import begin
+from autoscaler.fold.indices import rebuild_indices
+from autoscaler.placement.learning.training import build_initial_values
 from autoscaler.planner.plan import plan
 from autoscaler.spec.model import ADOPTED_HASH, Adopted
 from autoscaler.state.actions import Plan, Unmet
 from autoscaler.state.events import Tick, Transition
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import ClusterFacts, Drain, History, World
-from autoscaler.text import counted, seconds, size, tenants
+from autoscaler.text import format_count, format_duration, format_size, format_tenants
 from tests.kit.taught import cluster, exercise_of, lesson
 from tests.kit.worlds import T0, device, drain, gateway, level, model, replica, use, world
 
@@ -65,14 +65,14 @@ def test_it_says_by_what_a_place_is_chosen_once_that_is_learnt_and_while_one_is_
     waits = world(at.models.values(), at.slices.values(), gateways=calls, lesson=lesson(replace(known, seed=7), 1))
     assert chosen in tell(waits).sentences
     starts = replica(at.models[B.name], "r", ["g0"], S.STARTING)
-    assert chosen in tell(rebuild(replace(waits, replicas={starts.id: starts}), T0)).sentences
+    assert chosen in tell(rebuild_indices(replace(waits, replicas={starts.id: starts}), T0)).sentences
     runs = replica(at.models[B.name], "r", ["g0"])
     for other in (
         replace(waits, lesson=None),
-        replace(waits, lesson=begin(known)),
+        replace(waits, lesson=build_initial_values(known)),
         replace(waits, replicas={runs.id: runs}),
     ):
-        assert not any("learnt" in sentence for sentence in tell(rebuild(other, T0)).sentences)
+        assert not any("learnt" in sentence for sentence in tell(rebuild_indices(other, T0)).sentences)
 
 
 def test_it_says_why_a_replica_runs_and_how_long_starts_take() -> None:
@@ -134,7 +134,7 @@ GONE = "there is no /m/b.gguf; put the model there, or correct spec.artifact"
 
 def test_a_model_that_cannot_start_says_so_before_and_after_its_calls() -> None:
     idle = world([B], [device()], obstacles={"b": GONE})
-    told, (row,) = tell(idle), status(idle, Plan(), T0)
+    told, (row,) = tell(idle), list_status_rows(idle, Plan(), T0)
     assert (told.state, row.state, row.why) == ("zero", "zero", f"cannot start: {GONE}")
     assert told.sentences == (
         "No Replica is needed now: nobody calls it.",
@@ -142,7 +142,7 @@ def test_a_model_that_cannot_start_says_so_before_and_after_its_calls() -> None:
     )
     failed = {"b": History(failure=GONE, refused_until_s=T0 + 50, retry_at_s=T0 + 50)}
     called = world([B], [device()], obstacles={"b": GONE}, histories=failed)
-    told, (row,) = tell(called), status(called, Plan(), T0)
+    told, (row,) = tell(called), list_status_rows(called, Plan(), T0)
     assert (told.state, row.state, row.why) == ("failed", "failed", f"cannot start: {GONE}")
     assert told.sentences[1:] == (
         f"It cannot start: {GONE}. Its Calls are refused with model_start_failed.",
@@ -155,7 +155,7 @@ def test_a_model_that_runs_and_could_not_start_again_says_so_and_why_it_runs() -
         [B], [device()], [replica(B, "r")], obstacles={"b": GONE}, histories={"b": History(last_activity_s=T0)}
     )
     assert f"One more cannot start: {GONE}." in tell(made).sentences
-    (row,) = status(made, Plan(), T0)
+    (row,) = list_status_rows(made, Plan(), T0)
     assert (row.state, row.why) == ("ready", "last used 0 s ago, idle window 60 s")
 
 
@@ -185,7 +185,7 @@ def test_the_last_moves_are_told_newest_first() -> None:
         )
         log.extend([row])
     made = world([B], [device()])
-    assert last(log, T0) == (
+    assert list_recent_decisions(log, T0) == (
         "b: r starting -> ready, 2 s ago: why",
         "b: r pending -> starting, 9 s ago: why",
     )
@@ -237,7 +237,7 @@ def test_a_model_that_broke_says_how_and_when() -> None:
 def test_status_says_why_a_model_that_failed_is_not_tried_and_until_when() -> None:
     failed = {"b": History(episodes=1, failure="exit status 1", refused_until_s=T0 + 60, retry_at_s=T0 + 60)}
     made = world([B], [device()], gateways=[gateway(levels=[level("b", 1)])], histories=failed)
-    (row,) = status(made, plan(made, T0), T0)
+    (row,) = list_status_rows(made, plan(made, T0), T0)
     assert (row.state, row.why) == ("failed", "exit status 1; the next try is due in 60 s")
 
 
@@ -250,7 +250,7 @@ def test_a_model_that_fits_nowhere_says_so_before_and_after_its_calls() -> None:
             f"It fits on no device: {never}. Its Calls are refused with no_capacity.",
             "gpu0: it has 24Gi in all, which cannot be 30Gi on one device.",
         )
-        (row,) = status(made, plan(made, T0), T0)
+        (row,) = list_status_rows(made, plan(made, T0), T0)
         assert row.why == f"fits on no device: {never}"
 
 
@@ -258,7 +258,7 @@ def test_a_model_that_fitted_when_it_was_started_is_not_said_to_fit_nowhere() ->
     huge = model("huge", 30)
     made = world([huge], [device()], [replica(huge, "r")])
     assert not [line for line in tell(made, "huge").sentences if "no device" in line]
-    (row,) = status(made, plan(made, T0), T0)
+    (row,) = list_status_rows(made, plan(made, T0), T0)
     assert "no device" not in row.why
 
 
@@ -266,7 +266,7 @@ def test_calls_that_were_refused_because_nothing_fits_are_among_the_latest() -> 
     log = Log()
     log.refuse([Unmet(model=ModelName("huge"), reason="needs 30Gi on one device", never=True)], T0 - 3)
     said = "its Calls were refused, 3 s ago: it fits on no device: needs 30Gi on one device"
-    assert last(log, T0) == (f"huge: {said}",)
+    assert list_recent_decisions(log, T0) == (f"huge: {said}",)
     assert tell(world([model("huge")], [device()]), "huge", log).sentences[-1] == f"Last: {said}."
 
 
@@ -274,7 +274,7 @@ def test_status_has_a_row_for_every_model_and_for_what_is_left_of_others() -> No
     left = replica(model("gone", 2), "old")
     calls = [gateway(levels=[level("a", 2, 1)], uses=[use("r", 1)])]
     made = world([A, B], [device()], [replica(A, "r"), left], calls)
-    rows = {row.model: row for row in status(made, plan(made, T0), T0)}
+    rows = {row.model: row for row in list_status_rows(made, plan(made, T0), T0)}
     assert list(rows) == ["a", "b", "gone"]
     a = rows[ModelName("a")]
     assert (a.state, a.replicas, a.waiting, a.running, a.devices, a.since_s) == (
@@ -287,16 +287,16 @@ def test_status_has_a_row_for_every_model_and_for_what_is_left_of_others() -> No
     )
     assert (rows[ModelName("b")].state, rows[ModelName("b")].why) == ("zero", "nobody calls it")
     assert rows[ModelName("gone")].why == "no longer in the documents"
-    (row,) = status(world([], [device()], [replace(left, spec_hash=ADOPTED_HASH)]), Plan(), T0)
+    (row,) = list_status_rows(world([], [device()], [replace(left, spec_hash=ADOPTED_HASH)]), Plan(), T0)
     assert row.why == "no longer annotated, or it was deleted"
 
 
 def test_status_says_why_of_what_lives_before_why_of_what_ends() -> None:
     ends = replica(A, "r1", state=S.SCRUBBING, drain=replace(drain(), reason="stopped by an operator"))
     used = {"a": History(last_activity_s=T0)}
-    (row,) = status(world([A], [device()], [ends, replica(A, "r2")], histories=used), Plan(), T0)
+    (row,) = list_status_rows(world([A], [device()], [ends, replica(A, "r2")], histories=used), Plan(), T0)
     assert (row.state, row.why) == ("ready", "last used 0 s ago, idle window 60 s")
-    (row,) = status(world([A], [device()], [ends]), Plan(), T0)
+    (row,) = list_status_rows(world([A], [device()], [ends]), Plan(), T0)
     assert row.why == "stopped by an operator"
 
 
@@ -321,8 +321,14 @@ def test_one_word_says_the_state() -> None:
 
 
 def test_numbers_read_well() -> None:
-    assert [seconds(s) for s in (0.42, 3.0, 12.3, 200.0, 7300.0)] == ["0.4 s", "3 s", "12 s", "3 min 20 s", "2 h 1 min"]
-    assert [size(b) for b in (20 << 30, 1 << 29, 12)] == ["20Gi", "512Mi", "12 bytes"]
-    assert [counted(count, "tenant") for count in (0, 1, 2)] == ["0 tenants", "1 tenant", "2 tenants"]
-    assert tenants(["b", "a"]) == "tenants a, b"
-    assert tenants("abcde") == "tenants a, b, c and 2 more"
+    assert [format_duration(s) for s in (0.42, 3.0, 12.3, 200.0, 7300.0)] == [
+        "0.4 s",
+        "3 s",
+        "12 s",
+        "3 min 20 s",
+        "2 h 1 min",
+    ]
+    assert [format_size(b) for b in (20 << 30, 1 << 29, 12)] == ["20Gi", "512Mi", "12 bytes"]
+    assert [format_count(count, "tenant") for count in (0, 1, 2)] == ["0 tenants", "1 tenant", "2 tenants"]
+    assert format_tenants(["b", "a"]) == "tenants a, b"
+    assert format_tenants("abcde") == "tenants a, b, c and 2 more"

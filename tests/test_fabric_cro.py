@@ -10,7 +10,15 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler.capacity.attachable_nodes import GPU_COUNT
-from autoscaler.providers.cro.objects import LAST_USED, LEASE, NOTE, REQUESTS, Note, name_for, new_request
+from autoscaler.providers.cro.objects import (
+    LAST_USED,
+    LEASE,
+    NOTE,
+    REQUESTS,
+    LeaseNote,
+    build_composability_request,
+    request_name,
+)
 from autoscaler.providers.cro.provider import EXPECTED_S, NODES, PARTIAL_S, CroFabric
 from autoscaler.providers.device_usage import CLAIMS, SLICES
 from autoscaler.providers.kube import AnswerError, Object
@@ -43,7 +51,7 @@ def test_an_order_is_one_request_of_a_certain_name_which_says_whose_it_is_and_do
     async def scenario() -> None:
         name = await ordered(rack, devices=2)
         made = rack.request()
-        assert made["metadata"]["name"] == name_for(MODEL, NODE)
+        assert made["metadata"]["name"] == request_name(MODEL, NODE)
         assert made["spec"]["resource"] == {
             "type": "gpu", "model": MODEL, "size": 2, "target_node": NODE, "allocation_policy": "samenode",
         }  # fmt: skip
@@ -109,8 +117,8 @@ def test_two_leaders_who_order_one_lease_at_once_order_one(rack: Rack) -> None:
         made = order(offer)
         other = CroFabric("rack", MODEL, rack.server, lambda: rack.world)
         rack.server.before_write = lambda *_: rack.server.put(
-            f"{REQUESTS}/{name_for(MODEL, NODE)}",
-            new_request(MODEL, NODE, 1, {made.id.name: Note("rack", OWNER, 2, 1, UNIX_S)}),
+            f"{REQUESTS}/{request_name(MODEL, NODE)}",
+            build_composability_request(MODEL, NODE, 1, {made.id.name: LeaseNote("rack", OWNER, 2, 1, UNIX_S)}),
         )
         await other.acquire(made)
         assert rack.request()["spec"]["resource"]["size"] == 1
@@ -297,7 +305,7 @@ def test_who_cuts_a_request_below_our_part_makes_that_lease_fail_which_lacks_its
     async def scenario() -> None:
         names = [await ordered(rack), await ordered(rack, 1)]
         await rack.until(lambda leases: all(one.phase == "here" for one in leases.values()))
-        rack.server.change(f"{REQUESTS}/{name_for(MODEL, NODE)}", {"spec": {"resource": {"size": 1}}})
+        rack.server.change(f"{REQUESTS}/{request_name(MODEL, NODE)}", {"spec": {"resource": {"size": 1}}})
         found = await rack.until(lambda leases: sorted(one.phase for one in leases.values()) == ["failed", "here"])
         lost = next(name for name in names if found[name].phase == "failed")
         assert found[lost].says == "somebody made its request smaller"

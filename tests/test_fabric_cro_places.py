@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.providers.cro.objects import REQUESTS, name_for
-from autoscaler.providers.cro.provider import CroFabric, Turns
+from autoscaler.providers.cro.objects import REQUESTS, request_name
+from autoscaler.providers.cro.provider import CroFabric, NodeLock
 from autoscaler.providers.provider import RefusedError
 from autoscaler.providers.runner import Told
 from autoscaler.spec.capacity import Cro, ProviderSettings
@@ -72,7 +72,7 @@ def test_what_another_product_was_ordered_of_a_node_counts_though_it_is_not_at_h
     rack = Rack()
 
     async def scenario() -> None:
-        rack.world, turns = world(TWO), Turns()
+        rack.world, turns = world(TWO), NodeLock()
         one, other = (
             CroFabric(name, of, rack.server, lambda: rack.world, turns=turns)
             for name, of in (("a100", MODEL), ("h100", OTHER))
@@ -98,7 +98,7 @@ def test_an_order_waits_a_moment_for_a_request_that_is_over_to_be_gone(takes_s: 
         await rack.until_here(made.id.name)
         await provider.release(release(made))
         rack.cro.period_s = takes_s  # it looks so often from now on
-        while not rack.server.objects[f"{REQUESTS}/{name_for(MODEL, NODE)}"]["metadata"].get("deletionTimestamp"):
+        while not rack.server.objects[f"{REQUESTS}/{request_name(MODEL, NODE)}"]["metadata"].get("deletionTimestamp"):
             await provider.list()
             await asyncio.sleep(0.1)
         assert not await provider.list()

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from autoscaler.providers.cro.objects import REQUESTS, Note, name_for, new_request
+from autoscaler.providers.cro.objects import REQUESTS, LeaseNote, build_composability_request, request_name
 from autoscaler.providers.cro.provider import NODES
 from autoscaler.providers.provider import RefusedError
 from tests.contracts.provider import OWNER
@@ -53,16 +53,18 @@ def test_a_request_that_was_given_back_before_anything_was_made_of_it_goes_as_we
     rack.run(scenario())
 
 
-AT = f"{REQUESTS}/{name_for(MODEL, NODE)}"
-EMPTY = new_request(MODEL, NODE, 0, {})
+AT = f"{REQUESTS}/{request_name(MODEL, NODE)}"
+EMPTY = build_composability_request(MODEL, NODE, 0, {})
 
 
 def test_what_is_ordered_in_the_moment_in_which_its_empty_request_is_to_go_stays(rack: Rack) -> None:
     async def scenario() -> None:
         rack.cro.server = PlayedServer(lambda: UNIX_S)  # the operator looks elsewhere
         rack.server.put(AT, EMPTY)
-        note = Note("rack", OWNER, 1, 1, UNIX_S)
-        rack.server.before_write = lambda *_: rack.server.change(AT, new_request(MODEL, NODE, 1, {"a": note}))
+        note = LeaseNote("rack", OWNER, 1, 1, UNIX_S)
+        rack.server.before_write = lambda *_: rack.server.change(
+            AT, build_composability_request(MODEL, NODE, 1, {"a": note})
+        )
         assert not await rack.provider().list(), "it was read before"
         assert [method for method, _, _ in rack.server.writes] == ["DELETE"]
         assert [one.name for one in await rack.provider().list()] == ["a"]

@@ -8,7 +8,16 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.providers.cro.objects import LAST_USED, LEASE, NOTE, REQUESTS, RESOURCES, VICTIM, Note, name_for
+from autoscaler.providers.cro.objects import (
+    LAST_USED,
+    LEASE,
+    NOTE,
+    REQUESTS,
+    RESOURCES,
+    VICTIM,
+    LeaseNote,
+    request_name,
+)
 from autoscaler.providers.cro.provider import FRESH_S
 from autoscaler.providers.kube import AnswerError, Object
 from tests.kit.cro_rack import MODEL, NODE, Rack, given_back, ordered
@@ -113,9 +122,9 @@ def test_a_mark_of_others_who_share_the_request_is_theirs(rack: Rack) -> None:
     async def scenario() -> None:
         first, second = await two(rack)
         await marked(rack, first)
-        note = msgspec.json.decode(rack.request()["metadata"]["annotations"][NOTE + first], type=Note)
+        note = msgspec.json.decode(rack.request()["metadata"]["annotations"][NOTE + first], type=LeaseNote)
         theirs = {NOTE + first: msgspec.json.encode(replace(note, provider="theirs")).decode()}
-        rack.server.change(f"{REQUESTS}/{name_for(MODEL, NODE)}", {"metadata": {"annotations": theirs}})
+        rack.server.change(f"{REQUESTS}/{request_name(MODEL, NODE)}", {"metadata": {"annotations": theirs}})
         rack.use(second)
         await given_back(rack, second)
         assert marks(rack) == [first], "an order of theirs may be under way"

@@ -14,15 +14,15 @@ from autoscaler.providers.cro.objects import (
     LEASE,
     REQUESTS,
     RESOURCES,
-    in_vain,
-    name_for,
+    find_starved_resource,
+    list_stuck_resources,
     read_resource,
-    starved,
+    request_name,
 )
 from autoscaler.providers.cro.provider import NODES, REST_S
 from autoscaler.providers.kube import AnswerError, Object
 from autoscaler.providers.provider import Attended, RefusedError
-from autoscaler.providers.runner import LIST_S, Supplying, Told
+from autoscaler.providers.runner import LIST_S, ProviderRunner, Told
 from autoscaler.state.capacity_orders import OFFERS_MAX, LeasesSeen
 from tests.contracts.provider import order
 from tests.kit.cro_rack import MODEL, NODE, Rack, given_back, node, ordered
@@ -94,9 +94,11 @@ def test_what_is_wrong_on_one_node_closes_that_node_alone(rack: Rack) -> None:
     ],
 )
 def test_who_is_told_that_the_fabric_has_none_closes_the_model(error: str) -> None:
-    assert starved(in_vain([read_resource(waiting(error))], MODEL)) is not None
-    assert starved(in_vain([read_resource(waiting(error))], "another model")) is None
-    assert starved(in_vain([read_resource(waiting(error, device_id="GPU-1"))], MODEL)) is None, "it has one"
+    assert find_starved_resource(list_stuck_resources([read_resource(waiting(error))], MODEL)) is not None
+    assert find_starved_resource(list_stuck_resources([read_resource(waiting(error))], "another model")) is None
+    assert (
+        find_starved_resource(list_stuck_resources([read_resource(waiting(error, device_id="GPU-1"))], MODEL)) is None
+    ), "it has one"
 
 
 @pytest.mark.parametrize(
@@ -112,9 +114,9 @@ def test_who_is_told_that_the_fabric_has_none_closes_the_model(error: str) -> No
     ],
 )
 def test_other_words_of_the_operator_are_no_word_about_the_whole_fabric(error: str) -> None:
-    vain = in_vain([read_resource(waiting(error))], MODEL)
+    vain = list_stuck_resources([read_resource(waiting(error))], MODEL)
     assert [one.node for one in vain] == ["w77"]
-    assert starved(vain) is None
+    assert find_starved_resource(vain) is None
 
 
 # --- how soon it is heard ---------------------------------------------------------------------------------------------
@@ -141,7 +143,9 @@ class Log(list[tuple[float, LeasesSeen]]):
 async def listing(rack: Rack) -> AsyncIterator[Log]:
     """What a loop is told of the rack."""
     log = Log()
-    task = asyncio.create_task(Supplying({"rack": rack.provider()}, log.observe, asyncio.get_running_loop().time).run())
+    task = asyncio.create_task(
+        ProviderRunner({"rack": rack.provider()}, log.observe, asyncio.get_running_loop().time).run()
+    )
     yield log
     task.cancel()
 
@@ -218,7 +222,7 @@ def test_what_is_of_others_is_not_told_and_much_of_ours_is_told_once_in_a_while(
             assert 10.0 / REST_S - 2 <= len(told) <= 10.0 / REST_S + 2
             await asyncio.sleep(2 * REST_S)
             told.clear()
-            rack.server.change(f"{REQUESTS}/{name_for(MODEL, NODE)}", {"spec": {"resource": {"size": 0}}})
+            rack.server.change(f"{REQUESTS}/{request_name(MODEL, NODE)}", {"spec": {"resource": {"size": 0}}})
             await asyncio.sleep(2 * HEARD_S)
             assert told, "somebody made our request smaller"
 

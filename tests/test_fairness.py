@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaler.demand.fairness import Claimant, Part, max_min, split
+from autoscaler.demand.fairness import Claimant, ShareDemand, max_min, split_share
 
 claimants = st.dictionaries(
     st.sampled_from("abcdefgh"),
@@ -31,11 +31,13 @@ def test_max_min_gives_all_it_has_to_those_who_want_it_and_nobody_a_slot_that_an
 
 @settings(derandomize=True, deadline=None)
 @given(
-    st.dictionaries(st.sampled_from("abcd"), st.builds(Part, st.integers(1, 30), st.floats(0.0, 10.0)), min_size=1),
+    st.dictionaries(
+        st.sampled_from("abcd"), st.builds(ShareDemand, st.integers(1, 30), st.floats(0.0, 10.0)), min_size=1
+    ),
     st.integers(0, 60),
 )
-def test_split_gives_each_place_its_proportion(parts: dict[str, Part], share: int) -> None:
-    given_ = split(parts, share)
+def test_split_gives_each_place_its_proportion(parts: dict[str, ShareDemand], share: int) -> None:
+    given_ = split_share(parts, share)
     total = sum(part.wants for part in parts.values())
     assert sum(given_.values()) == min(share, total)
     assert all(given_[key] <= part.wants for key, part in parts.items())

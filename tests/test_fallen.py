@@ -21,7 +21,7 @@ def ready(name: str, **more: object) -> Replica:
 def fall(there: World, *ends: tuple[Replica, float], others: tuple[Replica, ...] = ()) -> World:
     for at, (one, at_s) in enumerate(ends):
         left = [*(each for each, _ in ends[at + 1 :]), *others]
-        there = replace(there, fallen=mps_failures.ended(there, left, one, at_s))
+        there = replace(there, fallen=mps_failures.record_replica_failure(there, left, one, at_s))
     return there
 
 
@@ -31,15 +31,19 @@ FELL = fall(THESE, (A, T0), (B, T0 + 1.0))
 
 
 def test_all_who_end_together_close_what_their_server_served() -> None:
-    assert mps_failures.closed(FELL, T0 + 1.0).keys() == {HERE.id, THERE.id}, "its kubelet chooses among them"
-    assert mps_failures.closed(FELL, T0 + 1.0 + PAUSE_S) == {}
+    assert mps_failures.list_mps_failed_slices(FELL, T0 + 1.0).keys() == {HERE.id, THERE.id}, (
+        "its kubelet chooses among them"
+    )
+    assert mps_failures.list_mps_failed_slices(FELL, T0 + 1.0 + PAUSE_S) == {}
 
 
 def test_one_alone_or_later_or_while_another_lives_or_started_after_says_nothing_of_the_server() -> None:
-    assert not mps_failures.closed(fall(THESE, (A, T0)), T0)
-    assert not mps_failures.closed(fall(THESE, (A, T0), (B, T0 + TOGETHER_S)), T0 + TOGETHER_S)
-    assert not mps_failures.closed(fall(THESE, (A, T0), (B, T0 + 1.0), others=(ready("c"),)), T0 + 1.0)
-    assert not mps_failures.closed(fall(THESE, (A, T0), (ready("a2", created_s=T0 + 0.5), T0 + 1.0)), T0 + 1.0)
+    assert not mps_failures.list_mps_failed_slices(fall(THESE, (A, T0)), T0)
+    assert not mps_failures.list_mps_failed_slices(fall(THESE, (A, T0), (B, T0 + TOGETHER_S)), T0 + TOGETHER_S)
+    assert not mps_failures.list_mps_failed_slices(fall(THESE, (A, T0), (B, T0 + 1.0), others=(ready("c"),)), T0 + 1.0)
+    assert not mps_failures.list_mps_failed_slices(
+        fall(THESE, (A, T0), (ready("a2", created_s=T0 + 0.5), T0 + 1.0)), T0 + 1.0
+    )
 
 
 def test_a_start_that_fails_doubles_the_pause_up_to_a_bound_and_one_that_gets_ready_ends_it() -> None:
@@ -48,11 +52,11 @@ def test_a_start_that_fails_doubles_the_pause_up_to_a_bound_and_one_that_gets_re
         there = fall(there, (tried, at_s))
         (one,) = there.fallen.values()
         assert one.until_s - at_s == min(PAUSE_S * 2.0**times, PAUSE_S_MAX)
-    assert mps_failures.proven(there, tried) == {}
-    assert mps_failures.proven(there, A) == there.fallen, "it was there before"
+    assert mps_failures.record_replica_ready(there, tried) == {}
+    assert mps_failures.record_replica_ready(there, A) == there.fallen, "it was there before"
 
 
 def test_while_one_start_is_tried_no_other_is() -> None:
     starting = ready("a3", created_s=T0 + 9.0, state=S.STARTING, ready_s=None)
     there = world([model("a3")], [HERE, THERE], [starting], fallen=FELL.fallen)
-    assert mps_failures.closed(there, T0 + 60.0).keys() == {HERE.id, THERE.id}
+    assert mps_failures.list_mps_failed_slices(there, T0 + 60.0).keys() == {HERE.id, THERE.id}

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
-from autoscaler.placement.index.index import Yard
-from autoscaler.placement.learning.expected_demand import outlook
-from autoscaler.placement.model.bins import shelves, want_of
-from autoscaler.placement.model.types import Force
+from autoscaler.placement.index.index import SliceIndex
+from autoscaler.placement.learning.expected_demand import build_restart_costs
+from autoscaler.placement.model.bins import build_bins, build_placement_request
+from autoscaler.placement.model.types import EvictionLevel
 from autoscaler.placement.packer import pack
-from autoscaler.provisioning.feasibility import Fitting, as_before, misfits
+from autoscaler.provisioning.feasibility import Fitting, is_fit_unchanged, list_unplaceable_models
 from autoscaler.spec.model import Gpu, Model
 from autoscaler.state.capacity_orders import OffersSeen
 from tests.kit.offered import acted, offer, surge, told
@@ -24,34 +24,34 @@ TWO = Gpu(count=2)
 
 def test_what_is_too_large_for_every_device_is_told_with_the_largest() -> None:
     made = world([model("huge", 30), model("fits", 24), model("two", 2, gpu=TWO)], [device(memory_gi=24)])
-    assert misfits(made) == {
+    assert list_unplaceable_models(made) == {
         "huge": "needs 30Gi on one device; the largest has 24Gi",
         "two": "needs 2 whole devices of 2Gi of one node; the largest node has 1",
     }
 
 
 def test_a_model_of_no_device_fits_everywhere() -> None:
-    assert misfits(world([model("cpu", 30, gpu=Gpu(count=0))])) == {}
+    assert list_unplaceable_models(world([model("cpu", 30, gpu=Gpu(count=0))])) == {}
 
 
 def test_where_there_is_no_device_that_is_said() -> None:
-    assert misfits(world([model("a", 10)])) == {"a": "needs 10Gi on one device; there is no device"}
+    assert list_unplaceable_models(world([model("a", 10)])) == {"a": "needs 10Gi on one device; there is no device"}
 
 
 def test_nothing_is_said_before_the_devices_are_listed() -> None:
-    assert misfits(world([model("a", 10)], synced=False)) == {}
+    assert list_unplaceable_models(world([model("a", 10)], synced=False)) == {}
 
 
 def test_what_is_full_or_broken_now_is_still_a_device() -> None:
     one, other = model("one", 20), model("other", 20)
-    assert misfits(world([one, other], [device(healthy=False)], [replica(one, "r")])) == {}
+    assert list_unplaceable_models(world([one, other], [device(healthy=False)], [replica(one, "r")])) == {}
 
 
 def test_a_device_that_comes_or_a_document_that_changes_is_another_answer() -> None:
     huge, small = model("huge", 30), device(memory_gi=24)
-    assert misfits(world([huge], [small]))
-    assert misfits(world([huge], [small, device("gpu1", 40)])) == {}
-    assert misfits(world([model("huge", 20)], [small])) == {}
+    assert list_unplaceable_models(world([huge], [small]))
+    assert list_unplaceable_models(world([huge], [small, device("gpu1", 40)])) == {}
+    assert list_unplaceable_models(world([model("huge", 20)], [small])) == {}
 
 
 MODELS = st.builds(
@@ -80,8 +80,8 @@ DEVICES = st.lists(
 def test_it_is_what_the_packer_says_of_empty_devices(one: Model, fields: list[tuple[int, str, str, bool]]) -> None:
     there = [device(f"gpu{n}", gi, node, product=what, shared=many) for n, (gi, node, what, many) in enumerate(fields)]
     made = world([one], there)
-    want = want_of(one, 0, T0, Force.BUSY, "")
-    packed = pack([want], Yard(shelves(made, T0)), made.copies, outlook(made), T0)
+    want = build_placement_request(one, 0, T0, EvictionLevel.BUSY, "")
+    packed = pack([want], SliceIndex(build_bins(made, T0)), made.copies, build_restart_costs(made), T0)
     never = [missing.reason for missing in packed.unmet if missing.never]
     assert Fitting(made).never(one) == "".join(never)
     assert bool(never) is not bool(packed.placements)
@@ -91,14 +91,14 @@ def test_a_model_that_fits_on_what_is_offered_or_on_its_way_is_none_that_fits_no
     begin = surge(offer(memory_bytes=40 * GI, devices_max=1))
     more = [model("large", 30), model("huge", 50)]
     begin = replace(begin, models={**begin.models, **{one.name: one for one in more}})
-    assert misfits(begin).keys() == {"huge"}
-    assert misfits(begin)[ModelName("huge")] == "needs 50Gi on one device; the largest has 40Gi"
+    assert list_unplaceable_models(begin).keys() == {"huge"}
+    assert list_unplaceable_models(begin)[ModelName("huge")] == "needs 50Gi on one device; the largest has 40Gi"
     gone = told(begin, OffersSeen(provider="rack", offers=()))
-    assert misfits(gone).keys() == {"a", "huge", "large"}
-    assert not as_before(begin, gone)
-    assert as_before(
+    assert list_unplaceable_models(gone).keys() == {"a", "huge", "large"}
+    assert not is_fit_unchanged(begin, gone)
+    assert is_fit_unchanged(
         begin, told(begin, OffersSeen(provider="rack", offers=begin.capacity.offers["rack"]), now_s=T0 + 60)
     )
     ordered, _ = acted(begin)
     coming = told(ordered, OffersSeen(provider="rack", offers=()), now_s=T0 + 1)
-    assert misfits(coming).keys() == {"huge"}
+    assert list_unplaceable_models(coming).keys() == {"huge"}

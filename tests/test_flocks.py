@@ -36,10 +36,10 @@ def test_a_lock_is_that_of_the_file_that_lies_there_now(tmp_path: Path, monkeypa
         path.touch()
 
     meanwhile(monkeypatch, replaced)
-    with locks.attempt(path) or pytest.fail("it is free") as found:
+    with locks.try_lock(path) or pytest.fail("it is free") as found:
         assert os.fstat(found.fd).st_ino == path.stat().st_ino
-        assert locks.attempt(path) is None
-        assert locks.attempt(tmp_path / "away") is not None
+        assert locks.try_lock(path) is None
+        assert locks.try_lock(tmp_path / "away") is not None
 
 
 def test_a_copy_that_went_between_the_two_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,41 +47,41 @@ def test_a_copy_that_went_between_the_two_is_gone(tmp_path: Path, monkeypatch: p
     path.touch()
     meanwhile(monkeypatch, path.unlink)
     with pytest.raises(FileNotFoundError):
-        locks.attempt(path, shared=True)
+        locks.try_lock(path, shared=True)
 
 
 def test_several_share_a_lock_and_nobody_has_it_alone(tmp_path: Path) -> None:
     path = tmp_path / "lease"
-    one, two = (locks.wait(path, 1.0, shared=True, make=True) for _ in range(2))
+    one, two = (locks.wait_for_lock(path, 1.0, shared=True, make=True) for _ in range(2))
     for each in (one, two):
-        assert locks.attempt(path) is None
+        assert locks.try_lock(path) is None
         with pytest.raises(TimeoutError, match="held by another process"):
-            locks.wait(path, 0.0)
+            locks.wait_for_lock(path, 0.0)
         each.close()
-    locks.wait(path, 1.0).close()
+    locks.wait_for_lock(path, 1.0).close()
 
 
 @pytest.mark.standard
 def test_a_child_that_was_given_the_lock_holds_it_until_it_ends(tmp_path: Path) -> None:
     path = tmp_path / "lease"
-    lock = locks.wait(path, 1.0, shared=True, make=True)
+    lock = locks.wait_for_lock(path, 1.0, shared=True, make=True)
     with subprocess.Popen(
         [sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE, pass_fds=[lock.fd]
     ) as child:
         lock.close()
-        assert locks.attempt(path) is None
+        assert locks.try_lock(path) is None
         assert child.stdin is not None
         child.stdin.close()
         child.wait()
-    assert locks.attempt(path) is not None
+    assert locks.try_lock(path) is not None
 
 
 async def test_who_waits_can_be_cancelled_and_then_holds_nothing(tmp_path: Path) -> None:
     path = tmp_path / "lock"
-    first = locks.wait(path, 1.0, make=True)
+    first = locks.wait_for_lock(path, 1.0, make=True)
 
     async def waits() -> None:
-        async with locks.held(path):
+        async with locks.hold_lock(path):
             pytest.fail("somebody else has it")
 
     task = asyncio.ensure_future(waits())
@@ -89,7 +89,7 @@ async def test_who_waits_can_be_cancelled_and_then_holds_nothing(tmp_path: Path)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    locks.drop(first, path)
-    async with locks.held(path):
-        assert locks.attempt(path) is None
+    locks.remove_lock(first, path)
+    async with locks.hold_lock(path):
+        assert locks.try_lock(path) is None
     assert not path.exists()

@@ -6,10 +6,10 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler.contract import ReplicaId
-from autoscaler.demand.history import limit_s
+from autoscaler.demand.history import start_deadline_s
 from autoscaler.fold.fold import Observation, fold
 from autoscaler.planner.plan import plan
-from autoscaler.server.api import devices
+from autoscaler.server.api import list_devices
 from autoscaler.state.actions import (
     Acted,
     Action,
@@ -132,7 +132,7 @@ def test_a_replica_that_vanishes_has_failed_and_is_gone() -> None:
 
 @pytest.mark.parametrize("state", [S.STARTING, S.FAILED, S.STOPPING, S.SCRUBBING])
 def test_what_is_gone_leaves_a_new_version_so_that_no_later_decision_has_its_name(state: S) -> None:
-    """The intent of a start is made of the version (`plan.intent_of`), and names what it starts."""
+    """The intent of a start is made of the version (`plan.build_intent_key`), and names what it starts."""
     at = world([DOC], [device()], replicas=[replica(DOC, "r", state=state, failure="it broke")])
     assert after(at, seen(Seen.CLEAN))[0].version == at.version + 1
 
@@ -196,7 +196,7 @@ def test_a_failure_long_ago_is_no_part_of_a_new_episode() -> None:
     late_s = T0 + 3600.0
     at, _ = after(at, StartReplica(replica=pending(), reason=""), seen(Seen.STARTING), now_s=late_s)
     start = at.models[M].spec.start
-    assert limit_s(at, at.replicas[R]) == late_s + start.seconds_max
+    assert start_deadline_s(at, at.replicas[R]) == late_s + start.seconds_max
     at, _ = after(at, seen(Seen.EXITED, reason="out of memory"), now_s=late_s + 5.0)
     assert (at.histories[M].tries, at.histories[M].refused_until_s) == (1, 0.0)
 
@@ -379,7 +379,7 @@ def test_a_slice_without_memory_is_named_and_nothing_is_put_there() -> None:
     made = plan(seen, T0)
     assert made.actions == ()
     assert [one.model for one in made.unmet] == ["a"]
-    assert [(one.id, one.closed.partition(":")[0]) for one in devices(seen, T0)] == [
+    assert [(one.id, one.closed.partition(":")[0]) for one in list_devices(seen, T0)] == [
         ("gpu0", "its memory reads 0 bytes")
     ]
     again, _ = fold(seen, [SlicesSeen(slices=(device("gpu0", 0),))], T0)

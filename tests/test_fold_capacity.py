@@ -7,20 +7,20 @@ from math import inf
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.capacity.ordered_slices import shut
+from autoscaler.capacity.ordered_slices import list_withheld_slices
 from autoscaler.fold.capacity import BARRED_S, KINDS_MAX
-from autoscaler.fold.indices import rebuild
+from autoscaler.fold.indices import rebuild_indices
 from autoscaler.planner.plan import plan
 from autoscaler.state.actions import AcquireLease, Acted, ReleaseLease, StartReplica
 from autoscaler.state.capacity_orders import (
-    Kind,
-    Learnt,
+    LeadTimeStats,
     LearntSeen,
     Lease,
     LeaseRefused,
     LeasesSeen,
     Listed,
     Marks,
+    OfferKind,
     OffersSeen,
     ProvidersSeen,
     ProviderTroubled,
@@ -99,7 +99,7 @@ def test_it_is_here_when_its_provider_says_so_and_its_slices_are_seen() -> None:
     assert lease(said).here_s is None, "a Device that nobody sees can serve nobody"
     there = told(arrived(after, T0 + 30), Tick(), now_s=T0 + 31)
     assert lease(there).here_s == T0 + 30
-    assert there.capacity.learnt[KIND] == Learnt(took_s=(30.0,), came=1)
+    assert there.capacity.learnt[KIND] == LeadTimeStats(took_s=(30.0,), came=1)
 
 
 def test_how_long_it_stood_idle_is_learnt_when_it_is_used_again() -> None:
@@ -207,16 +207,16 @@ def test_half_is_what_came_and_the_rest_does_not() -> None:
 
 def test_what_the_leader_before_had_learnt_goes_before_what_is_known() -> None:
     at = arrived(ordered(), T0 + 30)
-    other = Kind("cloud", "A100", "")
-    assert at.capacity.learnt == {KIND: Learnt(took_s=(30.0,), came=1)}
-    after = told(at, LearntSeen(learnt={other: Learnt(took_s=(2.0,), idle_since_s=5.0)}), now_s=T0 + 31)
-    assert after.capacity.learnt == {**at.capacity.learnt, other: Learnt(took_s=(2.0,))}, "clocks differ"
-    newer = told(after, LearntSeen(learnt={KIND: Learnt(took_s=(30.0, 1.0), came=2)}), now_s=T0 + 32)
+    other = OfferKind("cloud", "A100", "")
+    assert at.capacity.learnt == {KIND: LeadTimeStats(took_s=(30.0,), came=1)}
+    after = told(at, LearntSeen(learnt={other: LeadTimeStats(took_s=(2.0,), idle_since_s=5.0)}), now_s=T0 + 31)
+    assert after.capacity.learnt == {**at.capacity.learnt, other: LeadTimeStats(took_s=(2.0,))}, "clocks differ"
+    newer = told(after, LearntSeen(learnt={KIND: LeadTimeStats(took_s=(30.0, 1.0), came=2)}), now_s=T0 + 32)
     assert newer.capacity.learnt[KIND].came == 2
 
 
 def test_what_is_remembered_is_bounded() -> None:
-    many = {Kind("rack", "A100", f"n{number}"): Learnt() for number in range(KINDS_MAX)}
+    many = {OfferKind("rack", "A100", f"n{number}"): LeadTimeStats() for number in range(KINDS_MAX)}
     at = told(ordered(), LearntSeen(learnt=many))
     after = told(at, LeaseRefused(id=lease(at).id, reason="no"))
     assert len(after.capacity.learnt) == KINDS_MAX
@@ -230,7 +230,7 @@ def test_what_is_gone_before_it_came_is_left_alone_and_another_is_taken() -> Non
     for later_s in (2.0, 3.0):
         at = told(at, LeasesSeen(provider="cloud", leases=(), began_s=T0 + later_s), now_s=T0 + later_s)
     assert at.capacity.barred.keys() == {spot.id}
-    assert at.capacity.learnt == {spot.kind: Learnt(failed=1)}, "which tells nothing of what is not spot"
+    assert at.capacity.learnt == {spot.kind: LeadTimeStats(failed=1)}, "which tells nothing of what is not spot"
     (order,) = [one.order for one in plan(at, T0 + 3).actions if isinstance(one, AcquireLease)]
     assert order.offer.id == sure.id
 
@@ -268,17 +268,19 @@ def test_a_place_that_is_kept_is_nobodys_yet_though_others_are_on_its_node(other
     slices = (*begin.slices.values(), *(device(name, 16, "n9", product="A100") for name in ("g0", "g1")))
     z = model("z", 16)
     on = [replica(z, "z-1", on=others)] if others else []
-    begin = rebuild(replace(begin, models={**begin.models, z.name: z}, replicas={one.id: one for one in on}), T0)
+    begin = rebuild_indices(
+        replace(begin, models={**begin.models, z.name: z}, replicas={one.id: one for one in on}), T0
+    )
     at = told(begin, SlicesSeen(slices=slices))
     kept = shown(at, T0 + 1, "cloud", phase="here", node="n9", marks=Marks(instead="pilotlight-a-1"))
     assert (lease(kept).in_use, lease(kept).idle_since_s) == (False, T0 + 1)
     taker = replica(A, "a-1", on=["g1"], marks=Marks(instead="pilotlight-a-1"))
-    about = rebuild(replace(kept, replicas={**kept.replicas, taker.id: taker}), T0 + 1)
+    about = rebuild_indices(replace(kept, replicas={**kept.replicas, taker.id: taker}), T0 + 1)
     about = shown(about, T0 + 2, "cloud", phase="here", node="n9", marks=Marks(instead="pilotlight-a-1"))
     assert lease(about).in_use, "who is to take it has it before its provider shows that"
     taken = shown(kept, T0 + 2, "cloud", phase="here", node="n9")
     assert lease(taken).in_use == bool(others), "once somebody has taken it, who is there may be that"
-    assert not shut(release(kept, T0 + 3)), "nothing of the node goes with it"
+    assert not list_withheld_slices(release(kept, T0 + 3)), "nothing of the node goes with it"
 
 
 def half(at: World, now_s: float) -> World:

@@ -8,12 +8,12 @@ from msgspec.structs import replace
 
 from autoscaler.contract import ModelName, NodeReport, ReplicaId, TenantName, Total
 from autoscaler.fold.fold import Observation, fold
-from autoscaler.fold.indices import rebuild
+from autoscaler.fold.indices import rebuild_indices
 from autoscaler.routing import slots
 from autoscaler.state.actions import Acted, Action, DrainReplica, FailReplica, ReviveReplica, StartReplica, StopReplica
 from autoscaler.state.events import DocumentsSeen, GatewayGone, GatewaySeen, ReplicaSeen, Reported, Seen, Synced, Tick
 from autoscaler.state.lifecycle import IllegalIntentError
-from autoscaler.state.operator_orders import Cordon, CordonsSeen, ModelStopped, ModelWoken, NodeReported, Place
+from autoscaler.state.operator_orders import Cordon, CordonsSeen, CordonTarget, ModelStopped, ModelWoken, NodeReported
 from autoscaler.state.world import Slice, World
 from tests.kit.budget import examples
 from tests.kit.folding import DOC, G1, pending, reported, seen
@@ -74,7 +74,7 @@ others = st.sampled_from(
         DocumentsSeen(models=(DOC,)),
         DocumentsSeen(models=(DOC, model("n"))),
         DocumentsSeen(),
-        CordonsSeen(cordons=(Cordon(place=Place("device", "d"), node="n", since_s=T0, drain=True),)),
+        CordonsSeen(cordons=(Cordon(place=CordonTarget("device", "d"), node="n", since_s=T0, drain=True),)),
         CordonsSeen(cordons=()),
         ModelWoken(model=DOC.name),
         ModelStopped(model=DOC.name),
@@ -105,16 +105,16 @@ def test_indices_equal_a_rebuild_after_any_batch(
     for batch, intent, pause_s in batches:
         now_s += pause_s
         at, _ = fold(at, batch, now_s)
-        assert at == rebuild(at, now_s)
+        assert at == rebuild_indices(at, now_s)
         try:
             at, _ = fold(at, [Acted(action=intent)], now_s)
         except IllegalIntentError:
             continue
-        assert at == rebuild(at, now_s)
-        granted = slots.divide(at, now_s)
+        assert at == rebuild_indices(at, now_s)
+        granted = slots.divide_slots(at, now_s)
         if granted is not None:
             at, _ = fold(at, [granted], now_s)
-            assert at == rebuild(at, now_s)
+            assert at == rebuild_indices(at, now_s)
         for known in at.gateways.values():
             for row in known.grants.values():
                 assert [g.hold for g in row] == sorted({g.hold for g in row}, reverse=True)

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from autoscaler.contract import ReplicaUse, TenantName
 from autoscaler.fold.draft import with_grant
 from autoscaler.fold.fold import fold
-from autoscaler.fold.gateway_reports import acknowledged, repeats
+from autoscaler.fold.gateway_reports import is_redundant_report, reconcile_grants
 from autoscaler.queries.gateways import next_change_s
 from autoscaler.spec.tenant import Tenant, TenantSpec
 from autoscaler.state.actions import DrainReplica
@@ -108,11 +108,11 @@ OLDER = reported(
 def test_a_report_repeats_the_last_if_only_time_has_gone_by(change: dict[str, object], same: bool) -> None:
     first = reported(1, levels=[level("m", waiting=3, wait_s=1.0)], uses=(HELD,), totals=(total(admitted=3),))
     at, _ = after(world([DOC], [device()], [replica(DOC, "r")], gateways=[]), first)
-    assert repeats(at, replace(OLDER, **change)) is same
+    assert is_redundant_report(at, replace(OLDER, **change)) is same
     silent, _ = after(at, Tick(), now_s=T0 + 10.0)
-    assert not repeats(silent, OLDER), "its demand had expired"
+    assert not is_redundant_report(silent, OLDER), "its demand had expired"
     gone, _ = after(at, GatewayGone(gateway=G1, boot="b"))
-    assert not repeats(gone, OLDER), "it lives after all"
+    assert not is_redundant_report(gone, OLDER), "it lives after all"
 
 
 def test_service_is_news_where_others_wait_for_the_same_model() -> None:
@@ -122,19 +122,19 @@ def test_service_is_news_where_others_wait_for_the_same_model() -> None:
         levels = [level("m", waiting=waiting, running=1)]
         first = reported(1, levels=levels, uses=(HELD,), totals=(total(admitted=3),))
         at, _ = after(world([DOC], [device()], [replica(DOC, "r")], gateways=[]), first)
-        assert repeats(at, reported(2, levels=levels, uses=(HELD,), totals=served).report) is same
+        assert is_redundant_report(at, reported(2, levels=levels, uses=(HELD,), totals=served).report) is same
 
 
 def test_that_a_gateway_acts_on_later_routes_is_news_where_a_drain_or_a_grant_waits_for_it() -> None:
     first = reported(1, levels=[level("m", waiting=3, wait_s=1.0)], uses=(HELD,), totals=(total(admitted=3),))
     later = replace(OLDER, version=2)
     at, _ = after(world([DOC], [device()], [replica(DOC, "r")], gateways=[]), first)
-    assert repeats(at, later)
+    assert is_redundant_report(at, later)
     known = at.gateways[G1]
     asked = replace(known, grants={R: (*known.grants[R], Grant(version=2, hold=0))})
-    assert not repeats(replace(at, gateways={G1: asked}), later)
+    assert not is_redundant_report(replace(at, gateways={G1: asked}), later)
     drains, _ = after(at, DrainReplica(replica=R, reason="test"))
-    assert not repeats(drains, replace(later, version=drains.version))
+    assert not is_redundant_report(drains, replace(later, version=drains.version))
 
 
 def test_what_a_report_says_is_as_old_as_the_report() -> None:
@@ -279,13 +279,13 @@ def grants(*pairs: tuple[int, int]) -> tuple[Grant, ...]:
 )
 def test_a_report_voids_the_grants_before_the_one_it_acts_on(version: int, hold: int, left: object) -> None:
     use = ReplicaUse(replica=R, hold=hold)
-    assert acknowledged({R: grants((2, 4), (5, 2), (8, 1))}, {R: use}, version).get(R) == left
+    assert reconcile_grants({R: grants((2, 4), (5, 2), (8, 1))}, {R: use}, version).get(R) == left
 
 
 def test_a_hold_of_a_former_leader_is_taken_over_as_it_is() -> None:
-    assert acknowledged({}, {R: ReplicaUse(replica=R, hold=3)}, 7) == {R: grants((0, 3))}
-    assert acknowledged({R: grants((0, 3))}, {R: ReplicaUse(replica=R, hold=2)}, 7) == {R: grants((0, 2))}
-    assert acknowledged({R: grants((0, 3))}, {}, 7) == {}
+    assert reconcile_grants({}, {R: ReplicaUse(replica=R, hold=3)}, 7) == {R: grants((0, 3))}
+    assert reconcile_grants({R: grants((0, 3))}, {R: ReplicaUse(replica=R, hold=2)}, 7) == {R: grants((0, 2))}
+    assert reconcile_grants({R: grants((0, 3))}, {}, 7) == {}
 
 
 def test_grants_that_a_newer_one_covers_are_dropped_so_they_are_bounded_by_the_slots() -> None:

@@ -9,19 +9,19 @@ from msgspec.structs import replace
 
 from autoscaler.explain.decision_log import Log
 from autoscaler.explain.model import explain_model
-from autoscaler.fold.indices import rebuild
+from autoscaler.fold.indices import rebuild_indices
 from autoscaler.kubernetes.resources import event_log
 from autoscaler.planner.plan import plan
 from autoscaler.provisioning.release import FORCED, RETRY_S
 from autoscaler.server.operator_orders import Wish, place_order
 from autoscaler.state.actions import ReleaseLease
 from autoscaler.state.events import SlicesSeen
-from autoscaler.state.operator_orders import Cordon, CordonsSeen, Place
+from autoscaler.state.operator_orders import Cordon, CordonsSeen, CordonTarget
 from autoscaler.state.world import World
 from tests.kit.offered import A, acted, arrived, cloud, offer, releases, shown, surge, told
 from tests.kit.worlds import T0, gateway, replica
 
-NODE, NEW = Place("node", "w1"), Place("device", "new0")
+NODE, NEW = CordonTarget("node", "w1"), CordonTarget("device", "new0")
 HERE_S = T0 + 30
 
 
@@ -32,7 +32,7 @@ def idle(devices: int = 1) -> World:
     return replace(told(here, now_s=HERE_S), gateways={"g": gateway(seen_s=HERE_S)}, loads={})
 
 
-def drained(of: World, *places: Place, drain: bool = True, force: bool = True, now_s: float = HERE_S) -> World:
+def drained(of: World, *places: CordonTarget, drain: bool = True, force: bool = True, now_s: float = HERE_S) -> World:
     cordons = (Cordon(place=place, node="w1", since_s=now_s, drain=drain, force=force) for place in places)
     return told(of, CordonsSeen(cordons=tuple(cordons)), now_s=now_s)
 
@@ -69,14 +69,14 @@ def test_an_event_says_once_that_it_is_forced() -> None:
     before, _ = given_back(drained(idle(), NODE), HERE_S + 1)
     before = stuck(before, now_s=HERE_S + 5)
     after, _ = given_back(before, HERE_S + 12)
-    (one,) = event_log.happenings((), (), before, after)
+    (one,) = event_log.derive_step_events((), (), before, after)
     assert (one.model, one.reason, one.type) == (A.name, "CapacityForced", "Warning")
     assert one.note == (
         "1 x A100 on w1 of rack is detached by force: an operator drains it by force, and it did not go"
     )
     again, forced = given_back(after, HERE_S + 60)
     assert [one.order.force for one in forced] == [True]
-    assert not list(event_log.happenings((), (), after, again))
+    assert not list(event_log.derive_step_events((), (), after, again))
 
 
 def test_a_drain_that_forces_nothing_a_cordon_and_an_uncordon_force_nothing() -> None:
@@ -91,7 +91,7 @@ def test_a_drain_that_forces_nothing_a_cordon_and_an_uncordon_force_nothing() ->
 def test_of_several_devices_of_one_lease_all_must_be_drained() -> None:
     two = idle(devices=2)
     ids = ("new0", "new1")
-    half, both = drained(two, NEW), drained(two, *(Place("device", one) for one in ids))
+    half, both = drained(two, NEW), drained(two, *(CordonTarget("device", one) for one in ids))
     assert not given_back(half, HERE_S + 1)[1], "the other stays where it is"
     after, first = given_back(both, HERE_S + 1)
     assert len(first) == 1
@@ -122,7 +122,7 @@ def test_what_a_replica_is_on_or_may_be_on_is_not_torn_off() -> None:
     ordered, _ = acted(surge(offer()))
     here = arrived(ordered, HERE_S)
     on = replica(A, "r", ["new0"], ready_s=HERE_S)
-    begin = rebuild(replace(here, replicas={on.id: on}), HERE_S)
+    begin = rebuild_indices(replace(here, replicas={on.id: on}), HERE_S)
     used = shown(begin, HERE_S + 0.5, phase="here", committed=True, node="w1", device_ids=("new0",))
     assert [one.in_use for one in used.capacity.leases.values()] == [True]
     used = drained(used, NODE)
@@ -143,7 +143,7 @@ def test_a_node_that_was_added_is_never_forced() -> None:
     ordered, _ = acted(surge(cloud()))
     here = arrived(ordered, HERE_S, "cloud", node="n9")
     here = replace(here, gateways={"g": gateway(seen_s=HERE_S)}, loads={})
-    after = drained(here, Place("node", "n9"))
+    after = drained(here, CordonTarget("node", "n9"))
     for late_s in (1000, 2000, 3000):
         after, back = given_back(after, HERE_S + late_s)
         assert not any(one.order.force for one in back)
@@ -151,14 +151,14 @@ def test_a_node_that_was_added_is_never_forced() -> None:
 
 @given(
     orders=st.lists(
-        st.tuples(st.sampled_from((NODE, NEW, Place("node", "other"))), st.booleans(), st.booleans()), max_size=4
+        st.tuples(st.sampled_from((NODE, NEW, CordonTarget("node", "other"))), st.booleans(), st.booleans()), max_size=4
     ),
     phase=st.sampled_from(("coming", "here", "leaving", "failed")),
     alone=st.booleans(),
     waits_s=st.lists(st.floats(0.5, 400.0), min_size=1, max_size=6),
 )
 def test_whatever_is_ordered_nothing_is_forced_that_is_not_drained_by_force(
-    orders: list[tuple[Place, bool, bool]], phase: str, *, alone: bool, waits_s: list[float]
+    orders: list[tuple[CordonTarget, bool, bool]], phase: str, *, alone: bool, waits_s: list[float]
 ) -> None:
     after, now_s = idle(), HERE_S
     cordons = {place: Cordon(place=place, node="w1", since_s=now_s, drain=drain, force=force)
@@ -178,8 +178,8 @@ def test_whatever_is_ordered_nothing_is_forced_that_is_not_drained_by_force(
 # --- what an operator is told -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("place", "named"), [(NODE, True), (NEW, True), (Place("device", "cpu"), False)])
-def test_the_answer_to_the_order_warns_of_it(place: Place, *, named: bool) -> None:
+@pytest.mark.parametrize(("place", "named"), [(NODE, True), (NEW, True), (CordonTarget("device", "cpu"), False)])
+def test_the_answer_to_the_order_warns_of_it(place: CordonTarget, *, named: bool) -> None:
     begin = idle()
     forced, plain = (place_order(begin, place, "drain", Wish(force=one), HERE_S).told.says for one in (True, False))
     warning = "; 1 x A100 of rack is given back, by force where it does not go: who has it open loses it"

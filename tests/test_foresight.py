@@ -16,7 +16,7 @@ from pytest_aiohttp import AiohttpClient
 
 from autoscaler.contract import ModelName, TenantName
 from autoscaler.explain.decision_log import Log
-from autoscaler.planner.what_if import PATH, Answer, Asked, ahead
+from autoscaler.planner.what_if import PATH, Answer, AssumedDemand, simulate_world
 from autoscaler.server import openapi, what_if
 from autoscaler.server.ops import OperationsServer
 from autoscaler.spec.tenant import Key, Tenant, TenantSpec
@@ -136,12 +136,12 @@ async def test_one_question_is_worked_out_at_a_time(
 ) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
-    def slow(made: World, asked: Mapping[ModelName, Asked], now_s: float) -> Answer:
+    def slow(made: World, asked: Mapping[ModelName, AssumedDemand], now_s: float) -> Answer:
         begun.set()
         assert go_on.wait(60)
-        return ahead(made, asked, now_s)
+        return simulate_world(made, asked, now_s)
 
-    monkeypatch.setattr(what_if, "ahead", slow)
+    monkeypatch.setattr(what_if, "simulate_world", slow)
     client, _ = await connect(aiohttp_client, lived())
     question = {"demand": {"a": {"waiting": 1}}}
     async with asyncio.TaskGroup() as tasks:

@@ -11,7 +11,7 @@ from autoscaler.slicing.vendors import RESOURCES, VENDORS
 from autoscaler.spec.pod import Pod
 from autoscaler.state.actions import AcquireLease
 from autoscaler.state.capacity_orders import Offer
-from autoscaler.state.node_labels import MAKERS, Coming, may_come
+from autoscaler.state.node_labels import MAKERS, PendingLabels, can_label_appear
 from autoscaler.state.world import World
 from tests.kit import cro_rack
 from tests.kit.offered import acted, cloud, offer, offered, orders, surge, waits
@@ -113,6 +113,6 @@ def test_who_may_have_room_on_what_is_on_its_way_waits_for_that() -> None:
 
 def test_every_maker_whose_devices_are_known_has_a_domain() -> None:
     said = {*RESOURCES, *(one.product_label for one in VENDORS), *(one.count_label for one in VENDORS)}
-    assert all(may_come(key, Coming.DEVICES) for key in said if key)
-    assert not any(may_come(f"x{one}/y", Coming.DEVICES) for one in MAKERS)
-    assert not any(may_come(key, Coming.NOTHING) for key in said)
+    assert all(can_label_appear(key, PendingLabels.DEVICES) for key in said if key)
+    assert not any(can_label_appear(f"x{one}/y", PendingLabels.DEVICES) for one in MAKERS)
+    assert not any(can_label_appear(key, PendingLabels.NOTHING) for key in said)

@@ -14,7 +14,7 @@ from scripts import gates
     [
         ("from gateway import ops", ["1: gateway.ops"]),
         ("import gateway.ops", ["1: gateway.ops"]),
-        ("from gateway.ops import application", ["1: gateway.ops"]),
+        ("from gateway.ops import build_ops_application", ["1: gateway.ops"]),
         ("def f():\n    from gateway.upstream import pool", ["2: gateway.upstream", "2: gateway.upstream.pool"]),
         ("from autoscaler.drivers.driver import Driver", ["1: autoscaler.drivers", "1: autoscaler.drivers.driver"]),
         ("from pilotlight import output", ["1: pilotlight", "1: pilotlight.output"]),

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from artifacts.dialects.file_listing import Entry, Listing, Taken
+from artifacts.dialects.file_listing import ListedFile, Listing, SelectedFile
 from artifacts.fetch import files
 from artifacts.sources.http_files import Lone
-from artifacts.store.layout import named
+from artifacts.store.layout import digest_file_name
 from artifacts.store.publish import Job
 
 
 async def test_who_is_cancelled_leaves_no_thread_that_still_lays_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    entry = Entry("a.gguf", 4, 'etag:"1"')
+    entry = ListedFile("a.gguf", 4, 'etag:"1"')
     begun, go = threading.Event(), threading.Event()
 
     def summed(path: Path, of: object) -> str:
@@ -34,12 +34,12 @@ async def test_who_is_cancelled_leaves_no_thread_that_still_lays_files(
         raise AssertionError
 
     job = Job((), tmp_path / "blobs", tmp_path / "tree", more)
-    at = job.blobs / files.LEARNED / named(entry.name)
+    at = job.blobs / files.LEARNED / digest_file_name(entry.name)
     at.parent.mkdir(parents=True)
     at.write_bytes(b"GGUF")  # an earlier try brought it
     source = Lone.__new__(Lone)  # asked for nothing
-    listing = Listing("s3://b/", (Taken(entry, "weight"),), ())
-    filling = asyncio.create_task(files.fill(job, listing, source))
+    listing = Listing("s3://b/", (SelectedFile(entry, "weight"),), ())
+    filling = asyncio.create_task(files.fetch_listed_files(job, listing, source))
     assert await asyncio.to_thread(begun.wait, 60)
     filling.cancel()
     for _ in range(10):

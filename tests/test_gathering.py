@@ -9,12 +9,20 @@ import pytest
 
 from autoscaler.contract import ModelName
 from autoscaler.engines import EngineError
-from autoscaler.spec.load import Documents, load, to_yaml
+from autoscaler.spec.load import Documents, parse_documents, to_yaml
 from autoscaler.spec.settings import Settings
 from autoscaler.spec.validation import check_name
 from loadtest import tiny_gguf
 from pilotlight.cli import keys
-from pilotlight.models.documents import KEYS_FILE, RENAME, gather, launcher, model_name, needs_tenant, read_documents
+from pilotlight.models.documents import (
+    KEYS_FILE,
+    RENAME,
+    build_launcher,
+    gather_documents,
+    model_name,
+    needs_tenant,
+    read_documents,
+)
 
 HEAD = "apiVersion: pilotlight.dev/v1alpha1\n"
 ACME = HEAD + "kind: Tenant\nmetadata: {name: acme}\nspec: {models: [ada], keys: [{sha256: '" + "a" * 64 + "'}]}\n"
@@ -24,7 +32,7 @@ ACME = HEAD + "kind: Tenant\nmetadata: {name: acme}\nspec: {models: [ada], keys:
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "models").mkdir()
     for name in ("ada", "bob"):
-        tiny_gguf.make(tmp_path / "models" / f"{name}.gguf", "one two three", context_tokens=512)
+        tiny_gguf.make_model(tmp_path / "models" / f"{name}.gguf", "one two three", context_tokens=512)
     return tmp_path
 
 
@@ -36,13 +44,13 @@ def written(path: Path, text: str) -> Path:
 def wrong(folder: Path, *paths: Path, configs: tuple[Path, ...] = ()) -> str:
     """The one line that refuses it."""
     with pytest.raises(click.UsageError) as caught:
-        gather(paths, configs, folder / "state")
+        gather_documents(paths, configs, folder / "state")
     assert "\n" not in caught.value.message
     return caught.value.message
 
 
 def test_a_file_becomes_a_model_named_by_its_stem_with_memory_from_its_header(folder: Path) -> None:
-    (model,) = gather([folder / "models" / "ada.gguf"], [], folder).models
+    (model,) = gather_documents([folder / "models" / "ada.gguf"], [], folder).models
     assert (model.name, model.spec.engine, model.spec.context_tokens) == ("ada", "llama.cpp", 512)
     assert model.spec.artifact == f"file://{folder}/models/ada.gguf"
     assert model.memory_bytes > (folder / "models" / "ada.gguf").stat().st_size
@@ -50,12 +58,12 @@ def test_a_file_becomes_a_model_named_by_its_stem_with_memory_from_its_header(fo
 
 def test_a_folder_gives_all_its_models_in_order(folder: Path) -> None:
     (folder / "models" / "notes.txt").write_text("not a model")
-    models = gather([folder / "models"], [], folder).models
+    models = gather_documents([folder / "models"], [], folder).models
     assert [(model.name, model.order) for model in models] == [("ada", 0), ("bob", 1)]
 
 
 def test_what_was_gathered_is_written_and_read_again_by_the_autoscaler_alike(folder: Path) -> None:
-    documents = gather([folder / "models"], [written(folder / "t.yaml", ACME)], folder)
+    documents = gather_documents([folder / "models"], [written(folder / "t.yaml", ACME)], folder)
     path = written(folder / "documents.yaml", to_yaml(documents))
     again = read_documents(path)
     assert [(m.name, m.memory_bytes, m.slots, m.spec) for m in again.models] == [
@@ -65,9 +73,9 @@ def test_what_was_gathered_is_written_and_read_again_by_the_autoscaler_alike(fol
 
 
 def test_a_model_that_was_known_keeps_the_time_at_which_it_was_made(folder: Path) -> None:
-    path = written(folder / "d.yaml", to_yaml(gather([folder / "models"], [], folder)))
+    path = written(folder / "d.yaml", to_yaml(gather_documents([folder / "models"], [], folder)))
     ada, bob = read_documents(path).models
-    old = {ada.name: load([("x", path.read_text())]).models[0]}  # made at 0
+    old = {ada.name: parse_documents([("x", path.read_text())]).models[0]}  # made at 0
     assert [model.created_unix_s for model in read_documents(path, old).models] == [0, bob.created_unix_s]
     assert bob.created_unix_s > 0
 
@@ -148,16 +156,16 @@ def test_any_file_name_becomes_a_name_for_a_model(stem: str, name: str) -> None:
 def test_a_file_with_a_space_is_served_under_the_name_it_becomes(folder: Path) -> None:
     file = folder / "models" / "my model.gguf"
     (folder / "models" / "ada.gguf").rename(file)
-    documents = gather([folder / "models"], [], folder)
+    documents = gather_documents([folder / "models"], [], folder)
     assert [(model.name, model.spec.artifact) for model in documents.models][1] == ("my-model", f"file://{file}")
     (_, again) = read_documents(written(folder / "d.yaml", to_yaml(documents))).models
-    assert launcher()(again, "127.0.0.1", 1).argv
+    assert build_launcher()(again, "127.0.0.1", 1).argv
 
 
 def test_of_a_folder_only_the_file_without_a_name_is_left_out(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     odd = folder / "models" / "日本.gguf"
     odd.hardlink_to(folder / "models" / "ada.gguf")
-    assert [model.name for model in gather([folder / "models"], [], folder).models] == ["ada", "bob"]
+    assert [model.name for model in gather_documents([folder / "models"], [], folder).models] == ["ada", "bob"]
     assert capfd.readouterr().err == f"pilotlight: {odd}: left out: {RENAME}\n"
     assert wrong(folder, odd) == f"{odd}: {RENAME}"
     for name in ("ada", "bob"):
@@ -196,7 +204,7 @@ def test_memory_is_the_whole_device_where_the_file_cannot_be_read_yet(folder: Pa
     (model,) = read_documents(path).models
     assert model.memory_bytes == 0
     with pytest.raises((EngineError, OSError, ValueError), match=r"later\.gguf"):
-        launcher()(model, "127.0.0.1", 1)
+        build_launcher()(model, "127.0.0.1", 1)
 
 
 def test_an_adapter_that_is_yet_to_come_is_no_obstacle_to_a_start(folder: Path) -> None:
@@ -204,7 +212,7 @@ def test_an_adapter_that_is_yet_to_come_is_no_obstacle_to_a_start(folder: Path) 
     path = written(folder / "d.yaml", HEAD + f"kind: Model\nmetadata: {{name: ada}}\nspec: {spec}\n")
     (found,) = read_documents(path).models
     assert found.memory_bytes > 0, "its own weights say it"
-    assert "/weights:0" in launcher()(found, "127.0.0.1", 1).argv
+    assert "/weights:0" in build_launcher()(found, "127.0.0.1", 1).argv
 
 
 def test_adapters_count_into_the_memory_and_a_missing_one_is_said_before_the_start(folder: Path) -> None:
@@ -220,41 +228,41 @@ def test_adapters_count_into_the_memory_and_a_missing_one_is_said_before_the_sta
     assert memory_bytes(files[1]) == memory_bytes() + files[1].stat().st_size
     assert memory_bytes(files[1], folder / ("a" * 300)) == 0, "a name that no disk takes"
     with pytest.raises(EngineError, match=r"^Model ada: .*aaa: there is no such adapter$"):
-        launcher()(read_documents(folder / "d.yaml").models[0], "127.0.0.1", 1)
+        build_launcher()(read_documents(folder / "d.yaml").models[0], "127.0.0.1", 1)
     assert memory_bytes(*files[1:]) == 0
     with pytest.raises(EngineError, match=r"^Model ada: .*/gone\.gguf: there is no such adapter$"):
-        launcher()(read_documents(folder / "d.yaml").models[0], "127.0.0.1", 1)
+        build_launcher()(read_documents(folder / "d.yaml").models[0], "127.0.0.1", 1)
 
 
 # --- stored keys ------------------------------------------------------------------------------------------------------
 
 
 def test_a_stored_key_is_added_to_the_tenant_of_the_documents(folder: Path) -> None:
-    _, entry = keys.new("tenant", "ci")
-    keys.store(folder, "acme", entry)
-    (acme,) = gather([], [written(folder / "t.yaml", ACME)], folder).tenants
+    _, entry = keys.generate_key("tenant", "ci")
+    keys.store_key(folder, "acme", entry)
+    (acme,) = gather_documents([], [written(folder / "t.yaml", ACME)], folder).tenants
     assert [key.sha256 for key in acme.spec.keys] == ["a" * 64, entry.sha256]
     assert acme.spec.models == ("ada",), "what the document allows stays as it is"
 
 
 def test_a_stored_key_of_a_tenant_without_document_makes_the_tenant(folder: Path) -> None:
-    keys.store(folder, "lab", keys.new("tenant", "x")[1])
-    tenants = gather([], [written(folder / "t.yaml", ACME)], folder).tenants
+    keys.store_key(folder, "lab", keys.generate_key("tenant", "x")[1])
+    tenants = gather_documents([], [written(folder / "t.yaml", ACME)], folder).tenants
     assert [(tenant.name, len(tenant.spec.keys)) for tenant in tenants] == [("acme", 1), ("lab", 1)]
 
 
 def test_a_key_that_was_pasted_as_well_as_stored_counts_once(folder: Path) -> None:
-    _, entry = keys.new("tenant", "ci")
-    keys.store(folder, "acme", entry)
+    _, entry = keys.generate_key("tenant", "ci")
+    keys.store_key(folder, "acme", entry)
     pasted = ACME.replace("a" * 64, entry.sha256)
-    (acme,) = gather([], [written(folder / "t.yaml", pasted)], folder).tenants
+    (acme,) = gather_documents([], [written(folder / "t.yaml", pasted)], folder).tenants
     assert [key.sha256 for key in acme.spec.keys] == [entry.sha256]
 
 
 def test_a_key_of_two_tenants_is_refused(folder: Path) -> None:
-    _, entry = keys.new("tenant", "ci")
+    _, entry = keys.generate_key("tenant", "ci")
     (folder / "state").mkdir()
-    keys.store(folder / "state", "lab", entry)
+    keys.store_key(folder / "state", "lab", entry)
     pasted = written(folder / "t.yaml", ACME.replace("a" * 64, entry.sha256))
     assert wrong(folder, configs=(pasted,)).endswith(f"{KEYS_FILE}: Tenant lab: a key is already one of Tenant acme")
 
@@ -270,17 +278,17 @@ def test_a_key_of_two_tenants_is_refused(folder: Path) -> None:
     ],
 )
 def test_a_listener_that_anybody_reaches_needs_a_tenant(auth: str, tenants: int, loopback: bool, refused: bool) -> None:
-    with_tenants = load([("t", ACME)]).tenants[:tenants]
+    with_tenants = parse_documents([("t", ACME)]).tenants[:tenants]
     documents = Documents(
-        tenants=with_tenants, settings=load([("s", HEAD + f"kind: Settings\nauth: {auth}\n")]).settings
+        tenants=with_tenants, settings=parse_documents([("s", HEAD + f"kind: Settings\nauth: {auth}\n")]).settings
     )
     assert needs_tenant(documents, loopback=loopback) is refused
     assert isinstance(documents.settings, Settings)
 
 
 def test_a_header_is_read_again_when_the_file_changed(folder: Path) -> None:
-    path = written(folder / "d.yaml", to_yaml(gather([folder / "models" / "ada.gguf"], [], folder)))
+    path = written(folder / "d.yaml", to_yaml(gather_documents([folder / "models" / "ada.gguf"], [], folder)))
     before = read_documents(path).models[0].memory_bytes
-    tiny_gguf.make(folder / "models" / "ada.gguf", " ".join(f"word{n}" for n in range(500)), context_tokens=512)
+    tiny_gguf.make_model(folder / "models" / "ada.gguf", " ".join(f"word{n}" for n in range(500)), context_tokens=512)
     after = {model.name: model for model in read_documents(path).models}[ModelName("ada")].memory_bytes
     assert after > before

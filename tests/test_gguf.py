@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from artifacts.formats import gguf, gguf_memory
-from artifacts.formats.memory import Layer, Shape
+from artifacts.formats.memory import LayerShape, Shape
 from loadtest import tiny_gguf
 from tests.kit.budget import examples
 
@@ -44,7 +44,7 @@ def wrong(path: Path, content: bytes) -> str:
     """What is said of the content, without the file's name."""
     path.write_bytes(content)
     with pytest.raises(gguf.GgufError) as caught:
-        gguf.read(path)
+        gguf.load_gguf_info(path)
     line = str(caught.value)
     assert line.startswith(f"{path}: ")
     assert "\n" not in line
@@ -53,8 +53,8 @@ def wrong(path: Path, content: bytes) -> str:
 
 def test_a_header_says_name_context_and_attention(tmp_path: Path) -> None:
     path = write(tmp_path / "a.gguf", tokens=5)
-    layer = Layer(key_elements=32, value_elements=32)
-    assert gguf.read(path) == gguf.GgufInfo(
+    layer = LayerShape(key_elements=32, value_elements=32)
+    assert gguf.load_gguf_info(path) == gguf.GgufInfo(
         name="A name",
         architecture="llama",
         shape=Shape(
@@ -70,22 +70,22 @@ def test_a_header_says_name_context_and_attention(tmp_path: Path) -> None:
 
 
 def test_heads_may_differ_per_block_and_key_length_may_come_last(tmp_path: Path) -> None:
-    info = gguf.read(write(tmp_path / "a.gguf", heads_kv=[1, 3], key_length=32))
+    info = gguf.load_gguf_info(write(tmp_path / "a.gguf", heads_kv=[1, 3], key_length=32))
     assert [(one.key_elements, one.value_elements) for one in info.shape.layers] == [(32, 16), (96, 48)]
 
 
 def test_a_header_that_takes_too_much_time_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.gguf"
-    tiny_gguf.make(path, "x")
+    tiny_gguf.make_model(path, "x")
     monkeypatch.setattr(gguf, "CPU_S_MAX", 0.0)
     with pytest.raises(gguf.GgufError, match=r"a\.gguf: its header takes more than 2 s to read"):
-        gguf.read(path)
+        gguf.load_gguf_info(path)
 
 
 def test_a_path_that_cannot_be_opened_is_said_in_one_line(tmp_path: Path) -> None:
     for name, why in (("a" * 300, "File name too long"), ("a\0b", "embedded null byte")):
         with pytest.raises(gguf.GgufError, match=why) as caught:
-            gguf.read(f"{tmp_path}/{name}")
+            gguf.load_gguf_info(f"{tmp_path}/{name}")
         assert "\n" not in str(caught.value)
 
 
@@ -93,15 +93,15 @@ def test_a_large_vocabulary_is_skipped_and_counted(tmp_path: Path) -> None:
     """Also across the chunks in which the file is read."""
     path = write(tmp_path / "a.gguf", tokens=200_000)
     assert path.stat().st_size > 3 * gguf.CHUNK_BYTES
-    assert gguf.read(path).shape.vocabulary == 200_000
+    assert gguf.load_gguf_info(path).shape.vocabulary == 200_000
 
 
 def test_parts_of_a_split_model_are_joined(tmp_path: Path) -> None:
     first = write(tmp_path / "big-00001-of-00003.gguf")
     for part in (2, 3):
         (tmp_path / f"big-{part:05}-of-00003.gguf").write_bytes(bytes(1000))
-    assert gguf.read(first).shape.weights_bytes == first.stat().st_size + 2000
-    assert gguf.stem(first) == "big"
+    assert gguf.load_gguf_info(first).shape.weights_bytes == first.stat().st_size + 2000
+    assert gguf.get_model_stem(first) == "big"
     assert [gguf.is_first_part(path) for path in sorted(tmp_path.iterdir())] == [True, False, False]
 
 
@@ -110,18 +110,18 @@ def test_a_missing_part_is_named(tmp_path: Path) -> None:
     with pytest.raises(
         gguf.GgufError, match=r"big-00001-of-00002\.gguf: part 2 of 2 is missing: big-00002-of-00002\.gguf"
     ):
-        gguf.read(first)
+        gguf.load_gguf_info(first)
 
 
 def test_only_the_first_part_is_read(tmp_path: Path) -> None:
     second = write(tmp_path / "big-00002-of-00002.gguf")
     with pytest.raises(gguf.GgufError, match=r"part 2 of 2; give the first, big-00001-of-00002\.gguf"):
-        gguf.read(second)
+        gguf.load_gguf_info(second)
 
 
 def test_a_file_that_is_not_there_is_said_so(tmp_path: Path) -> None:
     with pytest.raises(gguf.GgufError, match=r"a\.gguf: No such file or directory"):
-        gguf.read(tmp_path / "a.gguf")
+        gguf.load_gguf_info(tmp_path / "a.gguf")
 
 
 def test_what_is_no_gguf_is_said_so(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_what_is_no_language_model_is_said_so(tmp_path: Path) -> None:
     w.write_kv_data_to_file()
     w.close()
     with pytest.raises(gguf.GgufError, match=r"clip\.block_count is missing or no number: not a language model\?"):
-        gguf.read(tmp_path / "b.gguf")
+        gguf.load_gguf_info(tmp_path / "b.gguf")
 
 
 @settings(derandomize=True, deadline=None, max_examples=examples(150))
@@ -172,20 +172,20 @@ def test_a_damaged_file_is_read_or_refused_and_nothing_else(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "damaged.gguf"
-    tiny_gguf.make(path, "a b")
+    tiny_gguf.make_model(path, "a b")
     content = bytearray(path.read_bytes()[:5000])
     for at, value in data.draw(st.lists(st.tuples(st.integers(0, 1200), st.integers(0, 255)), min_size=1, max_size=6)):
         content[at] = value
     path.write_bytes(content)
     with contextlib.suppress(gguf.GgufError):  # any other error fails
-        assert gguf.read(path).shape.weights_bytes == len(content)
+        assert gguf.load_gguf_info(path).shape.weights_bytes == len(content)
 
 
 def test_the_tiny_model_reads_as_the_reference_package_reads_it(tmp_path: Path) -> None:
     path = tmp_path / "ada.gguf"
-    tiny_gguf.make(path, "Hello, I am Ada.", context_tokens=1024)
+    tiny_gguf.make_model(path, "Hello, I am Ada.", context_tokens=1024)
     fields = reference.GGUFReader(path).fields
-    info = gguf.read(path)
+    info = gguf.load_gguf_info(path)
     assert (info.name, info.architecture, info.shape.context_tokens) == ("ada", "llama", 1024)
     assert info.shape.vocabulary == len(fields["tokenizer.ggml.tokens"].data)
     assert fields["llama.context_length"].contents() == 1024
@@ -194,7 +194,7 @@ def test_the_tiny_model_reads_as_the_reference_package_reads_it(tmp_path: Path) 
 @pytest.mark.parametrize("sentence", ["", "twice is twice", "two  spaces"])
 def test_a_sentence_that_the_chain_cannot_say_is_refused(tmp_path: Path, sentence: str) -> None:
     with pytest.raises(ValueError, match="no word twice"):
-        tiny_gguf.make(tmp_path / "a.gguf", sentence)
+        tiny_gguf.make_model(tmp_path / "a.gguf", sentence)
 
 
 @pytest.mark.parametrize(
@@ -202,10 +202,10 @@ def test_a_sentence_that_the_chain_cannot_say_is_refused(tmp_path: Path, sentenc
 )
 def test_an_architecture_that_is_no_name_is_refused(architecture: str) -> None:
     with pytest.raises(ValueError, match=r"^general\.architecture is not a name of at most 80 printable characters$"):
-        gguf_memory.shape({"general.architecture": architecture}, 1)
+        gguf_memory.read_shape({"general.architecture": architecture}, 1)
 
 
 def test_a_name_with_control_characters_is_not_taken_over(tmp_path: Path) -> None:
     path = write(tmp_path / "a.gguf")
     path.write_bytes(path.read_bytes().replace(b"A name", b"A\x1b[31m"))
-    assert gguf.read(path).name == "a"
+    assert gguf.load_gguf_info(path).name == "a"

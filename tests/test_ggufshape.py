@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from artifacts.formats.gguf_memory import Value, shape
-from artifacts.formats.memory import BYTES_MAX, Serving, llama, paged
+from artifacts.formats.gguf_memory import Value, read_shape
+from artifacts.formats.memory import BYTES_MAX, ServingOptions, estimate_llama_cpp, estimate_paged_engine
 
 MIB = 1 << 20
 EIGHT_B = {"block_count": 32, "embedding_length": 4096, "attention.head_count": 32, "attention.head_count_kv": 8}
@@ -23,7 +23,9 @@ def keys(architecture: str, **said: Value | None) -> dict[str, Value]:
 
 def part(name: str, metadata: dict[str, Value], **served: int) -> int:
     """Bytes of one part, with 4 slots of 4096 tokens unless said otherwise."""
-    made = llama(shape(metadata, 1000), replace(Serving(slots=4, context_tokens=4096), **served))
+    made = estimate_llama_cpp(
+        read_shape(metadata, 1000), replace(ServingOptions(slots=4, context_tokens=4096), **served)
+    )
     return sum(item.bytes for item in made.items if item.name == name)
 
 
@@ -106,43 +108,50 @@ def test_latent_attention_is_one_narrow_row_for_a_token() -> None:
 
 @pytest.mark.parametrize("odd", [None, "many", -1, 2.5, True, (), (1, -5), 1 << 40])
 def test_an_odd_feed_forward_length_is_taken_for_the_common_one(odd: Value | None) -> None:
-    made = shape(keys("llama", feed_forward_length=odd), 1000)
+    made = read_shape(keys("llama", feed_forward_length=odd), 1000)
     assert made.inner == (1 if odd == (1, -5) else 4 * 4096)
 
 
 def test_a_context_that_is_not_said_is_shared_by_all_slots() -> None:
     header = keys("llama")
-    alone, shared = Serving(slots=4, context_tokens=4096), Serving(slots=4)
-    one, all_ = llama(shape(header, 0), shared), llama(shape(header, 0), alone)
+    alone, shared = ServingOptions(slots=4, context_tokens=4096), ServingOptions(slots=4)
+    one, all_ = estimate_llama_cpp(read_shape(header, 0), shared), estimate_llama_cpp(read_shape(header, 0), alone)
     assert 4 * one.items[0].bytes == all_.items[0].bytes
     assert (one.slot_bytes, all_.slot_bytes) == (0, 4096 * (128 << 10))
 
 
 def test_what_is_told_of_the_cache_changes_it() -> None:
-    made = shape(keys("llama"), 0)
-    plain = llama(made, Serving(slots=1, context_tokens=4096))
-    quantised = llama(made, Serving(slots=1, context_tokens=4096, key_bytes=34 / 32, value_bytes=34 / 32))
+    made = read_shape(keys("llama"), 0)
+    plain = estimate_llama_cpp(made, ServingOptions(slots=1, context_tokens=4096))
+    quantised = estimate_llama_cpp(
+        made, ServingOptions(slots=1, context_tokens=4096, key_bytes=34 / 32, value_bytes=34 / 32)
+    )
     assert quantised.items[0].bytes == plain.items[0].bytes * 34 // 64
-    scored = llama(made, Serving(slots=1, context_tokens=4096, scores=True))
+    scored = estimate_llama_cpp(made, ServingOptions(slots=1, context_tokens=4096, scores=True))
     assert scored.total_bytes(gpus=True) - plain.total_bytes(gpus=True) == 4 * 512 * 32 * 4096
 
 
 def test_what_is_in_the_hosts_memory_is_not_on_a_gpu() -> None:
-    made = llama(shape(keys("llama"), 1000), Serving(slots=1, context_tokens=256, prompts_bytes=5 * MIB))
+    made = estimate_llama_cpp(
+        read_shape(keys("llama"), 1000), ServingOptions(slots=1, context_tokens=256, prompts_bytes=5 * MIB)
+    )
     assert made.total_bytes(gpus=False) - made.total_bytes(gpus=True) == 5 * MIB
 
 
 def test_a_file_may_claim_anything_and_the_estimate_stays_a_number() -> None:
     huge = (1 << 32) - 1
     said = keys("llama", block_count=4096, attention__key_length=huge, attention__head_count_kv=(1 << 20) - 1)
-    for make in (llama, paged):
-        made = make(shape(said, 1 << 70), Serving(slots=100_000, context_tokens=1_000_000_000))
+    for make in (estimate_llama_cpp, estimate_paged_engine):
+        made = make(read_shape(said, 1 << 70), ServingOptions(slots=100_000, context_tokens=1_000_000_000))
         assert made.total_bytes(gpus=False) == BYTES_MAX
         assert max(made.slot_bytes, made.token_bytes, *(item.bytes for item in made.items)) <= BYTES_MAX
 
 
 def test_pages_need_one_context_however_many_slots() -> None:
-    made = shape(keys("llama"), 0)
-    one, many = paged(made, Serving(slots=1)), paged(made, Serving(slots=64))
+    made = read_shape(keys("llama"), 0)
+    one, many = (
+        estimate_paged_engine(made, ServingOptions(slots=1)),
+        estimate_paged_engine(made, ServingOptions(slots=64)),
+    )
     assert one.items[0] == many.items[0]
     assert one.items[0].bytes == 4096 * (128 << 10)

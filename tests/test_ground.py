@@ -6,21 +6,25 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from autoscaler.placement.index.index import Yard
-from autoscaler.placement.minimal_eviction_input import PLACES_MAX, Ground, Held
-from autoscaler.placement.model.types import Shelf, Want
+from autoscaler.placement.index.index import SliceIndex
+from autoscaler.placement.minimal_eviction_input import PLACES_MAX, Assigned, MinimalEvictionInput
+from autoscaler.placement.model.types import Bin, PlacementRequest
 from autoscaler.state.world import NodeId, SliceId
 from tests.kit.worlds import T0, device
 from tests.test_packer import on, placed, run, shelf, victims, want
 
 
-def looked_at(one: Want, shelves: Iterable[Shelf], *, now: bool, at: tuple[str, ...] = ("here",)) -> list[str]:
+def looked_at(
+    one: PlacementRequest, shelves: Iterable[Bin], *, now: bool, at: tuple[str, ...] = ("here",)
+) -> list[str]:
     """All that it might have; it is on `here`, which is roomier than the others."""
     there = [shelf(device(id, 80)) for id in at]
-    return list(Ground([Held(one, tuple(map(SliceId, at)), now)], [], Yard((*there, *shelves)), T0).ids)
+    return list(
+        MinimalEvictionInput([Assigned(one, tuple(map(SliceId, at)), now)], [], SliceIndex((*there, *shelves)), T0).ids
+    )
 
 
-def tight(many: int = PLACES_MAX) -> list[Shelf]:
+def tight(many: int = PLACES_MAX) -> list[Bin]:
     """Of 12, free."""
     return [shelf(device(f"t{at:02}", 12)) for at in range(many)]
 
@@ -53,8 +57,10 @@ def test_for_several_devices_only_nodes_are_looked_at_that_have_as_many() -> Non
     two = want("a", 0, devices=2)
     assert looked_at(two, [*alone, *both], now=True, at=("h0", "h1")) == ["h0", "h1", "z0", "z1"]
     there = [shelf(device(id, 80, id)) for id in ("h0", "h1")]
-    held = Held(two, (SliceId("h0"), SliceId("h1")), now=True)
-    assert Ground([held], [], Yard((*there, *alone, *both)), T0).ids == ["h0", "h1", "z0", "z1"], "each counts once"
+    held = Assigned(two, (SliceId("h0"), SliceId("h1")), now=True)
+    assert MinimalEvictionInput([held], [], SliceIndex((*there, *alone, *both)), T0).ids == ["h0", "h1", "z0", "z1"], (
+        "each counts once"
+    )
 
 
 def test_nobody_goes_where_it_may_not_be_so_that_another_stays() -> None:

@@ -7,11 +7,19 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.capacity.machine_groups import GROW_S, as_found, grown, most
+from autoscaler.capacity.machine_groups import GROW_S, adopt_group, read_group_limits, update_growth
 from autoscaler.planner.plan import plan
 from autoscaler.server.metrics import Metrics
 from autoscaler.state.actions import Acted, StartReplica
-from autoscaler.state.capacity_orders import Group, GroupsSeen, Growth, LeasesSeen, Offer, OffersSeen, ProvidersSeen
+from autoscaler.state.capacity_orders import (
+    Group,
+    GroupGrowth,
+    GroupsSeen,
+    LeasesSeen,
+    Offer,
+    OffersSeen,
+    ProvidersSeen,
+)
 from autoscaler.state.events import SlicesSeen
 from autoscaler.state.world import DeviceId, NodeId, Slice, SliceId, World
 from tests.kit.offered import acted, cloud, offer, orders, shown, surge, told, waits
@@ -62,29 +70,29 @@ def more(at: World, now_s: float, *offers: Offer) -> World:
 
 
 def test_what_a_group_is_raised_by_is_on_its_way_until_it_shows_its_devices() -> None:
-    one = as_found(group(2, 2), 0.0)
+    one = adopt_group(group(2, 2), 0.0)
     assert one.coming == 0
-    one = grown(one, group(4, 2), 2, 10.0)
+    one = update_growth(one, group(4, 2), 2, 10.0)
     assert (one.coming, one.since_s) == (2, 10.0)
-    one = grown(one, group(4, 3), 2, 20.0)
+    one = update_growth(one, group(4, 3), 2, 20.0)
     assert one.coming == 2, "its node is ready, and shows no Device yet"
-    one = grown(one, group(4, 3), 3, 30.0)
+    one = update_growth(one, group(4, 3), 3, 30.0)
     assert (one.coming, one.since_s) == (1, 10.0)
-    assert grown(one, group(3, 3), 3, 40.0).coming == 0, "somebody has thought better of it"
-    assert grown(one, group(5, 3), 3, 40.0) == Growth(group=group(5, 3), coming=2, shown=3, since_s=40.0)
+    assert update_growth(one, group(3, 3), 3, 40.0).coming == 0, "somebody has thought better of it"
+    assert update_growth(one, group(5, 3), 3, 40.0) == GroupGrowth(group=group(5, 3), coming=2, shown=3, since_s=40.0)
 
 
 def test_a_node_that_is_lost_is_no_growth() -> None:
-    one = grown(as_found(group(2, 2), 0.0), group(2, 1), 1, 10.0)
+    one = update_growth(adopt_group(group(2, 2), 0.0), group(2, 1), 1, 10.0)
     assert one.coming == 0
-    assert grown(one, group(2, 2), 2, 20.0).coming == 0
-    assert grown(grown(one, group(2, 2), 1, 20.0), group(3, 2), 2, 30.0).coming == 1
+    assert update_growth(one, group(2, 2), 2, 20.0).coming == 0
+    assert update_growth(update_growth(one, group(2, 2), 1, 20.0), group(3, 2), 2, 30.0).coming == 1
 
 
 def test_of_a_group_that_was_made_since_the_last_look_what_is_not_ready_is_on_its_way() -> None:
-    assert grown(None, group(3, 1), 1, 5.0) == Growth(group=group(3, 1), coming=2, shown=1, since_s=5.0)
-    assert grown(None, group(0), 0, 5.0).coming == 0
-    assert grown(None, group(3, 3), 0, 5.0).coming == 0, "moved here from elsewhere, with its nodes"
+    assert update_growth(None, group(3, 1), 1, 5.0) == GroupGrowth(group=group(3, 1), coming=2, shown=1, since_s=5.0)
+    assert update_growth(None, group(0), 0, 5.0).coming == 0
+    assert update_growth(None, group(3, 3), 0, 5.0).coming == 0, "moved here from elsewhere, with its nodes"
 
 
 # --- what follows -----------------------------------------------------------------------------------------------------
@@ -200,4 +208,4 @@ def test_an_order_of_ours_that_a_group_has_overtaken_is_withdrawn() -> None:
 
 def test_how_many_devices_its_nodes_can_have_is_known_of_a_group_that_says_it() -> None:
     at = seen(surge(offer()), group(1, most=4), Group(name="MachineSet default/other", labels=LABELS))
-    assert most(at) == {NAME: (4, LABELS)}
+    assert read_group_limits(at) == {NAME: (4, LABELS)}

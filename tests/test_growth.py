@@ -21,14 +21,14 @@ from autoscaler.explain.model import explain_model
 from autoscaler.fold.fold import fold
 from autoscaler.placement.growth import Taker, filled_bytes
 from autoscaler.placement.index import lrv
-from autoscaler.placement.index.arrays import Node, Stock
-from autoscaler.placement.index.index import Yard
-from autoscaler.placement.index.residual_waste import Taught, untaught
-from autoscaler.placement.model.types import Outlook, Packing, Shelf, Want
+from autoscaler.placement.index.arrays import NodeArrays, NodeCapacity
+from autoscaler.placement.index.index import SliceIndex
+from autoscaler.placement.index.residual_waste import Taught, build_untrained_estimate
+from autoscaler.placement.model.types import Bin, PackResult, PlacementRequest, RestartCosts
 from autoscaler.placement.packer import pack
 from autoscaler.planner.plan import plan
-from autoscaler.queries.memory import Given, growth, slots, why_no_growth
-from autoscaler.queries.memory import given as told_of
+from autoscaler.queries.memory import Given, compute_growth, compute_slots, explain_no_growth
+from autoscaler.queries.memory import compute_engine_limits as told_of
 from autoscaler.spec.load import DocumentError
 from autoscaler.spec.model import Cache, Gpu, Model, ModelSpec, ReplicaRange
 from autoscaler.spec.quantity import Bytes
@@ -36,11 +36,11 @@ from autoscaler.spec.settings import DeclaredDevice
 from autoscaler.state.actions import StartReplica
 from autoscaler.state.events import Seen
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.resources import Growth, Kind, Lane
+from autoscaler.state.resources import Growth, RequestShape, SliceClass
 from autoscaler.state.world import Replica, World
-from pilotlight.models.documents import completed
-from pilotlight.models.fit import needs
-from pilotlight.models.memory import estimate
+from pilotlight.models.documents import fill_memory_estimate
+from pilotlight.models.fit import load_memory_needs
+from pilotlight.models.memory import estimate_memory
 from tests.kit import shapes
 from tests.kit.budget import examples
 from tests.kit.observed import seen_of
@@ -52,24 +52,27 @@ from tests.test_packer import on, shelf
 MIB = 1 << 20
 
 
-def want(name: str, memory_gi: float = 10, more_gi: float = 10, step: int = MIB, **fields: Any) -> Want:
-    made = Want(ModelName(name), memory_bytes=int(memory_gi * GI), growth=Growth(int(more_gi * GI), step))
+def want(name: str, memory_gi: float = 10, more_gi: float = 10, step: int = MIB, **fields: Any) -> PlacementRequest:
+    made = PlacementRequest(ModelName(name), memory_bytes=int(memory_gi * GI), growth=Growth(int(more_gi * GI), step))
     return made._replace(**fields)
 
 
-def kind(memory_gi: float, **fields: Any) -> Kind:
-    return Kind(memory_bytes=int(memory_gi * GI), **fields)
+def kind(memory_gi: float, **fields: Any) -> RequestShape:
+    return RequestShape(memory_bytes=int(memory_gi * GI), **fields)
 
 
 def run(
-    wants: Sequence[Want], shelves: Sequence[Shelf], yet: Mapping[Kind, int] | None = None, taught: Taught | None = None
-) -> Packing:
-    yard = Yard(shelves, taught=taught)
+    wants: Sequence[PlacementRequest],
+    shelves: Sequence[Bin],
+    yet: Mapping[RequestShape, int] | None = None,
+    taught: Taught | None = None,
+) -> PackResult:
+    yard = SliceIndex(shelves, taught=taught)
     yard.yet = lambda victims: dict(yet or {})
-    return pack(wants, yard, frozenset(), Outlook(), T0)
+    return pack(wants, yard, frozenset(), RestartCosts(), T0)
 
 
-def grants(packing: Packing) -> list[tuple[str, float]]:
+def grants(packing: PackResult) -> list[tuple[str, float]]:
     return [(placement.want.model, placement.memory_bytes / GI) for placement in packing.placements]
 
 
@@ -119,15 +122,15 @@ def test_a_slice_that_is_only_its_own_is_given_whole_but_not_one_of_a_dra_driver
 
 
 def test_who_was_granted_less_is_not_given_more() -> None:
-    yard = Yard([shelf(device("g0", 12))])
+    yard = SliceIndex([shelf(device("g0", 12))])
     yard.budget = lambda: counted(50, 10 * GI)
-    made = pack([want("a", 4, spare_bytes=2 * GI)], yard, frozenset(), Outlook(), T0)
+    made = pack([want("a", 4, spare_bytes=2 * GI)], yard, frozenset(), RestartCosts(), T0)
     assert grants(made) == [("a", 2)]
 
 
 def test_where_it_was_learnt_what_room_is_worth_what_others_are_expected_to_use_stays() -> None:
     """Half Devices are asked for, whoever is declared now."""
-    halves = untaught({500: 1.0})
+    halves = build_untrained_estimate({500: 1.0})
     ((_, got),) = grants(run([want("a", 8)], [shelf(device("g0", 32))], taught=halves))
     assert 16 <= got <= 16 + 0.32, "one half, but for a level of the tables"
     (whole,) = run([want("a", 20)], [shelf(device("g0", 32))], taught=halves).placements
@@ -135,17 +138,19 @@ def test_where_it_was_learnt_what_room_is_worth_what_others_are_expected_to_use_
 
 
 def test_needed_is_the_least_with_which_others_use_as_much() -> None:
-    stock = Stock([Node("n", (Lane(1000), Lane(1000)))], untaught({400: 1.0}))
+    stock = NodeArrays([NodeCapacity("n", (SliceClass(1000), SliceClass(1000)))], build_untrained_estimate({400: 1.0}))
     part = stock.part(np.array([0]))
 
     def needed(left: int) -> int:
-        return lrv.needed(untaught({400: 1.0}).tables, part._replace(left=np.array([left, 1000])), 0)
+        return lrv.compute_needed_milli(
+            build_untrained_estimate({400: 1.0}).tables, part._replace(left=np.array([left, 1000])), 0
+        )
 
     assert needed(390) == 0
     assert 385 <= needed(500) <= 400
     assert 785 <= needed(1000) <= 800
     shut = part._replace(left=np.array([300, -1]))
-    assert lrv.needed(untaught({400: 1.0}).tables, shut, 0) == 0
+    assert lrv.compute_needed_milli(build_untrained_estimate({400: 1.0}).tables, shut, 0) == 0
 
 
 def test_too_many_sums_keep_all() -> None:
@@ -172,7 +177,7 @@ def test_what_is_kept_holds_every_set_that_fits_without_growth_and_no_more(taker
 
 WANTS = st.lists(
     st.builds(
-        lambda number, memory, more, spare: Want(
+        lambda number, memory, more, spare: PlacementRequest(
             ModelName(f"m{number}"), number, memory_bytes=memory * MIB, growth=Growth(more * MIB, 7 * MIB),
             spare_bytes=spare * MIB * (spare < memory),
         ),
@@ -181,10 +186,12 @@ WANTS = st.lists(
     max_size=8, unique_by=lambda one: one.ordinal,
 )  # fmt: skip
 SHELVES = st.lists(st.tuples(st.integers(1, 100), st.integers(0, 90), st.booleans()), min_size=1, max_size=5)
-YET = st.dictionaries(st.builds(lambda mib: Kind(memory_bytes=mib * MIB), st.integers(1, 60)), st.integers(0, 3))
+YET = st.dictionaries(
+    st.builds(lambda mib: RequestShape(memory_bytes=mib * MIB), st.integers(1, 60)), st.integers(0, 3)
+)
 
 
-def _shelf(number: int, size: int, used: int, shared: bool) -> Shelf:
+def _shelf(number: int, size: int, used: int, shared: bool) -> Bin:
     slice_ = replace(device(f"g{number}", shared=shared), memory_bytes=size * MIB)
     return shelf(slice_, *([on("x", used * MIB / GI)] if shared and used < size else []))
 
@@ -192,10 +199,10 @@ def _shelf(number: int, size: int, used: int, shared: bool) -> Shelf:
 @settings(deadline=None, max_examples=examples(300))
 @given(WANTS, SHELVES, YET, st.booleans())
 def test_growth_changes_no_place_and_over_commits_nothing(
-    wants: list[Want], sizes: list[tuple[int, int, bool]], yet: dict[Kind, int], judges: bool
+    wants: list[PlacementRequest], sizes: list[tuple[int, int, bool]], yet: dict[RequestShape, int], judges: bool
 ) -> None:
     shelves = [_shelf(at, *one) for at, one in enumerate(sizes)]
-    taught = untaught({300: 1.0, 450: 2.0}) if judges else None
+    taught = build_untrained_estimate({300: 1.0, 450: 2.0}) if judges else None
     grown = run(wants, shelves, yet, taught)
     plain = run([one._replace(growth=Growth()) for one in wants], shelves, yet, taught)
     assert [(one.want.model, one.slices) for one in grown.placements] == [
@@ -246,7 +253,7 @@ def test_a_replica_starts_with_more_slots_and_people_are_told() -> None:
     then = world([a], [device("gpu0", 17.5)], [runs])
     log = explain_model(then, plan(then, T0), Log(), a.name, T0).sentences
     assert any("granted 16Gi where it asks for 10Gi, with 7 slots instead of 4" in line for line in log)
-    fit = explain_fit(then, a, needs(a), T0)
+    fit = explain_fit(then, a, load_memory_needs(a), T0)
     assert fit.most_bytes == 20 * GI
     assert (
         "It is granted up to 20Gi where nobody else could use that (gpu.growth): its engine is given more slots, 9 at "
@@ -291,7 +298,7 @@ def test_what_a_grown_one_uses_does_not_say_what_its_model_needs() -> None:
 
 def test_without_a_context_in_the_document_it_is_the_context_that_grows() -> None:
     a = growing()
-    assert growth(a) == Growth(int(6 * GI), 256 * GI // 4096), "all of the model's own context for each slot"
+    assert compute_growth(a) == Growth(int(6 * GI), 256 * GI // 4096), "all of the model's own context for each slot"
     assert told_of(a, replica(a, "r", memory_bytes=12 * GI)) == Given(None, 12 * GI, 4, 16384)
     assert told_of(a, replica(a, "r")) == Given(None, 10 * GI, 4, 0)
     grown = replica(a, "r", memory_bytes=12 * GI)
@@ -309,9 +316,9 @@ def test_what_no_engine_could_make_use_of_is_not_offered_and_why_is_said() -> No
     for rigid, why in (
         (unread, "can be read here"), (small, "one slot more"), (one_slot, "own context"), (unknown, "say gpu.memory"),
     ):  # fmt: skip
-        assert growth(rigid) == Growth()
-        assert why in why_no_growth(rigid)
-    assert why_no_growth(growing()) == why_no_growth(model("d")) == ""
+        assert compute_growth(rigid) == Growth()
+        assert why in explain_no_growth(rigid)
+    assert explain_no_growth(growing()) == explain_no_growth(model("d")) == ""
 
 
 @pytest.mark.parametrize("context_tokens", [None, 8192])
@@ -324,23 +331,23 @@ def test_what_is_granted_holds_what_the_engine_is_then_told(
     spec = ModelSpec(
         engine="llama.cpp", artifact=f"file://{path}", context_tokens=context_tokens, gpu=Gpu(growth_percent=300)
     )
-    made = completed(Model(name=ModelName("a"), spec=spec, slots=slots_))
-    most, step = growth(made)
+    made = fill_memory_estimate(Model(name=ModelName("a"), spec=spec, slots=slots_))
+    most, step = compute_growth(made)
     assert (most > 0) == (slots_ > 1 or context_tokens is not None)
     for more in range(0, most + 1, max(1, most // 9)):
         granted = made.memory_bytes + more // step * step
-        told = told_of(made, replica(made, "r", memory_bytes=granted, slots=slots(made, granted)))
+        told = told_of(made, replica(made, "r", memory_bytes=granted, slots=compute_slots(made, granted)))
         if context_tokens is None:
             tokens = told.shared_context_tokens or (made.cache and made.cache.context_tokens)
             of, base = (
-                estimate(replace(made, slots=1, spec=replace(spec, context_tokens=one)))
+                estimate_memory(replace(made, slots=1, spec=replace(spec, context_tokens=one)))
                 for one in (tokens, made.cache and made.cache.context_tokens)
             )
             assert of is not None
             assert base is not None
             assert of.total_bytes(gpus=False) - base.total_bytes(gpus=False) <= more
         else:
-            of = estimate(replace(made, slots=told.slots))
+            of = estimate_memory(replace(made, slots=told.slots))
             assert of is not None
             assert of.total_bytes(gpus=False) <= granted
             assert told.slots == slots_ + more // step

@@ -10,11 +10,11 @@ from msgspec.structs import replace
 
 import autoscaler.placement.growth
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.fold.indices import rebuild
+from autoscaler.fold.indices import rebuild_indices
 from autoscaler.placement.growth import Taker
-from autoscaler.placement.learning.expected_demand import Yet
-from autoscaler.placement.model.bins import want_of
-from autoscaler.placement.model.types import Want
+from autoscaler.placement.learning.expected_demand import PossibleStarts
+from autoscaler.placement.model.bins import build_placement_request
+from autoscaler.placement.model.types import PlacementRequest
 from autoscaler.planner.plan import Planner, plan
 from autoscaler.slicing.hami import Hami
 from autoscaler.spec.model import Adopted, Gpu, Model, ReplicaRange
@@ -22,8 +22,8 @@ from autoscaler.spec.pod import Pod, Resources
 from autoscaler.spec.settings import Settings
 from autoscaler.state.actions import DrainReplica, StartReplica
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.operator_orders import Cordon, Place, StopOrder
-from autoscaler.state.resources import Kind, Lane, Room
+from autoscaler.state.operator_orders import Cordon, CordonTarget, StopOrder
+from autoscaler.state.resources import RequestShape, ResourceAmount, SliceClass
 from autoscaler.state.world import History, Move, SliceId, World
 from tests.kit.sliced import card, hami_node
 from tests.kit.worlds import GI, T0, device, drain, folded, gateway, level, model, replica, world
@@ -33,9 +33,9 @@ from tests.test_packer import on, shelf
 A = growing("a", context_tokens=2048)
 
 
-def yet(at: World, leaving: Collection[ReplicaId] = (), staying: Collection[ReplicaId] = ()) -> dict[Kind, int]:
+def yet(at: World, leaving: Collection[ReplicaId] = (), staying: Collection[ReplicaId] = ()) -> dict[RequestShape, int]:
     """What may be asked for in a World that nobody has looked at before."""
-    keeper = Yet()
+    keeper = PossibleStarts()
     keeper.look(at, at.models)
     return keeper.now(leaving, staying)
 
@@ -95,9 +95,9 @@ def test_yet_is_the_same_whoever_was_asked_before_and_counts_only_models_that_ch
     """Replicas start one after the other: each plan counts the Model again that changed, not all of them."""
     counted: list[str] = []
 
-    def counting(of: Model, *args: Any) -> Want:
+    def counting(of: Model, *args: Any) -> PlacementRequest:
         counted.append(of.name)
-        return want_of(of, *args)
+        return build_placement_request(of, *args)
 
     monkeypatch.setattr("autoscaler.placement.learning.expected_demand.want_of", counting)
     models = [growing(f"m{at:02}", 2 + at % 3, context_tokens=2048) for at in range(30)]
@@ -105,7 +105,7 @@ def test_yet_is_the_same_whoever_was_asked_before_and_counts_only_models_that_ch
     at, planner = world(models, cards), Planner()
     for one in models:
         calls = gateway(levels=[level(one.name, 1)])
-        at = rebuild(replace(at, gateways={calls.id: calls}), T0)
+        at = rebuild_indices(replace(at, gateways={calls.id: calls}), T0)
         made = planner.plan(at, T0)
         before = len(counted)
         assert made == Planner().plan(at, T0)
@@ -113,13 +113,13 @@ def test_yet_is_the_same_whoever_was_asked_before_and_counts_only_models_that_ch
         at = folded(at, made.actions)
     assert len(counted) <= 3 * len(models), f"{len(counted)} for {len(models)}: not their square"
     for orders in ({"cordons": drained_node("n00")}, {"stops": {models[0].name: StopOrder(since_s=T0)}}):
-        at = rebuild(replace(at, **orders), T0)
+        at = rebuild_indices(replace(at, **orders), T0)
         assert planner.plan(at, T0) == Planner().plan(at, T0)
 
 
 def test_yet_is_counted_anew_where_an_order_the_settings_or_the_place_of_a_device_changes() -> None:
     b = model("b", 4, high=2)
-    there, keeper = world([b, model("c", 3)], [device("gpu0", node="n0")], [replica(b, "r1")]), Yet()
+    there, keeper = world([b, model("c", 3)], [device("gpu0", node="n0")], [replica(b, "r1")]), PossibleStarts()
     pod = Pod(resources=Resources(requests={"cpu": "2"}))
     moved = {SliceId("gpu0"): device("gpu0", node="n1")}
     for after in (
@@ -144,9 +144,9 @@ def test_yet_counts_who_is_revived_and_not_who_goes() -> None:
     assert yet(at, leaving=[there[0].id], staying=[there[2].id]) == {kind: 1}
 
 
-def drained_node(node: str) -> dict[Place, Cordon]:
+def drained_node(node: str) -> dict[CordonTarget, Cordon]:
     """By an operator."""
-    place = Place("node", node)
+    place = CordonTarget("node", node)
     return {place: Cordon(place=place, node=node, since_s=T0, drain=True)}
 
 
@@ -200,10 +200,10 @@ def test_room_for_who_takes_the_place_of_another_is_not_given_away_while_that_wa
 
 
 def test_who_waits_or_may_come_is_asked_once_per_sort_of_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[Kind, Lane]] = []
+    asked: list[tuple[RequestShape, SliceClass]] = []
     ask = autoscaler.placement.growth._room
 
-    def counted(kind: Kind, lane: Lane) -> Room | None:
+    def counted(kind: RequestShape, lane: SliceClass) -> ResourceAmount | None:
         asked.append((kind, lane))
         return ask(kind, lane)
 
@@ -211,7 +211,7 @@ def test_who_waits_or_may_come_is_asked_once_per_sort_of_device(monkeypatch: pyt
     cards = [shelf(device(f"g{at}", 24 if at % 2 else 23, product="L4")) for at in range(20)]
     waiting = [want(f"w{at}", 25 + at % 3, 0, products=("l4", "h100")) for at in range(200)]
     cards.append(shelf(device("h0", 80, product="H100"), on("x", 75)))
-    made = run([*(want(f"a{at}") for at in range(20)), *waiting], cards, {Kind(memory_bytes=GI): 1})
+    made = run([*(want(f"a{at}") for at in range(20)), *waiting], cards, {RequestShape(memory_bytes=GI): 1})
     assert (len(made.placements), len(made.unmet)) == (20, 200)
     assert len(asked) == len(set(asked)) == (3 + 1) * 2
 
@@ -226,7 +226,7 @@ def test_what_could_be_filled_of_devices_that_are_alike_is_worked_out_once(monke
 
     monkeypatch.setattr("autoscaler.placement.growth.filled_bytes", counted)
     cards = [shelf(device(f"g{at}", 24 if at % 2 else 23)) for at in range(20)]
-    made = run([want(f"a{at}") for at in range(20)], cards, {Kind(memory_bytes=6 * GI): 1})
+    made = run([want(f"a{at}") for at in range(20)], cards, {RequestShape(memory_bytes=6 * GI): 1})
     assert sorted({gi for _, gi in grants(made)}) == [17, 18]
     assert sorted(asked) == [13 * GI, 14 * GI]
 

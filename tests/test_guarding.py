@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from autoscaler.providers.karpenter.disruption_guard import Guarding
+from autoscaler.providers.karpenter.disruption_guard import DisruptionGuard
 from autoscaler.providers.kube import AnswerError
 from autoscaler.providers.reconciler import REST_S
 from autoscaler.spec.model import ADOPTED_HASH
 from autoscaler.spec.pod import DO_NOT_DISRUPT, SAFE_TO_EVICT, Pod
 from autoscaler.spec.settings import Settings
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.operator_orders import Cordon, Place
+from autoscaler.state.operator_orders import Cordon, CordonTarget
 from autoscaler.state.world import PodRef, Replica, World
 from tests.kit.objects import PlayedServer
 from tests.kit.worlds import T0, device, model, replica, world
@@ -35,7 +35,7 @@ class Bench:
 
     def begin(self) -> None:
         """A process does; the one before ends."""
-        self.one = Guarding(self.server, "engines", lambda: self.world, lambda: self.writes)
+        self.one = DisruptionGuard(self.server, "engines", lambda: self.world, lambda: self.writes)
         self.task = asyncio.create_task(self.one.run())
 
     def made(self, *names: str) -> None:
@@ -141,7 +141,7 @@ def test_who_serves_on_a_node_that_is_taken_asks_at_once_and_before_others_are_l
         loads = one("b", S.STARTING, on=("gpu1",))
         slices = (device(), device("gpu1", node="n1"))
         assert await of.looks(world((ADA,), slices, (one("a", S.READY), loads))) == ["b", "c"]
-        place = Place("node", "n0")
+        place = CordonTarget("node", "n0")
         taken = Cordon(place=place, node="n0", since_s=T0, drain=True, soon=True, why="node n0: Karpenter removes it")
         ready = one("b", S.READY, on=("gpu1",))
         now = world((ADA,), slices, (ready, one("a", S.READY)), cordons={place: taken})

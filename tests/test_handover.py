@@ -14,10 +14,10 @@ from autoscaler.fold.fold import Observation, fold
 from autoscaler.planner.plan import plan
 from autoscaler.routing import slots
 from autoscaler.server import gateways
-from autoscaler.server.gateways import Feed, take_report
+from autoscaler.server.gateways import Feed, accept_report
 from autoscaler.state.events import FollowingSeen, LeadingSeen, Reported, Seen, SlicesSeen, Synced
 from autoscaler.state.lifecycle import ReplicaState as S
-from gateway.control.discovery import Finding
+from gateway.control.discovery import Discovery
 from gateway.control.sync import Link, Sync
 from tests.kit.observed import seen_of
 from tests.kit.steps import SteppedLoop
@@ -72,11 +72,11 @@ def test_demand_and_gateways_stay_so_it_starts_at_once_but_stops_nothing() -> No
 
 def test_holds_stand_still_until_every_gateway_has_reported_in_the_epoch() -> None:
     led, _ = fold(world([A], [device()], leads=False), (LED, *there()), T0)
-    assert slots.divide(led, T0) is None
+    assert slots.divide_slots(led, T0) is None
     old, _ = fold(led, (told(waits(epoch=1)),), T0)
-    assert slots.divide(old, T0) is None
+    assert slots.divide_slots(old, T0) is None
     new, _ = fold(old, (told(waits(epoch=7, sequence=6, version=old.version)),), T0)
-    assert slots.divide(new, T0) is not None
+    assert slots.divide_slots(new, T0) is not None
 
 
 def test_what_this_leader_started_is_divided_while_a_gateway_is_silent_and_what_it_found_is_not() -> None:
@@ -87,14 +87,14 @@ def test_what_this_leader_started_is_divided_while_a_gateway_is_silent_and_what_
     by_model = {**led.by_model, B.name: (fresh.id,)}
     led = msgspec.structs.replace(led, replicas={**led.replicas, fresh.id: fresh}, by_model=by_model)
     acts, _ = fold(led, (told(waits(epoch=7, sequence=6, version=led.version)),), T0)
-    moved = slots.divide(acts, T0)
+    moved = slots.divide_slots(acts, T0)
     assert moved is not None
     assert moved.holds == ((G, fresh.id, fresh.slots),)
     given, _ = fold(acts, (moved,), T0)
-    assert slots.divide(given, T0) is None
+    assert slots.divide_slots(given, T0) is None
     other = msgspec.structs.replace(waits(7, version=given.version, name="a"), gateway=GatewayId("g2"), replicas=())
     all_, _ = fold(given, (told(other),), T0)
-    moved = slots.divide(all_, T0)
+    moved = slots.divide_slots(all_, T0)
     assert moved is not None
     assert RUNS.id in {id for _, id, _ in moved.holds}
 
@@ -104,7 +104,7 @@ def test_who_follows_neither_plans_nor_grants() -> None:
     assert plan(known, T0).actions
     after, _ = fold(known, (FollowingSeen(),), T0)
     assert plan(after, T0).actions == ()
-    assert slots.divide(msgspec.structs.replace(after, undivided=frozenset({M})), T0) is None
+    assert slots.divide_slots(msgspec.structs.replace(after, undivided=frozenset({M})), T0) is None
     assert after.replicas == known.replicas, "it goes on seeing"
 
 
@@ -144,7 +144,7 @@ async def test_a_follower_s_stream_of_routes_is_silent_until_it_leads(monkeypatc
 
 def test_a_follower_takes_reports_and_says_that_it_does_not_lead() -> None:
     loop = SteppedLoop(world([A], [device()], leads=False))
-    answer = take_report(loop.loop, waits(epoch=3))
+    answer = accept_report(loop.loop, waits(epoch=3))
     assert (answer.leads, loop.step().loads[ModelName("b")].waiting) == (False, 1)
 
 
@@ -189,7 +189,7 @@ async def test_all_addresses_of_a_name_are_followed_as_they_come_and_go() -> Non
         links.append(Silent(address))
         return links[-1]
 
-    finding = Finding("autoscaler", 8443, cast("Callable[[str], Link]", link), cast("Sync", sync), resolve)
+    finding = Discovery("autoscaler", 8443, cast("Callable[[str], Link]", link), cast("Sync", sync), resolve)
     followed = []
     for _ in range(5):
         await finding.look()

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.standard
 
 def files(folder: Path) -> Path:
     folder.mkdir()
-    tiny_gguf.make(folder / "ada.gguf", "Hello, I am Ada.")
+    tiny_gguf.make_model(folder / "ada.gguf", "Hello, I am Ada.")
     (folder / "LICENSE").write_text("free")
     return folder
 
@@ -34,10 +34,10 @@ async def test_a_header_is_as_that_of_the_whole_file(
     source = files(tmp_path / "in")
     packed.packed(source, tmp_path / "layout", form)
     with packed.served(tmp_path / "layout") as host:
-        of = reference.parse(f"oci://{host}/{packed.NAME}:v1")
-        assert await remote_header.lay(of, Registries(), tmp_path / "out") == ["ada.gguf"]
+        of = reference.parse_reference(f"oci://{host}/{packed.NAME}:v1")
+        assert await remote_header.fetch_artifact_headers(of, Registries(), tmp_path / "out") == ["ada.gguf"]
     there, here = source / "ada.gguf", tmp_path / "out/ada.gguf"
-    assert gguf.read(here) == gguf.read(there)
+    assert gguf.load_gguf_info(here) == gguf.load_gguf_info(there)
     assert here.stat().st_size == there.stat().st_size
     if first == 1000:
         assert here.read_bytes() != there.read_bytes(), "its weights were not asked for"
@@ -49,12 +49,12 @@ async def test_what_is_no_gguf_or_has_too_large_a_header_is_none(
     packed.packed(packed.model(tmp_path / "in"), tmp_path / "layout")
     packed.packed(files(tmp_path / "ada"), tmp_path / "other")
     with packed.served(tmp_path / "layout") as host:
-        of = reference.parse(f"oci://{host}/{packed.NAME}:v1")
+        of = reference.parse_reference(f"oci://{host}/{packed.NAME}:v1")
         with pytest.raises(GgufError, match="expected 2 or 3"):
-            await remote_header.lay(of, Registries(), tmp_path / "out")
+            await remote_header.fetch_artifact_headers(of, Registries(), tmp_path / "out")
     monkeypatch.setattr(remote_header, "FIRST_BYTES", 700)
     monkeypatch.setattr(remote_header, "BYTES_MAX", 700)
     with packed.served(tmp_path / "other") as host:
-        of = reference.parse(f"oci://{host}/{packed.NAME}:v1")
+        of = reference.parse_reference(f"oci://{host}/{packed.NAME}:v1")
         with pytest.raises(GgufError, match="larger than"):
-            await remote_header.lay(of, Registries(), tmp_path / "out")
+            await remote_header.fetch_artifact_headers(of, Registries(), tmp_path / "out")

@@ -8,12 +8,12 @@ from msgspec.structs import replace
 
 from autoscaler.fold.capacity import BARRED_S
 from autoscaler.planner.plan import plan
-from autoscaler.provisioning.headroom import owner
+from autoscaler.provisioning.headroom import headroom_owner
 from autoscaler.spec.capacity import Cro, ProviderSettings
 from autoscaler.state.actions import AcquireLease
 from autoscaler.state.capacity_orders import Lease, LeaseRefused, LeasesSeen, Listed
 from autoscaler.state.events import SlicesSeen
-from autoscaler.state.operator_orders import Cordon, Place
+from autoscaler.state.operator_orders import Cordon, CordonTarget
 from autoscaler.state.world import Slice, World
 from tests.kit.offered import (
     A,
@@ -56,7 +56,7 @@ def test_so_many_devices_are_ordered_though_nobody_calls_and_never_more() -> Non
     after, done = acted(begin)
     assert orders(done) == [("rack", 2)]
     (lease,) = after.capacity.leases.values()
-    assert lease.owner == owner("rack")
+    assert lease.owner == headroom_owner("rack")
     assert not plan(after, T0 + 30.0).actions, "it is on its way, though nobody waits for it"
     here = arrived(after, T0 + 40.0, devices=2)
     for later_s in (41.0, 100.0, LONG_S):
@@ -98,7 +98,7 @@ def test_a_free_device_of_ours_counts_and_one_that_is_closed_or_of_another_produ
     assert not plan(kept(offered(calm(like), offer()), 1), T0).actions
     for of in (free, replace(like, healthy=False), replace(like, closed="cut anew"), replace(like, theirs=1)):
         assert orders(plan(kept(offered(calm(of), offer()), 1), T0).actions) == [("rack", 1)]
-    place = Place("node", "w1")
+    place = CordonTarget("node", "w1")
     closed = {place: Cordon(place=place, node="w1", since_s=T0)}
     assert orders(plan(kept(offered(calm(like, cordons=closed), offer()), 1), T0).actions) == [("rack", 1)]
 
@@ -149,7 +149,7 @@ def test_what_is_over_the_headroom_goes_and_the_rest_stays() -> None:
 def test_what_is_drained_by_force_does_not_stay_for_it() -> None:
     after, _ = acted(kept(offered(calm(), offer()), 1))
     here = quiet(arrived(after, T0 + 40.0), T0 + 50.0)
-    place = Place("node", "w1")
+    place = CordonTarget("node", "w1")
     drained = replace(here, cordons={place: Cordon(place=place, node="w1", since_s=T0 + 45.0, drain=True, force=True)})
     assert len(releases(plan(drained, T0 + 50.0).actions)) == 1
 

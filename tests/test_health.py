@@ -9,8 +9,8 @@ from aiohttp import web
 from autoscaler.contract import GatewayId
 from autoscaler.explain.decision_log import Log
 from autoscaler.server.ops import OperationsServer
-from gateway.gateway import Front
-from gateway.ops import application
+from gateway.gateway import Gateway
+from gateway.ops import build_ops_application
 from pilotlight.net import http_server
 from pilotlight.net.listen import Address
 from tests.kit.ports import free_port
@@ -25,7 +25,7 @@ def of_autoscaler() -> web.Application:
 
 
 def of_gateway() -> web.Application:
-    return application(Front(GatewayId("g"), "boot", lambda: 0.0))
+    return build_ops_application(Gateway(GatewayId("g"), "boot", lambda: 0.0))
 
 
 @pytest.mark.parametrize("app", [of_autoscaler, of_gateway])

@@ -15,7 +15,7 @@ from autoscaler.kubernetes import optional_kinds, watching
 from autoscaler.kubernetes.api import Api, ApiError, Object, UnreachableError
 from autoscaler.kubernetes.leader_election import Elector
 from autoscaler.kubernetes.resources.installation import CUSTOMS, Installation
-from autoscaler.kubernetes.resources.watcher import Customs
+from autoscaler.kubernetes.resources.watcher import DocumentWatcher
 from autoscaler.kubernetes.watch import BREAKS
 from autoscaler.kubernetes.watching import Watched
 from autoscaler.spec.model import Model, ModelSpec
@@ -130,7 +130,7 @@ async def test_without_the_right_to_tenants_models_are_in_force_and_without_that
     server = Partly(closed)
     installation = Installation(lambda documents, _: seen.append(documents), (CUSTOMS,))
     parsed = Model(name="x", spec=ModelSpec(engine="vllm"))  # type: ignore[arg-type]  # a name
-    run = asyncio.create_task(Customs(cast("Api", server), lambda _: parsed, installation).run())
+    run = asyncio.create_task(DocumentWatcher(cast("Api", server), lambda _: parsed, installation).run())
     try:
         async with asyncio.timeout(60):
             while server.asked.count(closed) < 5 or len(seen) < told:
@@ -146,7 +146,7 @@ async def test_without_the_right_to_tenants_models_are_in_force_and_without_that
 
 async def test_what_an_older_tenant_has_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.setattr(cluster_documents, "say", said.append)
+    monkeypatch.setattr(cluster_documents, "write_stderr", said.append)
     api = cast("Api", Server())
     elector = cast("Elector", SimpleNamespace(writes_s=lambda: 0.0, in_touch=lambda: True))
     cluster = Cluster(ClusterOptions(namespace="n"), (api, api), elector, "a1", lambda: 0.0)

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from artifacts.formats import hf_config
-from artifacts.formats.hf_config import CONFIG_BYTES_MAX, INDEX, ConfigError, read
-from artifacts.formats.memory import BYTES_MAX, Serving, paged
+from artifacts.formats.hf_config import CONFIG_BYTES_MAX, INDEX, ConfigError, load_config_info
+from artifacts.formats.memory import BYTES_MAX, ServingOptions, estimate_paged_engine
 from autoscaler.contract import ModelName
 from autoscaler.explain.fit import explain_fit
 from autoscaler.spec.model import Model, ModelSpec
-from pilotlight.models.documents import completed
-from pilotlight.models.fit import needs
+from pilotlight.models.documents import fill_memory_estimate
+from pilotlight.models.fit import load_memory_needs
 from tests.kit.budget import examples
 from tests.kit.worlds import T0, device, world
 
@@ -47,12 +47,12 @@ def folder(tmp_path: Path) -> Path:
 def layers(folder: Path, **said: object) -> list[tuple[int, int]]:
     """(elements of a token, bytes of state) of each layer, with these keys in config.json."""
     (folder / "config.json").write_text(json.dumps(LLAMA | said))
-    return [(one.key_elements + one.value_elements, one.state_bytes) for one in read(folder).shape.layers]
+    return [(one.key_elements + one.value_elements, one.state_bytes) for one in load_config_info(folder).shape.layers]
 
 
 def wrong(folder: Path) -> str:
     with pytest.raises(ConfigError) as caught:
-        read(folder)
+        load_config_info(folder)
     line = str(caught.value)
     assert line.startswith(str(folder))
     assert "\n" not in line
@@ -60,17 +60,17 @@ def wrong(folder: Path) -> str:
 
 
 def test_weights_are_the_files_and_a_token_is_what_an_8b_model_needs(folder: Path) -> None:
-    made = read(folder)
+    made = load_config_info(folder)
     assert made.architecture == "llama"
     assert made.shape.weights_bytes == (folder / "model.safetensors").stat().st_size
-    assert paged(made.shape, Serving(slots=1)).token_bytes == 128 << 10
+    assert estimate_paged_engine(made.shape, ServingOptions(slots=1)).token_bytes == 128 << 10
     assert (made.shape.context_tokens, made.shape.vocabulary) == (131072, 128256)
 
 
 def test_headers_that_take_too_much_time_are_refused_by_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hf_config, "CPU_S_MAX", 0.0)
     with pytest.raises(ConfigError, match=r"\.safetensors: its header takes more than 2 s to read"):
-        read(folder)
+        load_config_info(folder)
 
 
 def test_latent_attention_and_states_are_counted(folder: Path) -> None:
@@ -105,7 +105,7 @@ def test_odd_keys_are_taken_as_commonly_and_missing_ones_that_matter_are_named(f
 def test_a_text_model_inside_another_is_found(folder: Path) -> None:
     inside = {"model_type": "big", "text_config": LLAMA}
     (folder / "config.json").write_text(json.dumps(inside))
-    assert (read(folder).architecture, len(read(folder).shape.layers)) == ("big", 32)
+    assert (load_config_info(folder).architecture, len(load_config_info(folder).shape.layers)) == ("big", 32)
     (folder / "config.json").write_text(json.dumps(inside | {"text_config": 3}))
     assert wrong(folder) == "config.json: text_config is no object"
 
@@ -113,7 +113,7 @@ def test_a_text_model_inside_another_is_found(folder: Path) -> None:
 def test_all_files_of_the_index_count_and_a_missing_one_is_named(folder: Path) -> None:
     tensors(folder / "model-2.safetensors")
     (folder / INDEX).write_text(json.dumps({"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}))
-    assert read(folder).shape.weights_bytes == 2 * (folder / "model.safetensors").stat().st_size
+    assert load_config_info(folder).shape.weights_bytes == 2 * (folder / "model.safetensors").stat().st_size
     (folder / "model-2.safetensors").unlink()
     assert wrong(folder) == "model-2.safetensors: No such file or directory"
     for name in ("../x", "", "..", "a\0b"):
@@ -142,7 +142,7 @@ def test_what_is_broken_is_said_in_one_line(folder: Path) -> None:
     (folder / "config.json").unlink()
     assert wrong(folder) == "config.json: No such file or directory"
     with pytest.raises(ConfigError, match="File name too long"):
-        read(folder / ("a" * 300))
+        load_config_info(folder / ("a" * 300))
 
 
 VALUES = st.recursive(
@@ -178,25 +178,30 @@ def test_hostile_files_give_a_bounded_estimate_or_one_line(
         write()
         (folder / "config.json").write_text(json.dumps(LLAMA | said))
         with contextlib.suppress(ConfigError):  # any other error fails
-            made = paged(read(folder).shape, Serving(slots=100_000, context_tokens=1_000_000_000))
+            made = estimate_paged_engine(
+                load_config_info(folder).shape, ServingOptions(slots=100_000, context_tokens=1_000_000_000)
+            )
             assert 0 < made.total_bytes(gpus=True) <= BYTES_MAX
     (folder / "config.json").write_bytes(garbage)
     with contextlib.suppress(ConfigError):
-        read(folder)
+        load_config_info(folder)
 
 
 def test_it_is_explained_for_vllm_and_counted_with_the_whole_device(folder: Path) -> None:
     spec = ModelSpec(engine="vllm", artifact=f"file://{folder}", context_tokens=8192)
     of = Model(name=ModelName("big"), spec=spec, slots=64)
-    assert completed(of).memory_bytes == 0
-    told = explain_fit(world([of], [device("gpu0", 24)]), of, needs(of), T0)
+    assert fill_memory_estimate(of).memory_bytes == 0
+    told = explain_fit(world([of], [device("gpu0", 24)]), of, load_memory_needs(of), T0)
     assert told.sentences[0] == "big is counted with the whole of each of its Devices. Its config.json (llama) says:"
     rest = int(0.9 * (24 << 30)) - sum(one.bytes for one in told.needs.parts if one.name != "cache")
     assert told.places[0].calls == rest // (8192 * (128 << 10)) > 10
     half = replace(of, spec=replace(spec, args=("--kv-cache-dtype=fp8",)))
-    assert needs(half).token_bytes == 64 << 10
+    assert load_memory_needs(half).token_bytes == 64 << 10
     (folder / "config.json").write_text("{")
-    assert "its artifact cannot be read: " in explain_fit(world([of], [device()]), of, needs(of), T0).sentences[0]
+    assert (
+        "its artifact cannot be read: "
+        in explain_fit(world([of], [device()]), of, load_memory_needs(of), T0).sentences[0]
+    )
 
 
 def test_layer_types_that_are_lists_count_as_unknown(folder: Path) -> None:

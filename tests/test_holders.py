@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.placement.model.predicates import evictable
-from autoscaler.placement.model.types import Force, Incumbent, Packing, Shelf, Want
+from autoscaler.placement.model.predicates import can_evict
+from autoscaler.placement.model.types import Bin, EvictionLevel, Occupant, PackResult, PlacementRequest
 from autoscaler.planner.plan import plan
-from autoscaler.queries.overcommit import all_of
+from autoscaler.queries.overcommit import compute_usable_resources
 from autoscaler.state.actions import Plan, StartReplica
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.resources import Isolation, Room
+from autoscaler.state.resources import Isolation, ResourceAmount
 from autoscaler.state.world import Slice, SliceId
 from tests.kit.budget import examples
 from tests.kit.worlds import GI, T0, device, gateway, kinds, level, model, replica, world
@@ -28,16 +28,16 @@ from tests.test_packer import placed, run, shelf, victims, want
 CARD = device("n0/g", 80, kind="hami", isolation=Isolation.MEMORY, holders_max=2, handle="h")
 
 
-def on(name: str, memory_gi: float, **fields: Any) -> Incumbent:
+def on(name: str, memory_gi: float, **fields: Any) -> Occupant:
     """An idle one that has one place."""
-    return Incumbent(ReplicaId(f"{name}-r"), ModelName(name), S.READY, Room(int(memory_gi * GI), 0, 1))._replace(
-        **fields
-    )
+    return Occupant(
+        ReplicaId(f"{name}-r"), ModelName(name), S.READY, ResourceAmount(int(memory_gi * GI), 0, 1)
+    )._replace(**fields)
 
 
-def taken(slice_: Slice, *incumbents: Incumbent) -> Shelf:
+def taken(slice_: Slice, *incumbents: Occupant) -> Bin:
     """A Shelf of a Slice that takes only so many."""
-    made, free = shelf(slice_, *incumbents), all_of(slice_)
+    made, free = shelf(slice_, *incumbents), compute_usable_resources(slice_)
     for one in incumbents:
         free = free.less(one.room)
     made.free = free
@@ -101,18 +101,18 @@ NAMES = st.sampled_from([ModelName(name) for name in "abcdef"])
 
 
 @st.composite
-def cards(draw: st.DrawFn) -> list[Shelf]:
-    made: list[Shelf] = []
+def cards(draw: st.DrawFn) -> list[Bin]:
+    made: list[Bin] = []
     for at in range(draw(st.integers(1, 3))):
         most = draw(st.integers(0, 4))
         theirs = draw(st.integers(0, most))
         many = draw(st.integers(0, most - theirs if most else 4))
         there = [
-            Incumbent(
+            Occupant(
                 ReplicaId(f"g{at}-{number}"),
                 draw(NAMES),
                 S.READY,
-                Room(draw(st.integers(1, 6)) * GI, 0, min(1, most)),
+                ResourceAmount(draw(st.integers(1, 6)) * GI, 0, min(1, most)),
                 priority=draw(st.integers(0, 2)),
                 busy=draw(st.booleans()),
                 evictable_s=draw(st.sampled_from([0.0, 0.0, T0 + 1])),
@@ -125,23 +125,23 @@ def cards(draw: st.DrawFn) -> list[Shelf]:
 
 
 @st.composite
-def wanted(draw: st.DrawFn) -> list[Want]:
+def wanted(draw: st.DrawFn) -> list[PlacementRequest]:
     return [
-        Want(
+        PlacementRequest(
             model=draw(NAMES),
             ordinal=ordinal,
             memory_bytes=draw(st.sampled_from([1, 2, 5, 9, 20])) * GI,
             priority=draw(st.integers(0, 2)),
             unserved_since_s=draw(st.integers(0, 3)),
-            force=draw(st.sampled_from(list(Force))),
+            force=draw(st.sampled_from(list(EvictionLevel))),
         )
         for ordinal in range(draw(st.integers(1, 7)))
     ]
 
 
-def expected(answer: Packing, ids: Iterable[SliceId]) -> dict[SliceId, list[Want]]:
+def expected(answer: PackResult, ids: Iterable[SliceId]) -> dict[SliceId, list[PlacementRequest]]:
     """Who is to be where in the end: placed there, or promised a place."""
-    found: dict[SliceId, list[Want]] = {id: [] for id in ids}
+    found: dict[SliceId, list[PlacementRequest]] = {id: [] for id in ids}
     for one in answer.placements:
         found[one.slices[0]].append(one.want)
     for missing in answer.unmet:
@@ -153,7 +153,7 @@ def expected(answer: Packing, ids: Iterable[SliceId]) -> dict[SliceId, list[Want
 
 @QUICK
 @given(wanted(), cards())
-def test_never_more_than_it_takes_now_or_in_the_end(wants: list[Want], shelves: list[Shelf]) -> None:
+def test_never_more_than_it_takes_now_or_in_the_end(wants: list[PlacementRequest], shelves: list[Bin]) -> None:
     answer = run(wants, shelves)
     gone = {one.replica for one in answer.victims}
     now, soon = Counter(one.slices[0] for one in answer.placements), expected(answer, [s.slice.id for s in shelves])
@@ -169,7 +169,7 @@ def test_never_more_than_it_takes_now_or_in_the_end(wants: list[Want], shelves: 
 @QUICK
 @given(wanted(), cards())
 def test_a_way_is_found_where_there_is_one_and_none_of_the_victims_could_stay(
-    wants: list[Want], shelves: list[Shelf]
+    wants: list[PlacementRequest], shelves: list[Bin]
 ) -> None:
     for one in wants:
         answer = run([one], shelves)
@@ -180,9 +180,9 @@ def test_a_way_is_found_where_there_is_one_and_none_of_the_victims_could_stay(
             assert frozenset() not in ways, "nobody goes while room is coming"
 
 
-def _ways(one: Want, on_it: Shelf) -> list[frozenset[ReplicaId]]:
+def _ways(one: PlacementRequest, on_it: Bin) -> list[frozenset[ReplicaId]]:
     """Who may go so that it can be there, by trying: the least sets."""
-    willing = sorted(i.replica for i in on_it.incumbents if evictable(one, i, T0))
+    willing = sorted(i.replica for i in on_it.incumbents if can_evict(one, i, T0))
     found: list[frozenset[ReplicaId]] = []
     for count in range(len(willing) + 1):
         for some in map(frozenset, combinations(willing, count)):
@@ -192,6 +192,6 @@ def _ways(one: Want, on_it: Shelf) -> list[frozenset[ReplicaId]]:
     return found
 
 
-def _fits(one: Want, of: Slice, stay: Sequence[Incumbent]) -> bool:
+def _fits(one: PlacementRequest, of: Slice, stay: Sequence[Occupant]) -> bool:
     enough = sum(i.room.memory_bytes for i in stay) + one.memory_bytes <= of.memory_bytes
     return enough and (not of.holders_max or of.theirs + len(stay) < of.holders_max)

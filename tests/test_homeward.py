@@ -8,20 +8,20 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.demand.desired_replicas import wanted
+from autoscaler.demand.desired_replicas import compute_desired_replicas
 from autoscaler.fold.draft import Draft
-from autoscaler.fold.indices import rebuild
+from autoscaler.fold.indices import rebuild_indices
 from autoscaler.planner.plan import plan
 from autoscaler.rearrange.consolidation import LEADING_S, LEASES_MAX
-from autoscaler.rearrange.paid_capacity import KEPT_S, rented
+from autoscaler.rearrange.paid_capacity import KEPT_S, compute_paid_capacity
 from autoscaler.spec.capacity import Cro, ProviderSettings
 from autoscaler.spec.model import Auto, Gpu, Model, ReplicaRange, Rollout
 from autoscaler.spec.settings import Settings
 from autoscaler.state.actions import AcquireLease, Acted, DrainReplica, StartReplica
 from autoscaler.state.capacity_orders import AcquireOrder, LeaseId
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.operator_orders import Cordon, CordonsSeen, Place
-from autoscaler.state.world import History, Move, Rented, Replica, Slice, SliceId, World
+from autoscaler.state.operator_orders import Cordon, CordonsSeen, CordonTarget
+from autoscaler.state.world import History, Move, PaidCapacity, Replica, Slice, SliceId, World
 from tests.kit.offered import A, acted, arrived, cloud, offer, offered, releases, told
 from tests.kit.worlds import T0, Scene, device, folded, gateway, kinds, level, model, replica, use, world
 
@@ -65,8 +65,8 @@ def move_of(name: str) -> Move:
 
 def known(of: World) -> World:
     """With all that is derived."""
-    after = rebuild(of, T0)
-    return replace(after, rented=rented(Draft(after, T0)))
+    after = rebuild_indices(of, T0)
+    return replace(after, rented=compute_paid_capacity(Draft(after, T0)))
 
 
 def moves(of: World, now_s: float = T0) -> list[tuple[str, Move | None]]:
@@ -79,7 +79,7 @@ def moves(of: World, now_s: float = T0) -> list[tuple[str, Move | None]]:
 @pytest.mark.parametrize("calls", [True, False])
 def test_who_is_on_what_costs_has_a_successor_started_at_home(calls: bool) -> None:
     begin = rents(home(), gateways=CALLS if calls else [gateway()])
-    assert begin.rented == Rented(frozenset({ReplicaId("a1")}), frozenset({ModelName("a")}))
+    assert begin.rented == PaidCapacity(frozenset({ReplicaId("a1")}), frozenset({ModelName("a")}))
     (start,) = [one for one in plan(begin, T0).actions if isinstance(one, StartReplica)]
     assert (start.replica.slices, start.replica.move) == (("own0",), move_of("a1"))
     assert start.reason == "move a: there is room without rack, which costs"
@@ -186,7 +186,10 @@ def test_what_is_idle_in_the_place_of_a_guest_goes_when_a_start_is_not_worth_it(
     assert begin.rented.idlers == {"a", "b"}
     assert not plan(begin, T0 - 6).actions
     assert kinds(plan(begin, T0)) == ["drain b1"]
-    assert wanted(begin, B, T0 - 6).reason == "last used 49 s ago, idle window 50 s while its place lets capacity cost"
+    assert (
+        compute_desired_replicas(begin, B, T0 - 6).reason
+        == "last used 49 s ago, idle window 50 s while its place lets capacity cost"
+    )
     owned = rents(home(), others=(replica(B, "b1", on=["own0"]),), histories=idle, of=offer(price_per_hour=0.0))
     assert not plan(owned, T0).actions, "else its idle window is longer"
 
@@ -310,7 +313,7 @@ def test_a_start_after_an_idle_window_that_was_cut_is_no_regret() -> None:
 
 def test_an_operators_orders_are_seen_at_once() -> None:
     begin = rents(home(), others=(replica(B, "b1", on=["own0"]),), histories=idle(60))
-    place = Place("node", "w1")
+    place = CordonTarget("node", "w1")
     drain = Cordon(place=place, node="w1", since_s=T0, drain=True)
     after = told(begin, CordonsSeen(cordons=(drain,)))
     assert after.rented.idlers == {"a"}, "who must go anyway is in nobody's way"

@@ -15,8 +15,8 @@ from pytest_aiohttp import AiohttpClient
 from autoscaler.contract import GatewayId
 from autoscaler.explain.decision_log import Log
 from autoscaler.server.ops import OperationsServer
-from gateway.gateway import Front
-from gateway.ops import application
+from gateway.gateway import Gateway
+from gateway.ops import build_ops_application
 from pilotlight.net import http_server
 from tests.kit.steps import SteppedLoop
 from tests.kit.worlds import world
@@ -44,21 +44,21 @@ FOREIGN = [
 
 @pytest.mark.parametrize("host", OURS)
 def test_names_of_the_loopback_are_ours(host: str) -> None:
-    assert http_server.ours(host)
+    assert http_server.is_loopback_host(host)
 
 
 @pytest.mark.parametrize("host", FOREIGN)
 def test_anything_else_is_not(host: str) -> None:
-    assert not http_server.ours(host)
+    assert not http_server.is_loopback_host(host)
 
 
 async def autoscaler(aiohttp_client: AiohttpClient) -> Client:
     port = OperationsServer(SteppedLoop(world()).loop, Log(), lambda: b"", lambda: ())
-    return await aiohttp_client(http_server.guarded(port.application()))
+    return await aiohttp_client(http_server.add_host_check(port.application()))
 
 
 async def gateway(aiohttp_client: AiohttpClient) -> Client:
-    return await aiohttp_client(http_server.guarded(application(Front(GatewayId("g"), "boot"))))
+    return await aiohttp_client(http_server.add_host_check(build_ops_application(Gateway(GatewayId("g"), "boot"))))
 
 
 @pytest.mark.parametrize("port", [autoscaler, gateway])
@@ -96,7 +96,7 @@ async def test_only_http_1_0_may_name_no_host(aiohttp_client: AiohttpClient, lin
 
 
 async def test_a_unix_socket_may_be_given_any_name(tmp_path: Path) -> None:
-    runner = web.AppRunner(http_server.guarded(application(Front(GatewayId("g"), "boot"))))
+    runner = web.AppRunner(http_server.add_host_check(build_ops_application(Gateway(GatewayId("g"), "boot"))))
     await runner.setup()
     await web.UnixSite(runner, str(tmp_path / "g.sock")).start()
     try:
@@ -109,12 +109,12 @@ async def test_a_unix_socket_may_be_given_any_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("at", ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1"])
 def test_over_loopback_every_host_that_is_given_must_be_ours(at: str) -> None:
-    assert http_server.well_named((at, 8081), ["localhost:8081"])
-    assert not http_server.well_named((at, 8081), ["ops.example"])
-    assert not http_server.well_named((at, 8081), ["localhost", "ops.example"])
+    assert http_server.is_host_allowed((at, 8081), ["localhost:8081"])
+    assert not http_server.is_host_allowed((at, 8081), ["ops.example"])
+    assert not http_server.is_host_allowed((at, 8081), ["localhost", "ops.example"])
 
 
 @pytest.mark.parametrize("at", [("10.0.0.1", 8081), ("fd00::1", 8081, 0, 0), "/run/g.sock", "", None])
 def test_what_was_opened_to_others_and_unix_sockets_may_have_any_name(at: object) -> None:
-    assert http_server.well_named(at, ["ops.example"])
-    assert http_server.well_named(at, [])
+    assert http_server.is_host_allowed(at, ["ops.example"])
+    assert http_server.is_host_allowed(at, [])

@@ -20,10 +20,10 @@ from pilotlight.agent.gpu.hotplug import (
     Holder,
     Seen,
     Stand,
-    bus_of,
-    hidden_in,
-    minor_in,
-    shown_in,
+    is_draining,
+    parse_bus_address,
+    parse_device_minor,
+    parse_gpu_query,
 )
 from tests.kit.fake_gpu_node import GPU_OPERATOR, NODE, PLUGIN, PlayedNode
 from tests.kit.objects import PlayedServer
@@ -372,21 +372,21 @@ async def test_a_rule_of_somebody_elses_of_that_name_stays(rig: Rig) -> None:
      ("../../etc", "")],
 )  # fmt: skip
 def test_a_bus_is_named_as_sysfs_names_it(text: str, bus: str) -> None:
-    assert bus_of(text) == bus
+    assert parse_bus_address(text) == bus
 
 
 def test_what_programs_print_is_read_and_what_is_none_of_it_is_left_out() -> None:
     rows = f"{A}, 00000000:18:00.0, 4, Enabled, [N/A]", f"{B}, 00000000:3B:00.0, [N/A], Disabled, Enabled"
     text = "\n".join((*rows, "WARNING: infoROM", ", , , ,"))
-    assert shown_in(text) == {A: hotplug.Gpu(AT_A, 4 << 20, kept=True), B: hotplug.Gpu(AT_B, cut=True)}
-    assert shown_in(rows[0].replace("[N/A]", "[Unknown Error]"))[A].cut
-    assert not shown_in(rows[1].replace("Enabled", "Disabled"))[B].cut
-    assert hotplug.computing_in(f"{A}, 12\n{A}, 13\nx, 1\n{B}, [N/A]\n") == {A: (12, 13)}
-    assert hidden_in("The current drain state of GPU 00000000:18:00.0 is: draining.")
-    assert not hidden_in("The current drain state of GPU 00000000:18:00.0 is: not draining.")
-    assert not hidden_in("")
-    assert minor_in("Model: \t\t NVIDIA H200\nDevice Minor: \t 3\n") == 3
-    assert minor_in("Device Minor: \t ?\n") is None
+    assert parse_gpu_query(text) == {A: hotplug.Gpu(AT_A, 4 << 20, kept=True), B: hotplug.Gpu(AT_B, cut=True)}
+    assert parse_gpu_query(rows[0].replace("[N/A]", "[Unknown Error]"))[A].cut
+    assert not parse_gpu_query(rows[1].replace("Enabled", "Disabled"))[B].cut
+    assert hotplug.parse_compute_apps(f"{A}, 12\n{A}, 13\nx, 1\n{B}, [N/A]\n") == {A: (12, 13)}
+    assert is_draining("The current drain state of GPU 00000000:18:00.0 is: draining.")
+    assert not is_draining("The current drain state of GPU 00000000:18:00.0 is: not draining.")
+    assert not is_draining("")
+    assert parse_device_minor("Model: \t\t NVIDIA H200\nDevice Minor: \t 3\n") == 3
+    assert parse_device_minor("Device Minor: \t ?\n") is None
 
 
 async def test_a_command_that_fails_is_said_with_what_it_said(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from artifacts.sources.huggingface import HubAccess
 from artifacts.store.layout import ForbiddenError, NoRoomError
 from artifacts.store.publish import Copy
 from artifacts.store.store import Store
-from artifacts.store.verify import verify
+from artifacts.store.verify import verify_copy
 from tests.kit.fake_hub import COMMIT, TOKEN, FakeHub
 from tests.kit.fake_registry import Answer, StillClock
 from tests.kit.weight_files import as_gguf, as_safetensors
@@ -49,14 +49,14 @@ class Node:
         return Ways(Registries(pace=StillClock()), self.fake.env(token), self.home)
 
     async def bring(self, text: str = "hf://acme/tiny", token: str = "") -> Copy:
-        return await bring.bring(_of(text), self.store, self.ways(token), self.came.append)
+        return await bring.fetch_artifact(_of(text), self.store, self.ways(token), self.came.append)
 
     async def kept(self, text: str = "hf://acme/tiny", token: str = "") -> Copy | None:
-        return await bring.kept(_of(text), self.store, self.ways(token))
+        return await bring.find_stored_copy(_of(text), self.store, self.ways(token))
 
 
 def _of(text: str) -> bring.Lies:
-    found = source_uri.parse(text)
+    found = source_uri.parse_source_uri(text)
     assert not isinstance(found, source_uri.Local)
     return found
 
@@ -81,9 +81,9 @@ async def test_a_repository_comes_whole_once_and_each_file_with_its_sum(tmp_path
             everything = SMALL | LARGE
             assert held(copy) == {path: everything[path] for path in OPEN}
             sums = {file.path: file.digest for file in copy.record.laid}
-            assert sums == {path: digest.of(everything[path]) for path in OPEN}
+            assert sums == {path: digest.compute_digest(everything[path]) for path in OPEN}
             assert {file.path: file.role for file in copy.record.laid}["model.safetensors"] == "weight"
-            assert list(verify(copy.record, copy.folder)) == []
+            assert list(verify_copy(copy.record, copy.folder)) == []
             assert not copy.record.private
             assert copy.record.reference == "hf://acme/tiny"
         assert one.came[-1].bytes >= len(LARGE["model.safetensors"])

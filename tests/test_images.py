@@ -18,7 +18,7 @@ from autoscaler.kubernetes.api import Api
 from autoscaler.kubernetes.constants import NODES
 from autoscaler.spec.settings import Settings
 from autoscaler.state.events import HostsSeen, ImagesSeen, SlicesSeen
-from autoscaler.state.images import NodeImages, Whereabouts, image, named
+from autoscaler.state.images import NodeImages, Whereabouts, make_image, normalize_image_name
 from autoscaler.state.operator_orders import NodeReported
 from tests.kit.worlds import T0, world
 from tests.test_alternatives import Paths
@@ -42,8 +42,8 @@ DIGEST = "sha256:" + "a" * 64
     ],
 )
 def test_what_people_write_and_what_nodes_say_is_one_name(written: str, full: str) -> None:
-    assert named(written) == full
-    assert named(full) == full
+    assert normalize_image_name(written) == full
+    assert normalize_image_name(full) == full
 
 
 def test_a_node_tells_its_images_with_their_sizes() -> None:
@@ -55,9 +55,9 @@ def test_a_node_tells_its_images_with_their_sizes() -> None:
             *[{"names": [f"x:{n}"]} for n in range(300)],
         ]
     }
-    seen = nodes.read({"metadata": {"name": "n"}, "spec": {}, "status": status})
-    assert seen.images[0] == image(tuple(names), 9 * GIB)
-    assert seen.images[0] is image(tuple(names), 9 * GIB), "of many nodes it is one record"
+    seen = nodes.read_node({"metadata": {"name": "n"}, "spec": {}, "status": status})
+    assert seen.images[0] == make_image(tuple(names), 9 * GIB)
+    assert seen.images[0] is make_image(tuple(names), 9 * GIB), "of many nodes it is one record"
     assert len(seen.images) == nodes.IMAGES_MAX
 
 
@@ -89,7 +89,7 @@ async def test_an_image_that_came_to_a_node_is_told_alone(monkeypatch: pytest.Mo
         await one.refresh()
         await due.wait()
         assert [type(said) for said in heard] == [HostsSeen, ImagesSeen]
-        assert heard[1].images == {"n": (image(("e:2",)),)}
+        assert heard[1].images == {"n": (make_image(("e:2",)),)}
         assert len(whole) == before
         watching.cancel()
 
@@ -100,14 +100,14 @@ async def begun(one: Inventory) -> None:
 
 
 def test_kubelets_and_agents_are_both_heard_and_neither_takes_back_what_the_other_says() -> None:
-    one, big = world([], []), image(("e:1",), GIB)
+    one, big = world([], []), make_image(("e:1",), GIB)
     seen = ImagesSeen(images={"n0": (big,), "n1": (big,)})
     one, _ = fold(one, (seen,), T0)
     assert fold(one, (seen,), T0)[0] is one, "nothing new"
     one, _ = fold(one, (NodeReported(report=NodeReport(node="n0", boot="b", sequence=1, images=("e:2",))),), T0)
-    assert one.images == {"n0": NodeImages((big,), (image(("e:2",)),)), "n1": NodeImages((big,))}
+    assert one.images == {"n0": NodeImages((big,), (make_image(("e:2",)),)), "n1": NodeImages((big,))}
     one, _ = fold(one, (ImagesSeen(images={}),), T0)
-    assert one.images == {"n0": NodeImages((), (image(("e:2",)),))}
+    assert one.images == {"n0": NodeImages((), (make_image(("e:2",)),))}
     later, _ = fold(one, (), T0 + FORGET_S)
     assert later.images == {}, "its agent is long silent"
     one, _ = fold(one, (NodeReported(report=NodeReport(node="n0", boot="b", sequence=2)),), T0)
@@ -116,7 +116,7 @@ def test_kubelets_and_agents_are_both_heard_and_neither_takes_back_what_the_othe
 
 def test_where_an_image_is_stays_in_step_however_nodes_change() -> None:
     rng, kept = Random(7), Whereabouts()
-    images = [image((f"e:{n}", f"f:{n % 3}"), n * GIB) for n in range(6)]
+    images = [make_image((f"e:{n}", f"f:{n % 3}"), n * GIB) for n in range(6)]
     there: dict[str, NodeImages] = {}
     for _ in range(200):
         node = f"n{rng.randrange(5)}"
@@ -126,10 +126,18 @@ def test_where_an_image_is_stays_in_step_however_nodes_change() -> None:
             there = {name: one for name, one in there.items() if name != node}
         kept.tell(there)
         for name in ("e:1", "f:1", "docker.io/library/f:2", "g"):
-            having = {n: one for n, has in there.items() for one in {*has.seen, *has.told} if named(name) in one.names}
+            having = {
+                n: one
+                for n, has in there.items()
+                for one in {*has.seen, *has.told}
+                if normalize_image_name(name) in one.names
+            }
             assert kept.of(name) == having.keys()
             sizes = [
-                one.size_bytes for has in there.values() for one in {*has.seen, *has.told} if named(name) in one.names
+                one.size_bytes
+                for has in there.values()
+                for one in {*has.seen, *has.told}
+                if normalize_image_name(name) in one.names
             ]
             assert kept.size_bytes(name) == max(sizes, default=0)
     before = kept.version

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from autoscaler.spec.load import load
+from autoscaler.spec.load import parse_documents
 from loadtest import tiny_gguf
 from pilotlight.cli.main import cli
 from pilotlight.models.documents import load_files, read_documents
@@ -38,7 +38,7 @@ def test_documents_go_out_and_notes_go_beside_them(tmp_path: Path) -> None:
     file.write_text(KUBEAI)
     said = run("kubeai", file)
     assert said.exit_code == 1, "one of them was not taken over"
-    assert [model.name for model in load([("out", said.stdout)]).models] == ["tiny"]
+    assert [model.name for model in parse_documents([("out", said.stdout)]).models] == ["tiny"]
     assert "# not taken over: spec.owner: " in said.stdout
     assert "# Model speech is not taken over: spec.engine: " in said.stdout
     first, second = said.stderr.splitlines()
@@ -52,7 +52,7 @@ def test_as_json_it_is_one_value(tmp_path: Path) -> None:
     assert [document["metadata"]["name"] for document in whole["documents"]] == ["tiny"]
     assert whole["notTakenOver"][0].keys() == {"of", "key", "why"}
     assert [each["of"] for each in whole["refused"]] == ["Model speech"]
-    assert load([("json", json.dumps(whole["documents"][0]))]).models[0].name == "tiny"
+    assert parse_documents([("json", json.dumps(whole["documents"][0]))]).models[0].name == "tiny"
 
 
 def test_standard_input_is_named_so() -> None:
@@ -122,10 +122,10 @@ def test_a_modelfile_is_named_by_where_it_lies(path: str, name: str, tmp_path: P
     file = tmp_path / path
     file.parent.mkdir(exist_ok=True)
     file.write_text("FROM ./m.gguf")
-    (model,) = load([("out", run("ollama", file).stdout)]).models
+    (model,) = parse_documents([("out", run("ollama", file).stdout)]).models
     assert model.name == name
     assert model.spec.artifact == f"file://{file.parent}/m.gguf"
-    (called,) = load([("out", run("ollama", file, "--name", "other").stdout)]).models
+    (called,) = parse_documents([("out", run("ollama", file, "--name", "other").stdout)]).models
     assert called.name == "other"
 
 
@@ -133,9 +133,9 @@ def test_a_folder_with_a_modelfile_and_what_ollama_show_prints(tmp_path: Path) -
     folder = tmp_path / "mario"
     folder.mkdir()
     (folder / "Modelfile").write_text("FROM ./m.gguf")
-    assert load([("out", run("ollama", folder).stdout)]).models[0].name == "mario"
+    assert parse_documents([("out", run("ollama", folder).stdout)]).models[0].name == "mario"
     shown = "# To build a new Modelfile based on this, replace FROM with:\n# FROM phi:mini\nFROM /m.gguf\n"
-    assert load([("out", run("ollama", "-", stdin=shown).stdout)]).models[0].name == "phi:mini"
+    assert parse_documents([("out", run("ollama", "-", stdin=shown).stdout)]).models[0].name == "phi:mini"
 
 
 def store(folder: Path) -> Path:
@@ -150,7 +150,7 @@ def store(folder: Path) -> Path:
     ]
     (manifests / "latest").write_text(json.dumps({"layers": layers}))
     (manifests / ".hidden").write_text("")
-    tiny_gguf.make(blobs / "sha256-aa", "hello")
+    tiny_gguf.make_model(blobs / "sha256-aa", "hello")
     (blobs / "sha256-bb").write_text('{"num_ctx": 128}')
     return folder / ".ollama"
 
@@ -169,7 +169,7 @@ def test_ollama_s_folder_is_read_with_the_files_that_it_keeps(tmp_path: Path) ->
 def test_a_modelfile_on_top_of_a_model_of_the_folder_has_its_file(tmp_path: Path) -> None:
     (tmp_path / "mario.Modelfile").write_text("FROM tiny\nPARAMETER num_ctx 64")
     said = run("ollama", store(tmp_path), tmp_path / "mario.Modelfile")
-    tiny, mario = load([("out", said.stdout)]).models
+    tiny, mario = parse_documents([("out", said.stdout)]).models
     assert (mario.name, mario.spec.artifact) == ("mario", tiny.spec.artifact)
 
 

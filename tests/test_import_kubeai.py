@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from autoscaler.importers.kubeai import models
 from autoscaler.importers.kubeai.system import CHART
-from autoscaler.importers.result import Taken, apart, to_yaml
+from autoscaler.importers.result import ConversionResult, refuse_duplicate_names, to_yaml
 from autoscaler.spec.decode import WrongKeyError
-from autoscaler.spec.load import DocumentError, load
+from autoscaler.spec.load import DocumentError, parse_documents
 from tests.kit.budget import examples
 
 CHAT = """
@@ -62,7 +62,7 @@ def spec(**keys: object) -> dict[str, object]:
     }  # fmt: skip
 
 
-def written(taken: Taken) -> dict[str, object]:
+def written(taken: ConversionResult) -> dict[str, object]:
     """The spec that came of it."""
     assert taken.document is not None, taken.refused
     found = taken.document["spec"]
@@ -70,8 +70,8 @@ def written(taken: Taken) -> dict[str, object]:
     return found
 
 
-def convert(*texts: str) -> list[Taken]:
-    return models.convert([(f"{number}.yaml", text) for number, text in enumerate(texts)])
+def convert(*texts: str) -> list[ConversionResult]:
+    return models.convert_models([(f"{number}.yaml", text) for number, text in enumerate(texts)])
 
 
 def test_a_model_of_vllm() -> None:
@@ -114,9 +114,9 @@ def test_every_key_of_a_model_is_written_or_told() -> None:
         "priorityClassName": "high", "loadBalancing": {"strategy": "PrefixHash"}, "url": "hf://acme/other",
         "adapters": [{"name": "a", "url": "hf://x/y"}], "resourceProfile": "cpu:2", "features": [],
     }  # fmt: skip
-    before = models.model(spec())
+    before = models.convert_model(spec())
     for key, value in every.items():
-        after = models.model(spec(**{key: value}))
+        after = models.convert_model(spec(**{key: value}))
         assert (after.document, after.notes) != (before.document, before.notes), key
     known = {field.encode_name for field in msgspec.structs.fields(models.Spec)}
     assert known == {*every, "engine", "replicas"}, "an engine is another Model; replicas are KubeAI's own count"
@@ -133,7 +133,9 @@ def test_ollama_serves_one_model_under_the_model_s_name() -> None:
     command = found["command"]
     assert isinstance(command, list)
     assert "ollama pull gemma:2b && ollama run gemma:2b hi && ollama cp gemma:2b tiny" in command[-1]
-    quiet = written(models.model(spec(engine="OLlama", url="ollama://e:1?pull=false", features=["TextEmbedding"])))
+    quiet = written(
+        models.convert_model(spec(engine="OLlama", url="ollama://e:1?pull=false", features=["TextEmbedding"]))
+    )
     assert "done; ollama cp e:1 tiny;" in str(quiet["command"])
 
 
@@ -151,7 +153,7 @@ def test_the_shell_that_runs_ollama_ends_with_it_and_when_it_is_told_to(tmp_path
         "sys.argv[1] == 'serve' and signal.pause()\n"
     )
     stand_in.chmod(0o755)
-    found = written(models.model(spec(engine="OLlama", url="ollama://gemma:2b")))
+    found = written(models.convert_model(spec(engine="OLlama", url="ollama://gemma:2b")))
     command = found["command"]
     assert isinstance(command, list)
     words = [word.replace("{host}", "127.0.0.1").replace("{port}", "1") for word in command]
@@ -184,13 +186,13 @@ def test_a_claim_is_mounted() -> None:
         "volumes": [{"name": "model", "persistentVolumeClaim": {"claimName": "weights"}}],
         "volumeMounts": [{"name": "model", "mountPath": "/model", "subPath": "llama/8b"}],
     }
-    ollama = written(models.model(spec(engine="OLlama", url="pvc://weights?model=gemma:2b")))
+    ollama = written(models.convert_model(spec(engine="OLlama", url="pvc://weights?model=gemma:2b")))
     assert ollama["env"] == {"OLLAMA_KEEP_ALIVE": "-1", "OLLAMA_MODELS": "/model"}
     assert "pull" not in str(ollama["command"])
 
 
 def test_infinity_is_a_command() -> None:
-    found = written(models.model(spec(engine="Infinity", url="hf://acme/embed", features=["TextEmbedding"])))
+    found = written(models.convert_model(spec(engine="Infinity", url="hf://acme/embed", features=["TextEmbedding"])))
     assert found["command"] == ["infinity_emb", "v2", "--host", "{host}", "--port", "{port}"]
     env = found["env"]
     assert isinstance(env, dict)
@@ -213,26 +215,28 @@ def test_infinity_is_a_command() -> None:
     ],
 )
 def test_what_has_no_equal_says_why(keys: dict[str, object], said: str) -> None:
-    taken = models.model(spec(**keys))
+    taken = models.convert_model(spec(**keys))
     assert taken.document is None
     assert said in taken.refused
-    assert models.live(spec(**keys))[:2] == (None, taken.refused)
+    assert models.convert_live_model(spec(**keys))[:2] == (None, taken.refused)
 
 
 def test_a_fixed_number_of_replicas_stays_fixed() -> None:
-    fixed = written(models.model(spec(autoscalingDisabled=True, replicas=2)))
+    fixed = written(models.convert_model(spec(autoscalingDisabled=True, replicas=2)))
     assert fixed["replicas"] == {"min": 2, "max": 2}
-    none = written(models.model(spec(autoscalingDisabled=True, replicas=0)))
+    none = written(models.convert_model(spec(autoscalingDisabled=True, replicas=0)))
     assert none["paused"] is True
-    assert written(models.model(spec(replicas=7)))["replicas"] == {"min": 0, "max": 1000}
+    assert written(models.convert_model(spec(replicas=7)))["replicas"] == {"min": 0, "max": 1000}
 
 
 def test_devices_are_not_multiplied_by_our_own_tensor_parallelism() -> None:
     """Pilotlight tells vLLM the number of GPUs; with pipelines that would be too many."""
-    found = written(models.model(spec(resourceProfile="nvidia-gpu-h100:4", args=["--pipeline-parallel-size=4"])))
+    found = written(
+        models.convert_model(spec(resourceProfile="nvidia-gpu-h100:4", args=["--pipeline-parallel-size=4"]))
+    )
     assert found["args"] == ["--pipeline-parallel-size=4", "--tensor-parallel-size=1"]
     kept = ["--pipeline-parallel-size=2", "--tensor_parallel_size=2"]
-    assert written(models.model(spec(resourceProfile="nvidia-gpu-h100:4", args=kept)))["args"] == kept
+    assert written(models.convert_model(spec(resourceProfile="nvidia-gpu-h100:4", args=kept)))["args"] == kept
 
 
 @pytest.mark.parametrize(
@@ -246,7 +250,10 @@ def test_devices_are_not_multiplied_by_our_own_tensor_parallelism() -> None:
     ],
 )
 def test_a_profile_s_name_says_which_devices(profile: str, products: list[str]) -> None:
-    assert written(models.model(spec(resourceProfile=f"{profile}:1")))["gpu"] == {"count": 1, "models": products}
+    assert written(models.convert_model(spec(resourceProfile=f"{profile}:1")))["gpu"] == {
+        "count": 1,
+        "models": products,
+    }
 
 
 VALUES = """
@@ -327,7 +334,7 @@ def test_what_is_no_model_is_named_in_one_line(value: object, said: str) -> None
 
 
 def test_two_models_of_one_name_are_not_both_taken_over() -> None:
-    first, second = apart(convert(CHAT, CHAT.replace("namespace: ai", "namespace: lab")))
+    first, second = refuse_duplicate_names(convert(CHAT, CHAT.replace("namespace: ai", "namespace: lab")))
     assert first.document is not None
     assert "`chat-8b` is already a name of Model chat-8b" in second.refused
 
@@ -345,9 +352,9 @@ ENGINES = st.sampled_from(["VLLM", "OLlama", "Infinity", "FasterWhisper"])
 @given(engine=ENGINES, keys=st.dictionaries(st.sampled_from(KEYS), st.one_of(VALUE, st.dictionaries(WORDS, VALUE))))
 def test_whatever_a_model_says_its_document_can_be_read_or_it_has_none(engine: str, keys: dict[str, object]) -> None:
     try:
-        taken = models.model(spec(**({"engine": engine} | keys)))
+        taken = models.convert_model(spec(**({"engine": engine} | keys)))
     except WrongKeyError:
         return  # named by its key: the tests above
     assert (taken.document is None) == bool(taken.refused)
-    documents = load([("printed", to_yaml([taken]))])
+    documents = parse_documents([("printed", to_yaml([taken]))])
     assert [model.name for model in documents.models] == ([] if taken.refused else ["tiny"])

@@ -42,7 +42,7 @@ spec:
 
 def said_of(*texts: str) -> dict[str, object]:
     """Of the one workload."""
-    (taken,) = lingo.convert([(f"{number}.yaml", text) for number, text in enumerate(texts)])
+    (taken,) = lingo.convert_workloads([(f"{number}.yaml", text) for number, text in enumerate(texts)])
     assert taken.document is not None
     assert taken.document.keys() == {"apiVersion", "kind", "metadata"}, "nothing else is laid over it"
     metadata = taken.document["metadata"]
@@ -68,12 +68,12 @@ def test_what_lingo_has_for_all_of_them_is_said_of_each() -> None:
 def test_the_port_is_the_service_s() -> None:
     assert said_of(EMBED, SERVICE.replace("targetPort: http", "targetPort: 8123"))["port"] == "8123"
     without = EMBED.replace(", ports: [{containerPort: 9000, name: http}]", "")
-    (taken,) = lingo.convert([("f", without)])
+    (taken,) = lingo.convert_workloads([("f", without)])
     assert [note.key for note in taken.notes] == ["port"]
 
 
 def test_it_says_that_nothing_needs_to_be_done() -> None:
-    (taken,) = lingo.convert([("f", EMBED.replace("kind: Deployment", "kind: StatefulSet"))])
+    (taken,) = lingo.convert_workloads([("f", EMBED.replace("kind: Deployment", "kind: StatefulSet"))])
     assert taken.what == "StatefulSet embed"
     assert "nothing needs to change" in taken.about[0]
 
@@ -91,7 +91,7 @@ def test_it_says_that_nothing_needs_to_be_done() -> None:
 )
 def test_what_is_wrong_is_named_in_one_line(text: str, said: str) -> None:
     with pytest.raises(DocumentError) as caught:
-        lingo.convert([("f", text)])
+        lingo.convert_workloads([("f", text)])
     assert str(caught.value).startswith(said)
 
 

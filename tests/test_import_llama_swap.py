@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from autoscaler.engines import xllamacpp_server
 from autoscaler.importers.llama_swap import config
 from autoscaler.importers.llama_swap.commands import EXTRA_FLAGS
-from autoscaler.importers.result import Taken, apart, to_yaml
-from autoscaler.spec.load import DocumentError, load
+from autoscaler.importers.result import ConversionResult, refuse_duplicate_names, to_yaml
+from autoscaler.spec.load import DocumentError, parse_documents
 from tests.kit.budget import examples
 
 WHOLE = """
@@ -62,17 +62,17 @@ models:
 ENVIRON = {"SECOND": "sk-two", "MODELS": "/models"}
 
 
-def convert(text: str) -> list[Taken]:
-    return config.convert("config.yaml", text, ENVIRON, "/srv/swap")
+def convert(text: str) -> list[ConversionResult]:
+    return config.convert_config("config.yaml", text, ENVIRON, "/srv/swap")
 
 
-def model(cmd: str, keys: dict[str, object] | None = None, name: str = "m") -> Taken:
+def model(cmd: str, keys: dict[str, object] | None = None, name: str = "m") -> ConversionResult:
     """What becomes of one Model."""
     (taken,) = convert(yaml.safe_dump({"models": {name: {"cmd": cmd} | (keys or {})}}))
     return taken
 
 
-def written(taken: Taken) -> dict[str, object]:
+def written(taken: ConversionResult) -> dict[str, object]:
     assert taken.document is not None, taken.refused
     found = taken.document["spec"]
     assert isinstance(found, dict)
@@ -120,7 +120,7 @@ def test_a_configuration() -> None:
 
 
 def test_the_documents_together_are_an_installation() -> None:
-    documents = load([("printed", to_yaml(apart(convert(WHOLE))))])
+    documents = parse_documents([("printed", to_yaml(refuse_duplicate_names(convert(WHOLE))))])
     assert [one.name for one in documents.models] == ["coder:32b", "pooled"]
     assert [one.name for one in documents.tenants] == ["llama-swap"]
 
@@ -142,7 +142,7 @@ def test_every_key_of_a_model_is_written_or_told() -> None:
     for key, value in every.items():
         after = model("engine ${PORT} 80", {key: value})
         assert (after.document, after.notes, after.refused) != (before.document, before.notes, before.refused), key
-    known = {field.encode_name for field in msgspec.structs.fields(config.Entry)}
+    known = {field.encode_name for field in msgspec.structs.fields(config.LlamaSwapModel)}
     assert known <= every.keys()
 
 
@@ -242,7 +242,7 @@ def test_what_is_wrong_is_named_in_one_line(text: str, said: str) -> None:
 
 def test_a_name_of_another_model_is_not_given_twice() -> None:
     text = "models: {a: {cmd: 'e ${PORT}'}, b: {cmd: 'e ${PORT}', aliases: [a]}}"
-    assert [taken.refused.partition(":")[0] for taken in apart(convert(text))] == [
+    assert [taken.refused.partition(":")[0] for taken in refuse_duplicate_names(convert(text))] == [
         "",
         "`a` is already a name of Model a",
     ]
@@ -268,5 +268,5 @@ def test_whatever_a_command_is_its_document_can_be_read_or_it_has_none(
     except DocumentError:
         return  # named by its key: the tests above
     assert (taken.document is None) == bool(taken.refused)
-    documents = load([("printed", to_yaml([taken]))])
+    documents = parse_documents([("printed", to_yaml([taken]))])
     assert [one.name for one in documents.models] == ([] if taken.refused else ["m"])

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from autoscaler.contract import GatewayId, ModelName
 from autoscaler.demand.history import EPISODE_AFTER_S
 from autoscaler.fold.fold import fold
-from autoscaler.fold.indices import rebuild
+from autoscaler.fold.indices import rebuild_indices
 from autoscaler.planner.plan import plan
 from autoscaler.routing.routes import model_route
 from autoscaler.state.actions import Acted, FailStart
@@ -71,7 +71,7 @@ def test_the_pause_does_not_grow() -> None:
     made = replace(held(), obstacles=BLOCKED)
     for round in range(4):
         now_s = T0 + round * EPISODE_AFTER_S
-        made, _ = fold(rebuild(replace(made, gateways=called_at(now_s)), now_s), (Tick(),), now_s)
+        made, _ = fold(rebuild_indices(replace(made, gateways=called_at(now_s)), now_s), (Tick(),), now_s)
         assert FailStart(model=B.name, reason=WHY) in plan(made, now_s).actions
         made = folded(made, plan(made, now_s).actions, now_s)
         assert made.histories[B.name].refused_until_s == now_s + EPISODE_AFTER_S
@@ -167,5 +167,5 @@ def test_it_starts_at_once_when_nothing_is_in_the_way_any_more() -> None:
     after = stepped.step(StartSeen(model=B.name))
     assert (obstacles(after), after.histories[B.name].refused_until_s) == ({}, 0.0)
     stepped.now_s += 0.1
-    stepped.loop.world = rebuild(replace(after, gateways=called_at(stepped.now_s)), stepped.now_s)
+    stepped.loop.world = rebuild_indices(replace(after, gateways=called_at(stepped.now_s)), stepped.now_s)
     assert stepped.step(Tick()).replicas[replica(A, "r").id].state is S.DRAINING

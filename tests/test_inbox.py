@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from autoscaler.contract import ModelName, TenantName, Total
 from autoscaler.controller import inbox
-from autoscaler.controller.inbox import INBOX_MAX, Inbox, merged
+from autoscaler.controller.inbox import INBOX_MAX, Inbox, merge_reports
 from autoscaler.fold.fold import Observation, fold
 from autoscaler.state.events import Reported, Seen, Tick
 from tests.kit.budget import examples
@@ -54,13 +54,13 @@ def test_above_it_only_the_newest_report_of_each_boot_is_kept_and_what_drivers_s
 
 def test_counts_that_only_an_earlier_report_says_are_kept_because_it_was_acknowledged() -> None:
     other = Total(model=ModelName("other"), tenant=TenantName("acme"), refused_cold=1)
-    (one,) = merged([reported(1, totals=(total(admitted=1), other)), reported(2, totals=(total(admitted=2),))])
+    (one,) = merge_reports([reported(1, totals=(total(admitted=1), other)), reported(2, totals=(total(admitted=2),))])
     assert isinstance(one, Reported)
     assert (one.report.sequence, set(one.report.totals)) == (2, {total(admitted=2), other})
 
 
 def test_a_report_that_came_late_is_not_the_newest() -> None:
-    (one,) = merged([reported(2, totals=(total(admitted=2),)), reported(1, totals=(total(admitted=1),))])
+    (one,) = merge_reports([reported(2, totals=(total(admitted=2),)), reported(1, totals=(total(admitted=1),))])
     assert isinstance(one, Reported)
     assert (one.report.sequence, one.report.totals) == (2, (total(admitted=2),))
 
@@ -71,9 +71,9 @@ def test_what_cannot_shrink_is_not_looked_at_each_time(monkeypatch: pytest.Monke
 
     def look(batch: list[Observation]) -> list[Observation]:
         looks.append(len(batch))
-        return merged(batch)
+        return merge_reports(batch)
 
-    monkeypatch.setattr(inbox, "merged", look)
+    monkeypatch.setattr(inbox, "merge_reports", look)
     box = Inbox()
     for _ in range(1000):
         box.put((seen(Seen.READY),))
@@ -98,8 +98,8 @@ def test_merged_reports_mean_the_same_as_all_of_them(steps: list[tuple[str, int,
         batch.append(reported(number, name=name, levels=levels, uses=(use("r", waiting),), totals=totals))
     begin = world([DOC], gateways=[])
     all_of_them, _ = fold(begin, batch, T0)
-    fewer, _ = fold(begin, merged(batch), T0)
-    assert len(merged(batch)) == len({name for name, _, _ in steps})
+    fewer, _ = fold(begin, merge_reports(batch), T0)
+    assert len(merge_reports(batch)) == len({name for name, _, _ in steps})
     assert fewer.loads == all_of_them.loads
     assert {id: (g.levels, g.uses, g.totals) for id, g in fewer.gateways.items()} == {
         id: (g.levels, g.uses, g.totals) for id, g in all_of_them.gateways.items()

@@ -30,7 +30,7 @@ def packed(content: bytes, encoding: Encoding, *, fast: bool = False) -> bytes:
 
 
 def said(content: bytes, encoding: Encoding, step: int = 1 << 20, bytes_max: int = 1 << 40) -> bytes:
-    return b"".join(decompress.inflate(cut(content, step), encoding, bytes_max))
+    return b"".join(decompress.decompress_layer(cut(content, step), encoding, bytes_max))
 
 
 @pytest.mark.parametrize("encoding", [GZIP, ZSTD])
@@ -98,7 +98,7 @@ def test_point_06_a_bomb_is_refused_before_it_has_cost_much(encoding: Encoding) 
     content, sizes = bomb(encoding), list[int]()
     assert (256 << 20) / len(content) > 1000
     with pytest.raises(BadArchiveError, match="is a bomb"):
-        sizes.extend(len(piece) for piece in decompress.inflate([content], encoding, 1 << 40))
+        sizes.extend(len(piece) for piece in decompress.decompress_layer([content], encoding, 1 << 40))
     assert sum(sizes) <= decompress.FREE_BYTES
     assert max(sizes, default=0) <= decompress.PIECE_BYTES
     with pytest.raises(BadArchiveError, match="more than 1000 bytes come out"):
@@ -162,6 +162,6 @@ def test_bytes_are_asked_for_only_as_they_are_needed() -> None:
             asked += 1
             yield piece
 
-    stream = decompress.inflate(pieces(), ZSTD, 1 << 40)
+    stream = decompress.decompress_layer(pieces(), ZSTD, 1 << 40)
     next(stream)
     assert asked <= (decompress.PIECE_BYTES // 4096) // 4

@@ -15,9 +15,9 @@ from artifacts.archives.tar import BadArchiveError
 from artifacts.dialects import contents
 from artifacts.dialects.contents import Contents
 from artifacts.fetch import inspect_image
-from artifacts.fetch.inspect_image import BEGIN_BYTES, SPAN_BYTES, Inside, look
+from artifacts.fetch.inspect_image import BEGIN_BYTES, SPAN_BYTES, Inside, list_image_files
 from artifacts.oci import manifest
-from artifacts.registry.blobs import Blob, Source
+from artifacts.registry.blobs import Blob, BlobSource
 from tests.kit.fake_registry import digest_of
 
 BIG = bytes(10 * SPAN_BYTES)
@@ -58,16 +58,16 @@ class Registry:
                 for kind, one in zip(kinds, layers, strict=True)
             ],
         }  # fmt: skip
-        found = manifest.parse(json.dumps(said).encode())
+        found = manifest.parse_manifest(json.dumps(said).encode())
         assert isinstance(found, manifest.Manifest)
-        self.contents: Contents = contents.read(found)
+        self.contents: Contents = contents.read_contents(found)
 
     async def read(self, blob: Blob, first: int = 0, end: int | None = None) -> AsyncGenerator[bytes]:
         self.asked.append((blob.size if end is None else end) - first)
         yield self.blobs[blob.digest][first:end]
 
     async def look(self, *, allow_unsafe: bool = False) -> Inside:
-        return await look(self.contents, "r", cast("Source", self), allow_unsafe=allow_unsafe)
+        return await list_image_files(self.contents, "r", cast("BlobSource", self), allow_unsafe=allow_unsafe)
 
 
 async def test_of_archives_that_are_not_compressed_only_the_headers_are_asked_for() -> None:

@@ -12,11 +12,11 @@ from autoscaler.drivers.kubernetes.objects import node as nodes
 from autoscaler.explain.decision_log import Log
 from autoscaler.explain.model import explain_model
 from autoscaler.planner.plan import plan
-from autoscaler.provisioning.feasibility import misfits
+from autoscaler.provisioning.feasibility import list_unplaceable_models
 from autoscaler.slicing import registry
 from autoscaler.slicing.base import NodeFacts
 from autoscaler.slicing.vendors import TEMPLATES
-from autoscaler.spec.load import DocumentError, load
+from autoscaler.spec.load import DocumentError, parse_documents
 from autoscaler.spec.model import Model
 from autoscaler.spec.pod import API_VERSION, Pod
 from autoscaler.spec.quantity import Bytes
@@ -52,13 +52,13 @@ DECLARED = (
     ids=["labels first", "declared", "shared by its plug-in", "a label counts them", "the next that matches"],
 )
 def test_what_labels_do_not_tell_the_first_match_in_the_settings_does(node: Any, found: tuple[str, int, int]) -> None:
-    there = nodes.slices([nodes.read(node)], DECLARED)
+    there = nodes.build_slices([nodes.read_node(node)], DECLARED)
     assert (there[0].product, there[0].memory_bytes >> 30, len(there)) == found
     assert (there[0].labels, there[0].labels_known) == (node["metadata"]["labels"], True)
 
 
 def test_of_what_nobody_tells_there_is_little() -> None:
-    (there,) = nodes.slices([nodes.read(gpu_node(type="x"))], DECLARED[:1])
+    (there,) = nodes.build_slices([nodes.read_node(gpu_node(type="x"))], DECLARED[:1])
     assert (there.product, there.memory_bytes) == ("", 1 << 30)
 
 
@@ -79,7 +79,7 @@ def test_more_devices_than_the_settings_say_were_attached_where_it_can_have_so_m
     """Else they may be shares of one, and nobody tells how."""
     node = gpu_node("3", type="g4dn")
     node["metadata"]["annotations"] = notes
-    there = nodes.slices([nodes.read(node)], DECLARED, groups=groups)
+    there = nodes.build_slices([nodes.read_node(node)], DECLARED, groups=groups)
     assert sum(not one.closed for one in there) == many
 
 
@@ -131,7 +131,7 @@ def test_more_devices_than_the_settings_say_were_attached_where_it_can_have_so_m
 )  # fmt: skip
 def test_nodes_of_the_settings_that_are_wrong(entry: str, line: str) -> None:
     with pytest.raises(DocumentError) as caught:
-        load([("a.yaml", f"apiVersion: {API_VERSION}\nkind: Settings\nnodes: [{entry}]")])
+        parse_documents([("a.yaml", f"apiVersion: {API_VERSION}\nkind: Settings\nnodes: [{entry}]")])
     assert str(caught.value) == f"a.yaml: Settings: {line}"
 
 
@@ -145,7 +145,7 @@ def test_nodes_of_the_settings_that_are_wrong(entry: str, line: str) -> None:
 )  # fmt: skip
 def test_a_configmap_that_is_not_ours_to_write_is_refused(cutting: str, line: str) -> None:
     with pytest.raises(DocumentError) as caught:
-        load([("a.yaml", f"apiVersion: {API_VERSION}\nkind: Settings\ncutting: {cutting}")])
+        parse_documents([("a.yaml", f"apiVersion: {API_VERSION}\nkind: Settings\ncutting: {cutting}")])
     assert str(caught.value) == f"a.yaml: Settings: {line}"
 
 
@@ -190,7 +190,7 @@ def test_what_the_settings_say_of_all_pods_counts_and_a_model_may_say_otherwise(
 def test_that_no_node_has_its_labels_is_known_without_a_call_and_told() -> None:
     there = called(choosy(zone="z9"), slices=(on("n1", zone="z1"), on("n2")))
     reason = "needs a node labelled zone=z9; none that has such a device is"
-    assert misfits(there) == {"a": reason}
+    assert list_unplaceable_models(there) == {"a": reason}
     answer = plan(there, T0)
     assert [(unmet.reason, unmet.never) for unmet in answer.unmet] == [(reason, True)]
     told = explain_model(there, answer, Log(), there.models[choosy().name].name, T0)
@@ -205,17 +205,17 @@ def test_where_labels_are_not_known_only_a_contradiction_counts() -> None:
 
 def test_a_look_makes_anew_only_what_changed_and_gives_what_a_first_look_gives(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where each look made all, a cluster whose nodes all change cost the square of their number."""
-    asked, inventory = list[str](), registry.inventory
+    asked, inventory = list[str](), registry.list_slices
 
     def counted(facts: NodeFacts) -> tuple[Slice, ...]:
         asked.append(facts.name)
         return inventory(facts)
 
-    monkeypatch.setattr(registry, "inventory", counted)
+    monkeypatch.setattr(registry, "list_slices", counted)
     made: nodes.Made = {}
-    there = [nodes.read(gpu_node(type="g4dn"))._replace(name=f"n{i}") for i in range(3)]
-    first = nodes.slices(there, DECLARED, made=made)
-    assert (asked, nodes.slices(there, DECLARED, made=made)) == (["n0", "n1", "n2"], first)
+    there = [nodes.read_node(gpu_node(type="g4dn"))._replace(name=f"n{i}") for i in range(3)]
+    first = nodes.build_slices(there, DECLARED, made=made)
+    assert (asked, nodes.build_slices(there, DECLARED, made=made)) == (["n0", "n1", "n2"], first)
     for changed in (
         there[1]._replace(usable=False),
         there[1]._replace(taints=(Taint("gpu", "", "NoSchedule"),)),
@@ -224,35 +224,35 @@ def test_a_look_makes_anew_only_what_changed_and_gives_what_a_first_look_gives(m
     ):
         asked.clear()
         now = [there[0], changed, there[2]]
-        assert (nodes.slices(now, DECLARED, made=made), asked) == (
-            nodes.slices(now, DECLARED),
+        assert (nodes.build_slices(now, DECLARED, made=made), asked) == (
+            nodes.build_slices(now, DECLARED),
             ["n1", "n0", "n1", "n2"],
         )
     asked.clear()
-    assert nodes.slices(there[:1], DECLARED, made=made) == first[:1]
+    assert nodes.build_slices(there[:1], DECLARED, made=made) == first[:1]
     assert (list(made), asked) == (["n0"], [])
-    assert nodes.slices(there[:1], made=made) != first[:1], "what the Settings say counts at once"
+    assert nodes.build_slices(there[:1], made=made) != first[:1], "what the Settings say counts at once"
 
 
 def test_what_claims_hold_on_one_node_makes_no_other_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, inventory = list[str](), registry.inventory
+    asked, inventory = list[str](), registry.list_slices
 
     def counted(facts: NodeFacts) -> tuple[Slice, ...]:
         asked.append(facts.name)
         return inventory(facts)
 
     there = [nodes.NodeSeen(name, {}, usable=True, lost=False) for name in ("n0", "n1")]
-    published = resource_claims.by_node([one for node in there for one in partitionable(node.name)])
+    published = resource_claims.group_slices_by_node([one for node in there for one in partitionable(node.name)])
     made: nodes.Made = {}
-    before = nodes.slices(there, published=published, made=made)
+    before = nodes.build_slices(there, published=published, made=made)
     part = next(
         f"{one['spec']['driver']}/{one['spec']['pool']['name']}/{device['name']}"
         for one in published["n1"]
         for device in one["spec"].get("devices", ())
         if "profile" in device["attributes"]
     )
-    after = nodes.slices(there, published=published, kept=["gpu.nvidia.com/n9/gpu-0", part])
+    after = nodes.build_slices(there, published=published, kept=["gpu.nvidia.com/n9/gpu-0", part])
     assert after != before, "it is offered before what has no room beside it"
-    monkeypatch.setattr(registry, "inventory", counted)
-    assert nodes.slices(there, published=published, kept=["gpu.nvidia.com/n9/gpu-0", part], made=made) == after
+    monkeypatch.setattr(registry, "list_slices", counted)
+    assert nodes.build_slices(there, published=published, kept=["gpu.nvidia.com/n9/gpu-0", part], made=made) == after
     assert asked == ["n1"]

@@ -16,15 +16,22 @@ from autoscaler.contract import ModelName
 from autoscaler.explain.decision_log import Log
 from autoscaler.explain.fit import Needs, explain_fit
 from autoscaler.explain.model import explain_model
-from autoscaler.placement.index.index import Yard
-from autoscaler.placement.model.predicates import need
-from autoscaler.placement.model.topology import CLIQUE, UNKNOWN, join, loose, sizes, team
-from autoscaler.placement.model.types import Force, Outlook, Packing, Shelf, Want
+from autoscaler.placement.index.index import SliceIndex
+from autoscaler.placement.model.predicates import find_required_amount
+from autoscaler.placement.model.topology import (
+    CLIQUE,
+    UNKNOWN,
+    count_team_devices,
+    link_shortage_reason,
+    name_device_link,
+    team_of,
+)
+from autoscaler.placement.model.types import Bin, EvictionLevel, PackResult, PlacementRequest, RestartCosts
 from autoscaler.placement.packer import pack
 from autoscaler.planner.plan import plan
-from autoscaler.spec.load import DocumentError, load
+from autoscaler.spec.load import DocumentError, parse_documents
 from autoscaler.spec.model import Gpu, Model
-from autoscaler.state.resources import Host, Link
+from autoscaler.state.resources import HostResources, Link
 from autoscaler.state.world import NodeId, Slice, SliceId
 from tests.kit.budget import examples
 from tests.kit.laid import laid, looked, names
@@ -53,25 +60,25 @@ def rooted(*roots: str, node: str = "n0", **fields: Any) -> list[Slice]:
     ],
 )  # fmt: skip
 def test_nvlink_joins_all_of_a_node_by_the_product_and_no_cards(product: str, nvlink: bool) -> None:
-    assert bool(join(device(product=product), Link.NVLINK)) == nvlink
+    assert bool(name_device_link(device(product=product), Link.NVLINK)) == nvlink
 
 
 def test_nvlink_joins_all_of_a_node_that_is_labelled_with_its_clique() -> None:
-    assert join(device(labels={CLIQUE: "b1d2.7"}), Link.NVLINK)
-    assert not join(device(labels={CLIQUE: ""}), Link.NVLINK)
+    assert name_device_link(device(labels={CLIQUE: "b1d2.7"}), Link.NVLINK)
+    assert not name_device_link(device(labels={CLIQUE: ""}), Link.NVLINK)
 
 
 def test_a_better_link_does_for_a_worse_one() -> None:
     both = replace(device(product=H100), link="r1"), replace(device(product=H100), link="r2")
-    assert len(sizes(both, Link.PCIE_ROOT)) == 1
+    assert len(count_team_devices(both, Link.PCIE_ROOT)) == 1
     cards = (replace(one, product=L40S) for one in both)
-    assert len(sizes(cards, Link.PCIE_ROOT)) == 2
-    assert team(device(node="n1"), Link.NODE) == team(device("g1", node="n1", product=H100), Link.NODE)
+    assert len(count_team_devices(cards, Link.PCIE_ROOT)) == 2
+    assert team_of(device(node="n1"), Link.NODE) == team_of(device("g1", node="n1", product=H100), Link.NODE)
 
 
 def test_no_link_is_missed_by_who_needs_none() -> None:
-    assert not loose(device(), Link.NODE, {}, 1)
-    assert not loose(device(), Link.NODE, sizes([device(), device("g1")], Link.NODE), 2)
+    assert not link_shortage_reason(device(), Link.NODE, {}, 1)
+    assert not link_shortage_reason(device(), Link.NODE, count_team_devices([device(), device("g1")], Link.NODE), 2)
 
 
 # --- placing ----------------------------------------------------------------------------------------------------------
@@ -134,7 +141,7 @@ def test_a_linked_set_of_which_one_is_leaving_is_waited_for() -> None:
         ),
     ],
 )  # fmt: skip
-def test_a_link_that_no_node_gives_is_named_for_ever(asked: Want, there: list[Slice], reason: str) -> None:
+def test_a_link_that_no_node_gives_is_named_for_ever(asked: PlacementRequest, there: list[Slice], reason: str) -> None:
     (missing,) = run([asked], map(shelf, there)).unmet
     assert (missing.reason, missing.never) == (reason, True)
 
@@ -152,15 +159,15 @@ def test_a_link_that_is_not_free_is_told_with_who_has_it() -> None:
 
 def test_of_a_node_with_devices_enough_that_no_link_joins_nothing_is_said_of_its_cpu() -> None:
     there = [*map(shelf, rooted("r1", "r2")), *map(shelf, rooted("r1", "r1", node="n1"))]
-    hosts = {NodeId(node): Host(8000, 64 * GI, left, 64 * GI) for node, left in (("n0", 3000), ("n1", 1000))}
+    hosts = {NodeId(node): HostResources(8000, 64 * GI, left, 64 * GI) for node, left in (("n0", 3000), ("n1", 1000))}
     asked = TWO_OF_A_ROOT._replace(cpu_milli=4000)
-    (missing,) = pack([asked], Yard(there, hosts), frozenset(), Outlook(), T0).unmet
+    (missing,) = pack([asked], SliceIndex(there, hosts), frozenset(), RestartCosts(), T0).unmet
     assert missing.reason == (
         "needs 2 whole devices of 20Gi of one PCIe root and 4 cores beside them; node n1 has not CPU enough beside its "
         "devices: 1 cores left of 8 cores"
     )
-    small = {NodeId(node): Host(most, 64 * GI, most, 64 * GI) for node, most in (("n0", 9000), ("n1", 3000))}
-    (never,) = pack([asked], Yard(there, small), frozenset(), Outlook(), T0).unmet
+    small = {NodeId(node): HostResources(most, 64 * GI, most, 64 * GI) for node, most in (("n0", 9000), ("n1", 3000))}
+    (never,) = pack([asked], SliceIndex(there, small), frozenset(), RestartCosts(), T0).unmet
     assert (never.never, "more than 3 cores" in never.reason) == (True, True)
 
 
@@ -231,7 +238,7 @@ def test_a_link_that_is_none_is_refused_by_its_path(gpu: str, line: str) -> None
         f"apiVersion: pilotlight.dev/v1alpha1\nkind: Model\nmetadata: {{name: a}}\nspec: {{engine: ollama, gpu: {gpu}}}"
     )
     with pytest.raises(DocumentError) as caught:
-        load([("a.yaml", text)])
+        parse_documents([("a.yaml", text)])
     assert line in str(caught.value)
 
 
@@ -243,7 +250,7 @@ def test_room_in_pieces_of_several_links_is_put_together_on_one() -> None:
     at, roots = laid({0: [1, 5], 1: [9], 2: [10], 3: [10]}), {0: "r1", 6: "r1", 7: "r1", 8: "r3", 9: "r3"}
     slices = {id: replace(one, link=roots.get(int(id[-1]), "")) for id, one in at.slices.items() if one.node == "n0"}
     linked = replace(at, slices=at.slices | slices)
-    asked = Want(ModelName("big"), devices=3, memory_bytes=70 * GI, force=Force.LOWER)
+    asked = PlacementRequest(ModelName("big"), devices=3, memory_bytes=70 * GI, force=EvictionLevel.LOWER)
     assert not names(looked(linked, T0, asked)), "there is room enough"
     found = looked(linked, T0, asked._replace(link=Link.PCIE_ROOT))
     assert names(found) == ["n0-a"]
@@ -256,9 +263,9 @@ def test_room_in_pieces_of_several_links_is_put_together_on_one() -> None:
 # --- whatever there is ------------------------------------------------------------------------------------------------
 
 
-def drawn(rng: Random) -> tuple[list[Shelf], list[Want]]:
+def drawn(rng: Random) -> tuple[list[Bin], list[PlacementRequest]]:
     """Nodes of cards and boards, some labelled, some told by DRA; who is on them; and who comes."""
-    shelves: list[Shelf] = []
+    shelves: list[Bin] = []
     for node in range(rng.randrange(1, 5)):
         labels = {CLIQUE: "f.1"} if rng.random() < 0.2 else {}
         product, told = rng.choice((H100, L40S, L40S, "")), rng.random() < 0.7
@@ -269,25 +276,25 @@ def drawn(rng: Random) -> tuple[list[Shelf], list[Want]]:
             shelves.append(shelf(one, *who, locked=rng.random() < 0.1))
     wants = [
         want(f"a{number}", 20, devices=rng.choice((1, 2, 2, 3)), link=rng.choice(list(Link)),
-             priority=rng.choice((-1, 0, 1)), force=rng.choice(list(Force)))
+             priority=rng.choice((-1, 0, 1)), force=rng.choice(list(EvictionLevel)))
         for number in range(rng.randrange(1, 5))
     ]  # fmt: skip
     return shelves, [one if one.devices > 1 else one._replace(link=Link.NODE) for one in wants]
 
 
 def joined(slices: Iterable[Slice], link: Link) -> bool:
-    found = {team(one, link) for one in slices}
+    found = {team_of(one, link) for one in slices}
     return len(found) == 1 and all(name for _, name in found)
 
 
-def largest(want: Want, shelves: Sequence[Shelf]) -> int:
+def largest(want: PlacementRequest, shelves: Sequence[Bin]) -> int:
     """Devices of the largest set that could ever hold it, worked out the long way."""
-    able = [one.slice for one in shelves if need(want, one) is not None]
-    counts = Counter(team(one, want.link) for one in able if join(one, want.link))
+    able = [one.slice for one in shelves if find_required_amount(want, one) is not None]
+    counts = Counter(team_of(one, want.link) for one in able if name_device_link(one, want.link))
     return max(counts.values(), default=0)
 
 
-def after(packing: Packing, shelves: Sequence[Shelf]) -> list[Shelf]:
+def after(packing: PackResult, shelves: Sequence[Bin]) -> list[Bin]:
     """As it is when all victims have left."""
     gone = {victim.replica for victim in packing.victims}
     return [shelf(one.slice, *(i for i in one.incumbents if i.replica not in gone)) for one in shelves]
@@ -322,10 +329,10 @@ def test_who_needs_a_link_is_never_across_two_and_gets_one_where_there_is_one(se
 
 def test_a_link_is_asked_of_a_yard_again_when_labels_are_others() -> None:
     there = [shelf(one) for one in rooted("", "")]
-    yard, asked = Yard(there), [TWO_BY_NVLINK]
-    assert pack(asked, yard, frozenset(), Outlook(), T0).unmet[0].never
+    yard, asked = SliceIndex(there), [TWO_BY_NVLINK]
+    assert pack(asked, yard, frozenset(), RestartCosts(), T0).unmet[0].never
     for one in there:
         labelled = one.copy()
         labelled.slice = replace(one.slice, labels={CLIQUE: "f.1"})
         yard.put(labelled)
-    assert placed(pack(asked, yard, frozenset(), Outlook(), T0)) == [("a", "n0-g0", "n0-g1")]
+    assert placed(pack(asked, yard, frozenset(), RestartCosts(), T0)) == [("a", "n0-g0", "n0-g1")]

@@ -23,8 +23,8 @@ from autoscaler.spec.settings import Signatures
 from pilotlight.agent.weights import keeper as room
 from pilotlight.agent.weights.fetch import NoSecretError, PullSecrets
 from pilotlight.agent.weights.inspect import REASON_CHARS_MAX
-from pilotlight.agent.weights.keeper import LINGER_S, Keeping
-from pilotlight.cli.weights.pack import planned
+from pilotlight.agent.weights.keeper import LINGER_S, WeightsKeeper
+from pilotlight.cli.weights.pack import plan_artifact
 from tests.kit import packed
 from tests.kit.kept import Kept, want
 
@@ -104,8 +104,8 @@ async def test_what_in_it_could_be_laid_over_other_weights_is_told(kept: Kept, t
 
 async def test_code_comes_for_who_allows_it_and_is_refused_to_all_others(kept: Kept, tmp_path: Path) -> None:
     files = {"a.gguf": b"GGUF", "modeling.py": b"pass"}
-    plan = planned(packed.model(tmp_path / "model", files), allow_unsafe=True)
-    oci_layout.write(tmp_path / "layout", plan, "modelpack", "v1")
+    plan = plan_artifact(packed.model(tmp_path / "model", files), allow_unsafe=True)
+    oci_layout.write_layout(tmp_path / "layout", plan, "modelpack", "v1")
     with packed.served(tmp_path / "layout") as host:
         async with kept.running():
             bold = replace(want(host, "r1"), allow_unsafe=True)
@@ -151,7 +151,7 @@ async def test_a_copy_that_cannot_be_held_fails_the_starts_that_would_need_its_r
 ) -> None:
     async with kept.running():
         with monkeypatch.context() as broken:
-            broken.setattr(Keeping, "_found", failing)
+            broken.setattr(WeightsKeeper, "_found", failing)
             kept.wants(want(host, "r1"), held=("copies/x/files",))
             await kept.until(lambda: kept.said and kept.said[0].failed == "Input/output error")
             assert kept.said[0].replicas == ("r1",)
@@ -203,7 +203,7 @@ async def test_a_pull_goes_on_while_leaders_change_and_ends_where_it_stays_unwan
         finally:
             ended.append(of.repository)
 
-    monkeypatch.setattr(registry, "obtain", hangs)
+    monkeypatch.setattr(registry, "fetch_from_registry", hangs)
     async with kept.running():
         kept.wants(want(host, "r1"))
         await kept.until(lambda: began)
@@ -274,7 +274,7 @@ async def test_an_agent_that_may_read_no_secret_says_so() -> None:
 
 
 def test_how_far_a_pull_is_is_told_now_and_then(kept: Kept) -> None:
-    line, told = room._Line(), list[int]()
+    line, told = room.WeightsTask(), list[int]()
     kept.keeping.changed = lambda: told.append(1)
     for bytes_, after_s in ((1, 0.0), (2, 0.5), (3, 0.6)):
         kept.now_s += after_s

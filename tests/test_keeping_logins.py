@@ -10,19 +10,19 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from artifacts.credentials.docker_config import Config, Entry, Login
+from artifacts.credentials.docker_config import AuthConfig, Config, Login
 from artifacts.http.transport import Site
 from artifacts.registry.client import Client
 from autoscaler.agent_contract import NodeWant, NodeWants
 from autoscaler.contract import ReplicaId, WeightsReport
-from pilotlight.agent.weights.keeper import Keeping
+from pilotlight.agent.weights.keeper import WeightsKeeper
 from tests.kit import packed
 from tests.kit.fake_registry import FakeRegistry
 
 pytestmark = pytest.mark.standard
 
 
-async def brought(keeping: Keeping, want: NodeWant, epoch: int) -> WeightsReport:
+async def brought(keeping: WeightsKeeper, want: NodeWant, epoch: int) -> WeightsReport:
     """What is said when it is here, or failed."""
     keeping.heard(msgspec.json.encode(NodeWants(epoch=epoch, wants=(want,))))
     async with asyncio.timeout(60):
@@ -49,14 +49,16 @@ async def test_each_login_of_a_pull_secret_is_tried_also_for_what_lies_here(tmp_
             await packed.push(client, layout)
         fake.judge = judge
         secrets = {
-            "good": Config({f"{fake.host}/team": Entry("", "wrong", "pw"), fake.host: Entry("", "right", "pw")}),
-            "bad": Config({fake.host: Entry("", "wrong", "pw")}),
+            "good": Config(
+                {f"{fake.host}/team": AuthConfig("", "wrong", "pw"), fake.host: AuthConfig("", "right", "pw")}
+            ),
+            "bad": Config({fake.host: AuthConfig("", "wrong", "pw")}),
         }
 
         async def secret_of(name: str) -> Config:
             return secrets[name]
 
-        keeping = Keeping(tmp_path / "store", secret_of)
+        keeping = WeightsKeeper(tmp_path / "store", secret_of)
         running = asyncio.create_task(keeping.run())
         try:
             for epoch, (name, replica) in enumerate([("good", "a"), ("good", "b"), ("bad", "c")], 1):

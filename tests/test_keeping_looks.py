@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from artifacts.store.store import Store
-from autoscaler.agent_contract import wish_of
+from autoscaler.agent_contract import read_weights_request
 from autoscaler.contract import ReplicaId, WeightsReport
 from loadtest import tiny_gguf
 from pilotlight.agent.weights import fetch, inspect
@@ -70,7 +70,7 @@ async def test_few_artifacts_are_looked_at_at_once(kept: Kept, monkeypatch: pyte
         at_once -= 1
         return replace(said, digest="sha256:aa", no_header="none")
 
-    monkeypatch.setattr(fetch, "look", waits)
+    monkeypatch.setattr(fetch, "inspect_artifact", waits)
     async with kept.running():
         kept.wants(*(replace(want("r", tag=f"v{number}"), look=True) for number in range(20)))
         await kept.until(lambda: at_once == LOOKS_MAX)
@@ -88,7 +88,7 @@ async def test_headers_that_are_too_much_for_one_report_are_told_one_after_anoth
     def told() -> set[str]:
         return {one.artifact for one in kept.said if one.header}
 
-    monkeypatch.setattr(fetch, "look", found)
+    monkeypatch.setattr(fetch, "inspect_artifact", found)
     looks = [replace(want("r", tag=f"v{number}"), look=True) for number in range(5)]
     async with kept.running():
         kept.wants(*looks)
@@ -104,10 +104,10 @@ async def test_a_look_that_nobody_waits_for_is_tried_again_after_a_while(kept: K
         look = replace(want(host, tag="none"), look=True)
         kept.wants(look)
         await kept.until(lambda: kept.said and kept.said[0].failed)
-        first = kept.keeping._lines[wish_of(look)].again_s
+        first = kept.keeping._lines[read_weights_request(look)].again_s
         kept.now_s += LOOK_AGAIN_S
         kept.wants(look, ca_file=None)
-        await kept.until(lambda: kept.keeping._lines[wish_of(look)].again_s > first)
+        await kept.until(lambda: kept.keeping._lines[read_weights_request(look)].again_s > first)
 
 
 async def test_why_there_is_no_image_or_header_is_told_as_far_as_a_report_has_room(
@@ -116,7 +116,7 @@ async def test_why_there_is_no_image_or_header_is_told_as_far_as_a_report_has_ro
     async def found(said: WeightsReport, *_: object) -> WeightsReport:
         return replace(said, digest="sha256:aa", no_image="x" * 1_000_000, no_header="x" * 1_000_000)
 
-    monkeypatch.setattr(fetch, "look", found)
+    monkeypatch.setattr(fetch, "inspect_artifact", found)
     async with kept.running():
         kept.wants(replace(want("r"), look=True))
         await kept.until(lambda: kept.said and kept.said[0].digest)
@@ -134,7 +134,7 @@ async def test_what_was_no_image_is_looked_at_again_for_it_may_have_been_pushed_
             said, digest="sha256:aa", no_header="none", image="models" if said.artifact in seen[:-1] else None
         )
 
-    monkeypatch.setattr(fetch, "look", found)
+    monkeypatch.setattr(fetch, "inspect_artifact", found)
     look, other = replace(want("r"), look=True), replace(want("r", tag="v2"), look=True)
     async with kept.running():
         kept.wants(look)
@@ -153,7 +153,7 @@ async def test_what_was_no_image_is_looked_at_again_for_it_may_have_been_pushed_
 def ada(tmp_path: Path) -> Path:
     """A layout of a model with a header."""
     (tmp_path / "in").mkdir()
-    tiny_gguf.make(tmp_path / "in" / "ada.gguf", "Hello, I am Ada.")
+    tiny_gguf.make_model(tmp_path / "in" / "ada.gguf", "Hello, I am Ada.")
     packed.packed(tmp_path / "in", tmp_path / "layout")
     return tmp_path / "layout"
 

@@ -22,7 +22,7 @@ from autoscaler.contract import (
     TenantName,
 )
 from gateway.control import snapshot_file
-from gateway.control.snapshot_file import Known, with_catalogue, with_routes
+from gateway.control.snapshot_file import GatewaySnapshot, with_catalogue, with_routes
 
 ACME = TenantEntry(name=TenantName("acme"), keys=(KeyEntry(sha256="5" * 64),))
 
@@ -42,7 +42,7 @@ def catalogue(version: int, **fields: object) -> CatalogueDelta:
 
 
 def test_catalogue_deltas_add_replace_and_remove() -> None:
-    known = with_catalogue(Known(), catalogue(1, full=True, models=(entry("a"), entry("b")), tenants=(ACME,)))
+    known = with_catalogue(GatewaySnapshot(), catalogue(1, full=True, models=(entry("a"), entry("b")), tenants=(ACME,)))
     known = with_catalogue(known, catalogue(2, models=(entry("b", 7), entry("c")), models_gone=("a",)))
     known = with_catalogue(known, catalogue(3, tenants_gone=("acme",), settings=FrontSettings(keys_needed=True)))
     known = with_catalogue(known, catalogue(4))
@@ -52,7 +52,7 @@ def test_catalogue_deltas_add_replace_and_remove() -> None:
 
 
 def test_a_full_message_forgets_what_was_before() -> None:
-    known = with_catalogue(Known(), catalogue(1, models=(entry("a"),), tenants=(ACME,)))
+    known = with_catalogue(GatewaySnapshot(), catalogue(1, models=(entry("a"),), tenants=(ACME,)))
     known = with_catalogue(known, catalogue(2, full=True, models=(entry("b"),)))
     assert ([model.name for model in known.catalogue.models], known.catalogue.tenants) == (["b"], ())
     known = with_routes(known, RoutesDelta(epoch=1, version=1, replicas=(route("r1"),)))
@@ -61,7 +61,7 @@ def test_a_full_message_forgets_what_was_before() -> None:
 
 
 def test_what_an_older_leader_says_is_not_kept() -> None:
-    known = with_catalogue(Known(), catalogue(9, full=True, models=(entry("a"),)))
+    known = with_catalogue(GatewaySnapshot(), catalogue(9, full=True, models=(entry("a"),)))
     known = with_routes(known, RoutesDelta(epoch=2, version=1, full=True, replicas=(route("r2"),)))
     late = with_catalogue(known, catalogue(8, full=True, models=(entry("b"),)))
     assert with_routes(late, RoutesDelta(epoch=1, version=99, full=True, replicas=(route("r1"),))) == known
@@ -71,7 +71,7 @@ def test_routes_are_kept_without_any_hold() -> None:
     told = RoutesDelta(
         epoch=1, version=1, replicas=(route("r1", 3), route("r2", 1)), models=(ModelRoute(model=ModelName("a")),)
     )
-    known = with_routes(Known(), told)
+    known = with_routes(GatewaySnapshot(), told)
     known = with_routes(known, RoutesDelta(epoch=1, version=2, gateways=2, replicas_gone=(ReplicaId("r1"),)))
     assert [(one.replica, one.hold) for one in known.routes.replicas] == [("r2", 0)]
     assert (known.routes.gateways, len(known.routes.models)) == (2, 1)
@@ -79,20 +79,20 @@ def test_routes_are_kept_without_any_hold() -> None:
 
 def test_the_file_is_private_whole_and_read_back_equal(tmp_path: Path) -> None:
     path = tmp_path / "g1.kept.json"
-    known = with_routes(with_catalogue(Known(), catalogue(1, models=(entry("a"),), tenants=(ACME,))),
+    known = with_routes(with_catalogue(GatewaySnapshot(), catalogue(1, models=(entry("a"),), tenants=(ACME,))),
                         RoutesDelta(epoch=1, version=1, replicas=(route("r1"),)))  # fmt: skip
     path.write_text("older and longer" * 1000)
     path.chmod(0o644)
-    snapshot_file.write(path, known)
-    assert snapshot_file.read(path) == known
+    snapshot_file.save_snapshot(path, known)
+    assert snapshot_file.load_snapshot(path) == known
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert [one.name for one in tmp_path.iterdir()] == ["g1.kept.json"]
 
 
 def test_no_file_is_nothing_known_and_a_broken_one_is_said_to_be(tmp_path: Path) -> None:
     path = tmp_path / "g1.kept.json"
-    assert snapshot_file.read(path) is None
+    assert snapshot_file.load_snapshot(path) is None
     for broken in (b'{"catalogue": 3}', b'{"later":' + b"[" * 5000, b'{"catalogue":{"epoch":"\xff"}}'):
         path.write_bytes(broken)
         with pytest.raises(msgspec.DecodeError):
-            snapshot_file.read(path)
+            snapshot_file.load_snapshot(path)

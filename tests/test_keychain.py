@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pilotlight.models.credentials import clouds, keychain
+from pilotlight.models.credentials import build_cloud_keychain, build_keychain
 
 ECR, GAR, ACR = "123456789012.dkr.ecr.eu-west-1.amazonaws.com", "eu-docker.pkg.dev", "acmereg.azurecr.io"
 
@@ -24,7 +24,7 @@ def logins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 async def test_what_a_person_keeps_comes_before_the_cloud() -> None:
-    found = await keychain().login(GAR, "x")
+    found = await build_keychain().login(GAR, "x")
     assert found is not None
     assert found.user == "_json_key"
 
@@ -32,15 +32,15 @@ async def test_what_a_person_keeps_comes_before_the_cloud() -> None:
 @pytest.mark.standard
 async def test_a_cloud_is_asked_for_its_own_registries_and_never_in_the_clear() -> None:
     for host, said in ((ECR, "AWS: no keys"), ("gcr.io", "Google Cloud: no metadata server")):
-        found = await keychain().login(host, "x")
+        found = await build_keychain().login(host, "x")
         assert found is not None
         assert said in found.note
-        assert await keychain(plain_http=True).login(host, "x") is None
-    assert await keychain().login("ghcr.io", "x") is None
+        assert await build_keychain(plain_http=True).login(host, "x") is None
+    assert await build_keychain().login("ghcr.io", "x") is None
 
 
 def test_every_cloud_is_there(tmp_path: Path) -> None:
-    there = clouds({}, tmp_path)
+    there = build_cloud_keychain({}, tmp_path)
     assert [any(one.applies(host) for one in there._clouds) for host in (ECR, GAR, ACR, "ghcr.io")] == [
         True, True, True, False,
     ]  # fmt: skip

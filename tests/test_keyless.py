@@ -36,17 +36,17 @@ GOLDEN = Path(__file__).parent / "golden" / "signatures"
 PUBLIC, REKOR = (json.loads((GOLDEN / f"{name}.json").read_text()) for name in ("public-good", "rekor"))
 DIGEST = Digest(SIGNED)
 OURS = Sigstore()
-ENFORCE = Policy("enforce", identities=(WHO,), root=trust_root.parse(json.dumps(OURS.trusted()).encode()))
+ENFORCE = Policy("enforce", identities=(WHO,), root=trust_root.parse_trust_root(json.dumps(OURS.trusted()).encode()))
 
 
 def rooted(trusted: dict[str, Any]) -> Policy:
     """The policy, with another trusted root."""
-    return ENFORCE._replace(root=trust_root.parse(json.dumps(trusted).encode()))
+    return ENFORCE._replace(root=trust_root.parse_trust_root(json.dumps(trusted).encode()))
 
 
 def why(document: dict[str, Any], policy: Policy = ENFORCE) -> str:
     """Why it counts for nothing."""
-    verdict = signatures.judge(DIGEST, [bundled(document)], policy)
+    verdict = signatures.evaluate_signatures(DIGEST, [bundled(document)], policy)
     assert (verdict.publish, verdict.signed_by) == (False, "")
     return verdict.lines[1].removeprefix("bundle: ")
 
@@ -64,10 +64,10 @@ def changed(*at: str | int, to: object) -> dict[str, Any]:
 
 
 def test_the_public_sigstore_s_own_holds() -> None:
-    root = trust_root.parse(json.dumps(PUBLIC["root"]).encode())
-    entry = transparency_log.check(PUBLIC["entry"], root.logs)
+    root = trust_root.parse_trust_root(json.dumps(PUBLIC["root"]).encode())
+    entry = transparency_log.check_log_entry(PUBLIC["entry"], root.logs)
     assert entry.unix_s is not None
-    leaf = certificates.check(base64.b64decode(PUBLIC["certificate"]), entry.unix_s, root)
+    leaf = certificates.check_certificate(base64.b64decode(PUBLIC["certificate"]), entry.unix_s, root)
     assert entry.unix_s == 1692374735
     assert leaf.identity == Identity(
         "https://github.com/sigstore/sigstore-js/.github/workflows/release.yml@refs/heads/main",
@@ -76,9 +76,9 @@ def test_the_public_sigstore_s_own_holds() -> None:
     assert root.authorities
     assert ENFORCE.root is not None
     with pytest.raises(BadClaimError, match="a log that the trusted root does not name"):
-        transparency_log.check(PUBLIC["entry"], ENFORCE.root.logs)
+        transparency_log.check_log_entry(PUBLIC["entry"], ENFORCE.root.logs)
     with pytest.raises(BadClaimError, match="by no authority"):
-        certificates.check(base64.b64decode(PUBLIC["certificate"]), entry.unix_s, ENFORCE.root)
+        certificates.check_certificate(base64.b64decode(PUBLIC["certificate"]), entry.unix_s, ENFORCE.root)
 
 
 @pytest.mark.parametrize("kind", ["dsse", "hashedrekord"])
@@ -102,7 +102,7 @@ def test_bodies_of_entries_as_rekor_writes_them_are_read(kind: str) -> None:
 
 @pytest.mark.parametrize("content", [None, b"a manifest"])
 def test_a_whole_one_by_a_named_identity_holds(content: bytes | None) -> None:
-    verdict = signatures.judge(DIGEST, [bundled(OURS.signed(content))], ENFORCE)
+    verdict = signatures.evaluate_signatures(DIGEST, [bundled(OURS.signed(content))], ENFORCE)
     assert (verdict.publish, verdict.signed_by) == (True, str(WHO))
 
 
@@ -127,7 +127,7 @@ def test_point_17_a_certificate_that_had_expired_is_refused() -> None:
         document = OURS.vouched(envelope(signer), OURS.leaf(signer), unix_s)
         assert why(document) == "its certificate, or who gave it, was not valid when it signed"
     document = OURS.vouched(envelope(signer), OURS.leaf(signer), AT_S + 480)
-    assert signatures.judge(DIGEST, [bundled(document)], ENFORCE).publish
+    assert signatures.evaluate_signatures(DIGEST, [bundled(document)], ENFORCE).publish
     early = OURS.vouched(envelope(signer), OURS.leaf(signer), AT_S - 90 * 86400)
     assert why(early) == "its log entry is of a time at which its log was not in use"
 
@@ -141,7 +141,7 @@ def test_point_17_certificates_of_others_or_for_other_ends_are_refused() -> None
     critical = x509.Extension(strange, True, x509.UnrecognizedExtension(strange, b"x"))
     assert "critical that is not known here" in why(OURS.signed(more=[critical]))
     named = x509.Extension(strange, False, x509.UnrecognizedExtension(strange, b"x"))
-    assert signatures.judge(DIGEST, [bundled(OURS.signed(more=[named]))], ENFORCE).publish
+    assert signatures.evaluate_signatures(DIGEST, [bundled(OURS.signed(more=[named]))], ENFORCE).publish
     other = OURS.leaf(private())
     assert why(OURS.vouched(envelope(signer), other)) == "it is by none of the keys"
 
@@ -169,7 +169,7 @@ def test_point_17_authorities_and_logs_count_for_their_own_time_only() -> None:
         of["validFor"]["end"] = (SINCE - timedelta(seconds=1)).isoformat()
         assert said in why(document, rooted(root))
         of["validFor"]["end"] = (SINCE + timedelta(days=1)).isoformat()
-        assert signatures.judge(DIGEST, [bundled(document)], rooted(root)).publish
+        assert signatures.evaluate_signatures(DIGEST, [bundled(document)], rooted(root)).publish
 
 
 def test_point_17_a_certificate_whose_bytes_were_changed_is_refused() -> None:
@@ -243,14 +243,14 @@ def test_point_17_an_entry_without_every_proof_of_its_log_is_refused() -> None:
 def test_a_proof_leads_to_the_root_from_its_own_leaf_and_place_alone(size: int, at: int, data: st.DataObject) -> None:
     index, leaves = at % size, [b"%d" % n for n in range(size)]
     proof, root = path(index, leaves), tree(leaves)
-    assert transparency_log.root_of(leaves[index], index, size, proof) == root
-    assert transparency_log.root_of(b"x", index, size, proof) != root
-    assert transparency_log.root_of(leaves[index], index, 2 * size, proof) != root
-    assert transparency_log.root_of(leaves[index], index, size, [*proof, b"x" * 32]) != root
+    assert transparency_log.compute_tree_root(leaves[index], index, size, proof) == root
+    assert transparency_log.compute_tree_root(b"x", index, size, proof) != root
+    assert transparency_log.compute_tree_root(leaves[index], index, 2 * size, proof) != root
+    assert transparency_log.compute_tree_root(leaves[index], index, size, [*proof, b"x" * 32]) != root
     if proof:
-        assert transparency_log.root_of(leaves[index], index, size, proof[:-1]) != root
+        assert transparency_log.compute_tree_root(leaves[index], index, size, proof[:-1]) != root
         other = data.draw(st.integers(0, size - 1).filter(lambda one: one != index))
-        assert transparency_log.root_of(leaves[index], other, size, proof) != root
+        assert transparency_log.compute_tree_root(leaves[index], other, size, proof) != root
 
 
 def test_a_trusted_root_that_lacks_something_is_refused() -> None:
@@ -261,21 +261,23 @@ def test_a_trusted_root_that_lacks_something_is_refused() -> None:
         "certificateAuthorities": [{"certChain": {"certificates": []}, "validFor": {}}],
     }.items():
         with pytest.raises(BadRootError):
-            trust_root.parse(json.dumps(whole | {part: value}).encode())
+            trust_root.parse_trust_root(json.dumps(whole | {part: value}).encode())
     for text in (b"", b"[]", b"{}", b'{"tlogs": 1}', b" " * (2 << 20)):
         with pytest.raises(BadRootError):
-            trust_root.parse(text)
+            trust_root.parse_trust_root(text)
     naive = json.dumps(whole).replace("2025-12-01T00:00:00Z", "2025-12-01T00:00:00").encode()
     with pytest.raises(BadRootError, match="a time of the trusted root is none"):
-        trust_root.parse(naive)
-    assert len(trust_root.parse(json.dumps(whole).encode()).authorities) == 1
+        trust_root.parse_trust_root(naive)
+    assert len(trust_root.parse_trust_root(json.dumps(whole).encode()).authorities) == 1
 
 
 def test_keys_and_identities_may_both_be_named() -> None:
     signer = private()
     both = ENFORCE._replace(keys=(key(signer),))
-    assert signatures.judge(DIGEST, [bundled(envelope(signer))], both).signed_by == f"key {key(signer).id}"
-    assert signatures.judge(DIGEST, [bundled(OURS.signed())], both).signed_by == str(WHO)
+    assert (
+        signatures.evaluate_signatures(DIGEST, [bundled(envelope(signer))], both).signed_by == f"key {key(signer).id}"
+    )
+    assert signatures.evaluate_signatures(DIGEST, [bundled(OURS.signed())], both).signed_by == str(WHO)
     # a certificate's signature is not taken for the key's own, should both be one
     assert "who is none" in why(
         OURS.vouched(envelope(signer), OURS.leaf(signer, Identity("https://x", "https://y"))), both

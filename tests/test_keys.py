@@ -12,39 +12,39 @@ from pathlib import Path
 import click
 import pytest
 
-from autoscaler.spec.load import load
+from autoscaler.spec.load import parse_documents
 from pilotlight.cli import keys
 from pilotlight.models import documents
 from pilotlight.models.documents import KEYS_FILE
 
 
 def test_a_key_is_long_random_and_its_entry_is_its_hash() -> None:
-    made = {keys.new("tenant", "ci")[0] for _ in range(50)}
+    made = {keys.generate_key("tenant", "ci")[0] for _ in range(50)}
     assert len(made) == 50
     assert all(key.startswith("pl-") and len(key) >= 46 for key in made)
-    key, entry = keys.new("viewer", "ci")
+    key, entry = keys.generate_key("viewer", "ci")
     assert entry.sha256 == hashlib.sha256(key.encode()).hexdigest()
     assert (entry.name, entry.role) == ("ci", "viewer")
     assert (entry.created_at or "").endswith("Z")
 
 
 def test_the_line_to_paste_is_a_key_of_a_document() -> None:
-    _, entry = keys.new("tenant", "ci")
+    _, entry = keys.generate_key("tenant", "ci")
     text = "apiVersion: pilotlight.dev/v1alpha1\nkind: Tenant\nmetadata: {name: acme}\nspec:\n  keys:\n  "
-    (tenant,) = load([("x", text + keys.entry_yaml(entry) + "\n")]).tenants
+    (tenant,) = parse_documents([("x", text + keys.entry_yaml(entry) + "\n")]).tenants
     assert tenant.spec.keys == (entry,)
 
 
 def test_keys_are_stored_by_tenant_in_a_private_file(tmp_path: Path) -> None:
-    entries = [keys.new("tenant", name) for name in ("one", "two", "three")]
+    entries = [keys.generate_key("tenant", name) for name in ("one", "two", "three")]
     for (_, entry), tenant in zip(entries, ("acme", "acme", "lab"), strict=True):
-        path = keys.store(tmp_path / "new", tenant, entry)
+        path = keys.store_key(tmp_path / "new", tenant, entry)
     assert path == tmp_path / "new" / KEYS_FILE
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     text = path.read_text()
     assert not any(key in text for key, _ in entries)
-    tenants = load([("x", text)]).tenants
+    tenants = parse_documents([("x", text)]).tenants
     assert [(tenant.name, [key.name for key in tenant.spec.keys]) for tenant in tenants] == [
         ("acme", ["one", "two"]),
         ("lab", ["three"]),
@@ -56,7 +56,7 @@ def test_keys_that_two_processes_store_at_once_are_all_kept(tmp_path: Path) -> N
     code = (
         "import sys; from pathlib import Path; from pilotlight.cli import keys\n"
         "sys.stdin.readline()\n"
-        "for n in range(8): keys.store(Path(sys.argv[1]), 'acme', keys.new('tenant', f'{sys.argv[2]}{n}')[1])"
+        "for n in range(8): keys.store_key(Path(sys.argv[1]), 'acme', keys.generate_key('tenant', f'{sys.argv[2]}{n}')[1])"
     )
     both = [
         subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "new"), name], stdin=subprocess.PIPE)
@@ -70,7 +70,7 @@ def test_keys_that_two_processes_store_at_once_are_all_kept(tmp_path: Path) -> N
     for one in both:
         assert one.stdin is not None
         one.stdin.close()
-    (tenant,) = load([("x", (tmp_path / "new" / KEYS_FILE).read_text())]).tenants
+    (tenant,) = parse_documents([("x", (tmp_path / "new" / KEYS_FILE).read_text())]).tenants
     assert sorted(key.name for key in tenant.spec.keys) == sorted(f"{who}{n}" for who in "ab" for n in range(8))
 
 
@@ -79,28 +79,28 @@ def test_a_lock_that_is_never_given_back_is_one_line(tmp_path: Path, monkeypatch
     with (tmp_path / keys.LOCK_FILE).open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(click.ClickException, match=r"another process has held .*keys\.lock for 0\.05 s"):
-            keys.store(tmp_path, "acme", keys.new("tenant", "x")[1])
-    keys.store(tmp_path, "acme", keys.new("tenant", "x")[1])
+            keys.store_key(tmp_path, "acme", keys.generate_key("tenant", "x")[1])
+    keys.store_key(tmp_path, "acme", keys.generate_key("tenant", "x")[1])
 
 
 def test_a_file_that_is_not_ours_is_left_as_it_is(tmp_path: Path) -> None:
     (tmp_path / KEYS_FILE).write_text("- 1\n")
     with pytest.raises(click.UsageError, match=r"keys\.yaml"):
-        keys.store(tmp_path, "acme", keys.new("tenant", "x")[1])
+        keys.store_key(tmp_path, "acme", keys.generate_key("tenant", "x")[1])
     assert (tmp_path / KEYS_FILE).read_text() == "- 1\n"
 
 
 def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(click.ClickException, match=r"cannot be written: "):
-        keys.store(tmp_path / "file" / "state", "acme", keys.new("tenant", "x")[1])
+        keys.store_key(tmp_path / "file" / "state", "acme", keys.generate_key("tenant", "x")[1])
 
 
 def test_too_many_keys_for_one_file_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keys, "KEYS_MAX", 1)
-    keys.store(tmp_path, "acme", keys.new("tenant", "x")[1])
+    keys.store_key(tmp_path, "acme", keys.generate_key("tenant", "x")[1])
     with pytest.raises(click.ClickException, match="move them into Tenant documents"):
-        keys.store(tmp_path, "lab", keys.new("tenant", "y")[1])
+        keys.store_key(tmp_path, "lab", keys.generate_key("tenant", "y")[1])
 
 
 @pytest.mark.parametrize("name", ["", "a b", "-x", "x" * 300])

@@ -75,9 +75,9 @@ class KueueRig:
     def use(self, name: str) -> None:
         """See Rig: a Replica's pod takes the place."""
         kept = self.server.objects.pop(f"{PODS}/{name}")
-        one = workload.read(kept)
+        one = workload.read_place(kept)
         assert one is not None
-        marks = workload.listed(one, None, "serving").marks
+        marks = workload.place_to_lease(one, None, "serving").marks
         assert marks.instead == name
         taker = {
             "metadata": {"labels": marks.labels, "annotations": marks.annotations},

@@ -7,25 +7,31 @@ from math import inf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoscaler.capacity.lead_times import expected
+from autoscaler.capacity.lead_times import estimate_lead_time
 from autoscaler.provisioning import offer_selection
-from autoscaler.provisioning.offer_selection import Rung, choose, climb, order, rung
-from autoscaler.state.capacity_orders import Learnt, Offer
+from autoscaler.provisioning.offer_selection import (
+    RatedOffer,
+    choose_offer,
+    rank_offers_lazily,
+    rate_offer,
+    rated_offer_sort_key,
+)
+from autoscaler.state.capacity_orders import LeadTimeStats, Offer
 from tests.kit.offered import cloud, offer
 
 
-def made(of: Offer, deadline_s: float = inf, devices: int = 1) -> Rung:
-    return rung(of, devices, expected(of), deadline_s, 0.0)
+def made(of: Offer, deadline_s: float = inf, devices: int = 1) -> RatedOffer:
+    return rate_offer(of, devices, estimate_lead_time(of), deadline_s, 0.0)
 
 
-def first(*rungs: Rung) -> str:
-    chosen = choose(rungs)
+def first(*rungs: RatedOffer) -> str:
+    chosen = choose_offer(rungs)
     assert chosen is not None
     return chosen.rung.offer.provider
 
 
 def test_of_nothing_nothing_is_taken() -> None:
-    assert choose(()) is None
+    assert choose_offer(()) is None
 
 
 def test_the_cheapest_of_those_that_are_sure_enough_in_time() -> None:
@@ -36,11 +42,11 @@ def test_the_cheapest_of_those_that_are_sure_enough_in_time() -> None:
 
 def test_of_two_that_time_does_not_make_unsure_the_price_counts_and_not_who_comes_a_little_surer() -> None:
     """However far the deadline is, it takes a trace of the likelihood away."""
-    dear = rung(cloud(price_per_hour=2.0), 1, expected(cloud(), Learnt(came=8)), 540.0, 23.0)
+    dear = rate_offer(cloud(price_per_hour=2.0), 1, estimate_lead_time(cloud(), LeadTimeStats(came=8)), 540.0, 23.0)
     cheap = made(offer(price_per_hour=1.0), 517.0)
     assert cheap.in_time < cheap.expected.confidence < dear.in_time
     assert first(dear, cheap) == "rack"
-    seldom = rung(offer(price_per_hour=1.0), 1, expected(offer(), Learnt(failed=4)), 540.0, 23.0)
+    seldom = rate_offer(offer(price_per_hour=1.0), 1, estimate_lead_time(offer(), LeadTimeStats(failed=4)), 540.0, 23.0)
     assert seldom.sure, "it is not late: it does not come"
     assert not made(offer(price_per_hour=1.0), 60.0).sure
 
@@ -64,11 +70,11 @@ def test_more_devices_than_are_needed_cost_what_they_cost() -> None:
 
 def test_a_second_is_started_only_where_it_may_and_the_first_is_not_sure() -> None:
     fast, slow = made(offer(), 60.0), made(cloud(), 60.0)
-    both = choose((fast, slow), frozenset({"cloud"}))
+    both = choose_offer((fast, slow), frozenset({"cloud"}))
     assert both is not None
     assert both.beside is slow
     for rungs, hedges in (((fast, slow), ()), ((made(offer()), made(cloud())), ("cloud",)), ((fast,), ("rack",))):
-        chosen = choose(rungs, frozenset(hedges))
+        chosen = choose_offer(rungs, frozenset(hedges))
         assert chosen is not None
         assert chosen.beside is None
 
@@ -94,10 +100,10 @@ def test_no_other_is_both_sure_and_cheaper_and_the_order_of_offers_does_not_coun
 ) -> None:
     offers = [offer(p, f"n{n}", expected_s=s, price_per_hour=price) for n, (s, price, p) in enumerate(told)]
     rungs = [made(one, deadline_s) for one in offers]
-    chosen, other = choose(rungs), choose(rungs[::-1])
+    chosen, other = choose_offer(rungs), choose_offer(rungs[::-1])
     assert chosen is not None
     assert other is not None
-    assert chosen.rung == other.rung == min(rungs, key=order)
+    assert chosen.rung == other.rung == min(rungs, key=rated_offer_sort_key)
     sure = [one for one in rungs if one.sure]
     assert all(chosen.rung.cost <= one.cost for one in sure)
     if not sure:
@@ -120,14 +126,18 @@ def test_of_the_best_first_no_more_are_tried_than_it_takes_and_the_choice_is_tha
     real = {one.id: made(one, deadline_s, do) if do else None for one, do in offers}
     tried: list[str] = []
 
-    def trial(hopeful: Rung) -> Rung | None:
+    def trial(hopeful: RatedOffer) -> RatedOffer | None:
         tried.append(hopeful.offer.name)
         return real[hopeful.offer.id]
 
-    chosen = offer_selection.first(climb([made(one, deadline_s) for one, _ in offers], trial), hedges)
+    chosen = offer_selection.choose_sorted_offer(
+        rank_offers_lazily([made(one, deadline_s) for one, _ in offers], trial), hedges
+    )
     would_do = [one for one in real.values() if one is not None]
-    assert chosen == choose(would_do, hedges)
+    assert chosen == choose_offer(would_do, hedges)
     assert len(tried) == len(set(tried))
     if chosen is not None and chosen.rung.in_time >= offer_selection.NOT_LATE * offer_selection.IN_TIME:
-        cheaper = [one for one, _ in offers if order(made(one, deadline_s)) <= order(chosen.rung)]
+        cheaper = [
+            one for one, _ in offers if rated_offer_sort_key(made(one, deadline_s)) <= rated_offer_sort_key(chosen.rung)
+        ]
         assert sorted(tried) == sorted(one.name for one in cheaper)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from autoscaler.contract import NodeReport
 from autoscaler.fold.fold import fold
-from autoscaler.fold.operator_orders import heard
-from autoscaler.kubernetes.leadership import AHEAD_MAX, EPOCH_MAX, LOOK_S_MAX, Candidate, Record, Write
+from autoscaler.fold.operator_orders import list_reported_epochs
+from autoscaler.kubernetes.leadership import AHEAD_MAX, EPOCH_MAX, LOOK_S_MAX, ElectionCandidate, LeaseRecord, Write
 from autoscaler.state.operator_orders import NodeReported
 from tests.kit.budget import examples
 from tests.kit.worlds import T0, world
@@ -21,13 +21,15 @@ D = 10
 """Seconds of the Lease: its holder writes every 2 s, and may act for 8 s."""
 
 
-def held(holder: str = OTHER, epoch: int = 3, renewed: str = "a", version: str = "7", duration_s: float = D) -> Record:
-    return Record(version, holder, epoch, duration_s, renewed)
+def held(
+    holder: str = OTHER, epoch: int = 3, renewed: str = "a", version: str = "7", duration_s: float = D
+) -> LeaseRecord:
+    return LeaseRecord(version, holder, epoch, duration_s, renewed)
 
 
-def led(at_s: float = 0.0, epoch: int = 4) -> Candidate:
+def led(at_s: float = 0.0, epoch: int = 4) -> ElectionCandidate:
     """One that acquired at `at_s`."""
-    one = Candidate(ME, D)
+    one = ElectionCandidate(ME, D)
     one.saw(held("", epoch - 1), at_s)
     write = one.write(at_s)
     assert write is not None
@@ -40,7 +42,7 @@ def led(at_s: float = 0.0, epoch: int = 4) -> Candidate:
 
 
 def test_nothing_is_written_before_the_lease_was_read() -> None:
-    one = Candidate(ME, D)
+    one = ElectionCandidate(ME, D)
     assert one.write(100.0) is None
     assert one.must_look(100.0)
 
@@ -60,15 +62,15 @@ def test_nothing_is_written_before_the_lease_was_read() -> None:
          "held", "no-epoch-of-a-lease"],
 )  # fmt: skip
 def test_what_is_free_is_taken_at_once_with_a_higher_epoch(
-    record: Record | None, heard: int, wanted: Write | None
+    record: LeaseRecord | None, heard: int, wanted: Write | None
 ) -> None:
-    one = Candidate(ME, D)
+    one = ElectionCandidate(ME, D)
     one.saw(record, 0.0)
     assert one.write(0.0, (heard,)) == wanted
 
 
 def test_a_record_that_does_not_change_is_taken_after_its_own_duration_on_our_clock() -> None:
-    one = Candidate(ME, D)
+    one = ElectionCandidate(ME, D)
     one.saw(held(duration_s=20), 100.0)
     one.saw(held(duration_s=20, version="9"), 110.0)  # somebody wrote a label: the holder did not renew
     assert one.write(119.9) is None
@@ -77,7 +79,7 @@ def test_a_record_that_does_not_change_is_taken_after_its_own_duration_on_our_cl
 
 
 def test_a_renewal_begins_the_time_anew_whatever_wall_clock_wrote_it() -> None:
-    one = Candidate(ME, D)
+    one = ElectionCandidate(ME, D)
     one.saw(held(renewed="2026-01-01T12:00:00Z"), 100.0)
     one.saw(held(renewed="2026-01-01T11:00:00Z"), 109.0)  # an hour back
     assert one.write(118.9) is None
@@ -85,11 +87,11 @@ def test_a_renewal_begins_the_time_anew_whatever_wall_clock_wrote_it() -> None:
 
 
 def test_who_follows_looks_at_least_so_often() -> None:
-    one = Candidate(ME, 60)
+    one = ElectionCandidate(ME, 60)
     assert one.due_s(5.0) == 5.0 + LOOK_S_MAX
     one.saw(held(duration_s=60), 5.0)
     assert one.due_s(5.0) == 5.0 + LOOK_S_MAX
-    assert Candidate(ME, 2).due_s(5.0) == 5.4
+    assert ElectionCandidate(ME, 2).due_s(5.0) == 5.4
 
 
 # --- holding ----------------------------------------------------------------------------------------------------------
@@ -122,7 +124,7 @@ def test_a_failed_renewal_is_tried_again_after_a_look_and_the_end_stays() -> Non
 
 
 @pytest.mark.parametrize("found", [held(OTHER, 5), held("", 4), None], ids=["another's", "released", "deleted"])
-def test_who_sees_that_it_is_not_the_holder_leads_no_more(found: Record | None) -> None:
+def test_who_sees_that_it_is_not_the_holder_leads_no_more(found: LeaseRecord | None) -> None:
     one = led()
     one.saw(found, 1.0)
     assert (one.epoch(1.0), one.writes_s(1.0)) == (None, 0.0)
@@ -148,7 +150,7 @@ def test_a_renewal_that_took_longer_than_we_may_act_is_no_renewal() -> None:
 
 
 def test_an_acquisition_that_came_back_too_late_is_none() -> None:
-    one = Candidate(ME, D)
+    one = ElectionCandidate(ME, D)
     one.saw(held(""), 0.0)
     write = one.write(0.0)
     assert write is not None
@@ -170,7 +172,7 @@ def test_what_no_gateway_can_know_is_not_believed_and_hides_nothing(lie: int) ->
     """The epoch is an int32: one such report, and nobody could ever acquire again."""
     assert led(epoch=3).write(1.0, (lie,)) is None
     assert led(epoch=3).write(2.0, (lie,)) == Write("8", ME, 3, D), "it leads on"
-    one = Candidate(ME, D)
+    one = ElectionCandidate(ME, D)
     one.saw(held("", 3), 0.0)
     assert one.write(0.0, (lie, 9)) == Write("7", ME, 10, D, acquires=True)
     assert one.write(0.0, (3 + AHEAD_MAX,)) == Write("7", ME, 3 + AHEAD_MAX + 1, D, acquires=True)
@@ -181,7 +183,7 @@ def test_what_no_gateway_can_know_is_not_believed_and_hides_nothing(lie: int) ->
 
 def test_who_saw_a_holder_waits_out_its_duration_also_when_the_lease_is_gone() -> None:
     """Whoever leads may have renewed it just before it was deleted, and does not know yet."""
-    one = Candidate(ME, D)
+    one = ElectionCandidate(ME, D)
     one.saw(held(duration_s=20), 100.0)
     one.saw(None, 110.0)
     one.saw(None, 125.0)
@@ -191,7 +193,7 @@ def test_who_saw_a_holder_waits_out_its_duration_also_when_the_lease_is_gone() -
 
 
 def test_who_only_hears_from_gateways_that_somebody_led_waits_as_long_as_its_own_duration() -> None:
-    one = Candidate(ME, D)
+    one = ElectionCandidate(ME, D)
     one.saw(None, 99.0)
     assert one.write(100.0, (6,)) is None
     assert one.write(109.9, (6,)) is None
@@ -228,7 +230,7 @@ def test_a_release_keeps_the_epoch_and_is_no_leader_s_any_more() -> None:
     assert one.epoch(1.0) is None
     assert one.release(1.0) is None
     assert led().release(9.0) is None, "what is over is not ours to release"
-    assert Candidate(ME, D).release(0.0) is None
+    assert ElectionCandidate(ME, D).release(0.0) is None
 
 
 # --- two of them, whatever is lost ------------------------------------------------------------------------------------
@@ -238,16 +240,16 @@ class Server:
     """A Lease with optimistic concurrency."""
 
     def __init__(self) -> None:
-        self.record: Record | None = None
+        self.record: LeaseRecord | None = None
         self._version = 0
 
-    def put(self, write: Write) -> Record | None:
+    def put(self, write: Write) -> LeaseRecord | None:
         """What it is now; None: a conflict."""
         if write.version != (None if self.record is None else self.record.version):
             return None
         self._version += 1
         version = str(self._version)
-        self.record = Record(version, write.holder, write.epoch, float(write.duration_s), version)
+        self.record = LeaseRecord(version, write.holder, write.epoch, float(write.duration_s), version)
         return self.record
 
 
@@ -283,7 +285,7 @@ def test_two_never_lead_at_once_and_epochs_only_rise(script: list[Turn]) -> None
     """
     server, now_s, last_epoch = Server(), 0.0, 0
     clocks = (0.0, -3600.0, 1e6)
-    all_of_them = [Candidate(f"c{n}", D) for n in range(3)]
+    all_of_them = [ElectionCandidate(f"c{n}", D) for n in range(3)]
 
     def leaders() -> list[int]:
         return [e for one, off in zip(all_of_them, clocks, strict=True) if (e := one.epoch(now_s + off)) is not None]
@@ -318,11 +320,11 @@ def test_two_never_lead_at_once_and_epochs_only_rise(script: list[Turn]) -> None
 def test_an_epoch_that_only_an_agent_has_heard_of_is_passed_too() -> None:
     """The Lease was deleted, and no gateway is there: else the agent would wait for a leader that it heard already."""
     there = fold(world(gateways=()), [NodeReported(report=NodeReport(node="n1", boot="b", sequence=1, epoch=7))], T0)[0]
-    assert heard(there) == {7}
-    one = Candidate(ME, D)
+    assert list_reported_epochs(there) == {7}
+    one = ElectionCandidate(ME, D)
     one.saw(None, 0.0)
-    one.write(0.0, heard(there))
-    write = one.write(100.0, heard(there))
+    one.write(0.0, list_reported_epochs(there))
+    write = one.write(100.0, list_reported_epochs(there))
     assert write is not None
     assert write.epoch == 8
 
@@ -331,4 +333,4 @@ def test_an_epoch_that_only_an_agent_has_heard_of_is_passed_too() -> None:
 def test_of_several_agents_one_alone_is_not_believed(said: tuple[int, ...], believed: int) -> None:
     reports = [NodeReport(node=f"n{number}", boot="b", sequence=1, epoch=epoch) for number, epoch in enumerate(said)]
     there = fold(world(gateways=()), [NodeReported(report=one) for one in reports], T0)[0]
-    assert max(heard(there), default=0) == believed
+    assert max(list_reported_epochs(there), default=0) == believed

@@ -7,28 +7,28 @@ import random
 import numpy as np
 import pytest
 
-from autoscaler.placement.index.arrays import Node, Stock, load_of
-from autoscaler.placement.index.request import ask_of
-from autoscaler.placement.index.residual_waste import Taught, untaught
+from autoscaler.placement.index.arrays import NodeArrays, NodeCapacity, compute_request_usage
+from autoscaler.placement.index.request import encode_request
+from autoscaler.placement.index.residual_waste import Taught, build_untrained_estimate
 from autoscaler.placement.learning.learner import ITERATIONS, WEIGHTS_MAX, Draw, Learner
-from autoscaler.state.resources import Kind, Lane, Wanted
+from autoscaler.state.resources import RequestFrequency, RequestShape, SliceClass
 
 NODES = (
-    *(Node(f"a{number}", (Lane(1000, "t4"),) * 4, 32_000) for number in range(8)),
-    *(Node(f"b{number}", (Lane(1000, "v100"),) * 2, 64_000) for number in range(6)),
-    *(Node(f"c{number}", (Lane(1000, "g2"),) * 8, 96_000) for number in range(3)),
+    *(NodeCapacity(f"a{number}", (SliceClass(1000, "t4"),) * 4, 32_000) for number in range(8)),
+    *(NodeCapacity(f"b{number}", (SliceClass(1000, "v100"),) * 2, 64_000) for number in range(6)),
+    *(NodeCapacity(f"c{number}", (SliceClass(1000, "g2"),) * 8, 96_000) for number in range(3)),
 )
 LANES = sum(len(node.lanes) for node in NODES)
 DEMAND = (
-    Wanted(Kind(memory_bytes=500, cpu_milli=6_000), 14),
-    Wanted(Kind(memory_bytes=1000, cpu_milli=8_000), 16),
-    Wanted(Kind(memory_bytes=460, cpu_milli=4_000), 8),
-    Wanted(Kind(memory_bytes=810, cpu_milli=11_000), 10),
-    Wanted(Kind(memory_bytes=300, cpu_milli=3_000), 6),
-    Wanted(Kind(devices=2, cpu_milli=16_000), 3),
-    Wanted(Kind(devices=8, cpu_milli=90_000), 2),
-    Wanted(Kind(devices=0, cpu_milli=8_000), 10),
-    Wanted(Kind(devices=0, cpu_milli=4_000), 8),
+    RequestFrequency(RequestShape(memory_bytes=500, cpu_milli=6_000), 14),
+    RequestFrequency(RequestShape(memory_bytes=1000, cpu_milli=8_000), 16),
+    RequestFrequency(RequestShape(memory_bytes=460, cpu_milli=4_000), 8),
+    RequestFrequency(RequestShape(memory_bytes=810, cpu_milli=11_000), 10),
+    RequestFrequency(RequestShape(memory_bytes=300, cpu_milli=3_000), 6),
+    RequestFrequency(RequestShape(devices=2, cpu_milli=16_000), 3),
+    RequestFrequency(RequestShape(devices=8, cpu_milli=90_000), 2),
+    RequestFrequency(RequestShape(devices=0, cpu_milli=8_000), 10),
+    RequestFrequency(RequestShape(devices=0, cpu_milli=4_000), 8),
 )
 SIZES = {500: 14.0, 1000: 16.0 + 6.0 + 16.0, 460: 8.0, 810: 10.0, 300: 6.0}
 
@@ -37,26 +37,28 @@ def draws(seed: int) -> Draw:
     return random.Random(seed).randrange
 
 
-def lessons(nodes: tuple[Node, ...] = NODES, demand: tuple[Wanted, ...] = DEMAND) -> list[tuple[Taught, float]]:
+def lessons(
+    nodes: tuple[NodeCapacity, ...] = NODES, demand: tuple[RequestFrequency, ...] = DEMAND
+) -> list[tuple[Taught, float]]:
     return list(Learner(nodes, demand, draws, LANES).lessons())
 
 
-def best(demand: tuple[Wanted, ...] = DEMAND) -> Taught:
+def best(demand: tuple[RequestFrequency, ...] = DEMAND) -> Taught:
     return max(lessons(demand=demand), key=lambda lesson: lesson[1])[0]
 
 
 def filled(taught: Taught, seed: int) -> float:
     """Percent of devices in use when 130 % of them have arrived."""
-    draw, stock = draws(seed), Stock(NODES, taught)
+    draw, stock = draws(seed), NodeArrays(NODES, taught)
     arrived = used = 0
     pool = [one.kind for one in DEMAND for _ in range(one.weight)]
     while arrived < 1300 * LANES:
         kind = pool[draw(len(pool))]
         milli = kind.devices * (kind.memory_bytes or 1000)
         arrived += milli
-        place = stock.choose(ask_of(kind, stock.lanes))
+        place = stock.choose(encode_request(kind, stock.lanes))
         if place is not None:
-            stock.take(place, load_of(kind, NODES[place.node], place.lanes))
+            stock.take(place, compute_request_usage(kind, NODES[place.node], place.lanes))
             used += milli
     return used / LANES / 10
 
@@ -70,7 +72,7 @@ def test_the_same_demand_makes_the_same_tables_in_whatever_order_it_is_given() -
 
 def test_what_was_learnt_fills_more_than_sizes_alone() -> None:
     """Requests for CPU only go where the devices are gone, not where they would strand some."""
-    taught, begun = best(), untaught(SIZES)
+    taught, begun = best(), build_untrained_estimate(SIZES)
     more = [filled(taught, seed) - filled(begun, seed) for seed in range(20)]
     assert np.mean(more) > 5
 
@@ -78,15 +80,15 @@ def test_what_was_learnt_fills_more_than_sizes_alone() -> None:
 def test_the_first_lesson_is_of_the_untaught_and_each_is_judged() -> None:
     heard = lessons()
     assert len(heard) == ITERATIONS + 1
-    assert (heard[0][0].tables.values == untaught(SIZES).tables.values).all()
+    assert (heard[0][0].tables.values == build_untrained_estimate(SIZES).tables.values).all()
     assert all(0 < score <= 250 for _, score in heard), "at 95 %, 100 % and 130 %: a half and two wholes of 100"
     assert all((taught.tables.values >= 0).all() and (taught.tables.prices >= 0).all() for taught, _ in heard)
 
 
 def test_nodes_that_are_kept_for_who_fits_nowhere_else_have_a_price() -> None:
     """A seventh of the devices is what half of the demand must have."""
-    nodes = (*NODES, Node("big", (Lane(1000, "h100"),) * 8, 96_000))
-    demand = (*DEMAND, Wanted(Kind(memory_bytes=500, cpu_milli=3_000, products=("h100",)), 60))
+    nodes = (*NODES, NodeCapacity("big", (SliceClass(1000, "h100"),) * 8, 96_000))
+    demand = (*DEMAND, RequestFrequency(RequestShape(memory_bytes=500, cpu_milli=3_000, products=("h100",)), 60))
     taught = lessons(nodes, demand)[-1][0]
     prices = dict(zip((face.lanes[0][0] for face in taught.faces), taught.tables.prices, strict=False))
     assert prices["h100"] > max(price for product, price in prices.items() if product != "h100")
@@ -94,24 +96,29 @@ def test_nodes_that_are_kept_for_who_fits_nowhere_else_have_a_price() -> None:
 
 def test_nodes_without_devices_do_not_make_anybody_small() -> None:
     """A request that fits on none of them is not less of the capacity for that."""
-    with_hosts = (*NODES, *(Node(f"h{number}", (), 64_000) for number in range(3)))
+    with_hosts = (*NODES, *(NodeCapacity(f"h{number}", (), 64_000) for number in range(3)))
     first = lessons(with_hosts)[0][0]
     assert (first.tables.values[0] == lessons()[0][0].tables.values[0]).all()
 
 
 @pytest.mark.parametrize(
     ("nodes", "demand"),
-    [((), DEMAND), ((Node("a", ()),), DEMAND), (NODES, ()), (NODES, (Wanted(Kind(devices=0), 5),))],
+    [
+        ((), DEMAND),
+        ((NodeCapacity("a", ()),), DEMAND),
+        (NODES, ()),
+        (NODES, (RequestFrequency(RequestShape(devices=0), 5),)),
+    ],
     ids=["no node", "no device", "no demand", "no demand for devices"],
 )
-def test_from_nothing_nothing_is_learnt(nodes: tuple[Node, ...], demand: tuple[Wanted, ...]) -> None:
+def test_from_nothing_nothing_is_learnt(nodes: tuple[NodeCapacity, ...], demand: tuple[RequestFrequency, ...]) -> None:
     with pytest.raises(ValueError, match="nothing to learn from"):
         Learner(nodes, demand, draws)
 
 
 def test_a_demand_of_any_size_is_played_with_a_bounded_number_of_requests() -> None:
-    huge = tuple(Wanted(kind, weight << 40) for kind, weight in DEMAND)
-    rare = Wanted(Kind(memory_bytes=700), 1)
+    huge = tuple(RequestFrequency(kind, weight << 40) for kind, weight in DEMAND)
+    rare = RequestFrequency(RequestShape(memory_bytes=700), 1)
     one = next(Learner(NODES, (*huge, rare), draws, LANES).lessons())
     assert one[1] > 0
     made = Learner(NODES, (*huge, rare), draws, LANES)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
-from autoscaler.controller.loop import Step
+from autoscaler.controller.loop import LoopStep
 from autoscaler.fold.fold import Observation
-from autoscaler.server.metrics import Counted, Metrics, counted, state_of
+from autoscaler.server.metrics import Counted, Metrics, count_capacity_events, state_of
 from autoscaler.state.actions import Acted, Plan, ReleaseLease
 from autoscaler.state.capacity_orders import LeaseRefused, LeasesSeen, ReleaseOrder
 from autoscaler.state.events import SlicesSeen
@@ -17,7 +17,7 @@ from tests.kit.worlds import T0
 
 
 def told_of(before: World, after: World) -> list[Counted]:
-    return [*counted(before.capacity, after.capacity)]
+    return [*count_capacity_events(before.capacity, after.capacity)]
 
 
 def test_an_order_is_counted_when_it_is_given_and_when_it_came_with_how_long_that_took() -> None:
@@ -65,7 +65,7 @@ def counts_of(*steps: tuple[World, World]) -> dict[tuple[str, str], float]:
     """What `pilotlight_offers_total` says after these steps, by provider and result."""
     metrics = Metrics(lambda: steps[-1][1])
     for before, after in steps:
-        metrics.on_step(Step(before, after, Plan(), (), (), T0, T0, T0))
+        metrics.on_step(LoopStep(before, after, Plan(), (), (), T0, T0, T0))
     families = {family.name: family for family in text_string_to_metric_families(metrics.text().decode())}
     found = [one for one in families["pilotlight_offers"].samples if one.name == "pilotlight_offers_total"]
     return {(one.labels["provider"], one.labels["result"]): one.value for one in found}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.capacity.ordered_slices import hindered, is_of, marks
+from autoscaler.capacity.ordered_slices import is_release_blocked, is_slice_of_lease, select_pod_marks
 from autoscaler.contract import ModelName
 from autoscaler.planner.plan import plan
 from autoscaler.spec.model import Gpu
@@ -30,9 +30,9 @@ def test_of_devices_that_are_only_counted_a_lease_has_those_from_a_number_on(
     ids = ("w1/GPU-a", "w1/GPU-b")
     listed = Listed(name="a", offer=offer(), devices=2, phase="here", node="w1", device_ids=ids, counted_from=first)
     lease = lease_of(listed)
-    assert [number for number in range(4) if is_of(lease, counted(number))] == here
+    assert [number for number in range(4) if is_slice_of_lease(lease, counted(number))] == here
     known = Slice(id=SliceId("x"), device=DeviceId("w1/GPU-b"), node=NodeId("w1"), memory_bytes=GI)
-    assert is_of(lease, known), "where its UUID is told that counts"
+    assert is_slice_of_lease(lease, known), "where its UUID is told that counts"
 
 
 def lease_of(listed: Listed) -> Lease:
@@ -45,9 +45,9 @@ def lease_of(listed: Listed) -> Lease:
 def test_of_devices_that_are_attached_a_lease_has_none_before_its_provider_names_some() -> None:
     """Else it had those of the node's own, nobody would wait for it, and another was ordered."""
     listed = Listed(name="a", offer=offer(), devices=1, node="w1", counted_from=0)
-    assert not is_of(lease_of(listed), counted(0))
+    assert not is_slice_of_lease(lease_of(listed), counted(0))
     added = Listed(name="a", offer=cloud(), devices=1, phase="here", node="w1")
-    assert is_of(lease_of(added), counted(0)), "of a node that was added it has all"
+    assert is_slice_of_lease(lease_of(added), counted(0)), "of a node that was added it has all"
 
 
 def test_while_a_device_is_on_its_way_to_a_node_that_has_one_no_second_is_ordered() -> None:
@@ -76,17 +76,17 @@ def test_where_nobody_knows_whose_device_is_which_a_lease_waits_until_its_node_i
     """Ordered to go it would be closed, and stay as long as the other is used."""
     idle = alone()
     (lease,) = idle.capacity.leases.values()
-    assert not hindered(idle, lease)
+    assert not is_release_blocked(idle, lease)
     assert len(releases(plan(idle, T0 + 5000).actions)) == 1
     on_other = replica(A, "a-1", ["w1/gpu0"])
     busy = alone(replicas=[on_other])
-    assert hindered(busy, lease)
+    assert is_release_blocked(busy, lease)
     assert not releases(plan(busy, T0 + 5000).actions)
     theirs = alone(others={"w1 nvidia.com/gpu": 1})
-    assert hindered(theirs, lease)
+    assert is_release_blocked(theirs, lease)
     assert lease.listed is not None
     known = replace(lease, listed=replace(lease.listed, alone=False))
-    assert not hindered(busy, known)
+    assert not is_release_blocked(busy, known)
 
 
 # --- what pods there have ---------------------------------------------------------------------------------------------
@@ -112,17 +112,17 @@ def there(name: str, pool: str) -> dict[SliceId, Slice]:
 
 def test_a_pod_on_what_was_lent_says_so_whoever_it_was_ordered_for() -> None:
     of = lent()
-    assert marks(of, A.name, NEW) == marks(of, OTHER, NEW) == SAYS
-    assert marks(of, A.name, CPU) == NO_MARKS
+    assert select_pod_marks(of, A.name, NEW) == select_pod_marks(of, OTHER, NEW) == SAYS
+    assert select_pod_marks(of, A.name, CPU) == NO_MARKS
 
 
 def test_what_was_booked_for_a_model_is_for_its_pods_wherever_they_find_room() -> None:
     after, _ = acted(surge(offer(labels={"pool": "l4"})))
     booked = shown(after, T0 + 1.0, phase="coming", marks=SAYS)
     booked = replace(booked, slices={**booked.slices, **there("new0", "l4"), **there("x", "t4")})
-    assert marks(booked, A.name, NEW) == SAYS
-    assert marks(booked, A.name, (SliceId("x"),)) == NO_MARKS, "of another kind of node"
-    assert marks(booked, OTHER, NEW) == NO_MARKS
+    assert select_pod_marks(booked, A.name, NEW) == SAYS
+    assert select_pod_marks(booked, A.name, (SliceId("x"),)) == NO_MARKS, "of another kind of node"
+    assert select_pod_marks(booked, OTHER, NEW) == NO_MARKS
 
 
 def test_the_plan_gives_them_to_who_starts_there() -> None:

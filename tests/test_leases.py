@@ -8,7 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoscaler.contract import ModelName
-from autoscaler.state.capacity_orders import UNSEEN_S, Lease, LeaseId, Listed, intent_of, name_of, next_name
+from autoscaler.state.capacity_orders import (
+    UNSEEN_S,
+    Lease,
+    LeaseId,
+    Listed,
+    lease_intent_key,
+    lease_name,
+    next_lease_name,
+)
 from tests.kit.offered import offer
 from tests.kit.worlds import T0
 
@@ -17,20 +25,24 @@ RFC1123 = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 @given(st.text(max_size=300), st.integers(0, 99))
 def test_a_name_is_one_that_kubernetes_takes_and_ends_in_its_intent(owner: str, number: int) -> None:
-    name = name_of("rack", ModelName(owner), number)
+    name = lease_name("rack", ModelName(owner), number)
     assert RFC1123.fullmatch(name)
-    assert name.endswith(intent_of("rack", ModelName(owner), number))
+    assert name.endswith(lease_intent_key("rack", ModelName(owner), number))
 
 
 def test_names_differ_by_provider_owner_and_number_and_by_nothing_else() -> None:
     names = {
-        name_of(provider, ModelName(owner), number)
+        lease_name(provider, ModelName(owner), number)
         for provider in ("rack", "g4") for owner in ("a", "b", "A") for number in range(5)
     }  # fmt: skip
     assert len(names) == 30
-    assert next_name("rack", ModelName("a"), ()) == name_of("rack", ModelName("a"), 0)
-    taken = [name_of("rack", ModelName("a"), 0), name_of("rack", ModelName("a"), 2), name_of("rack", ModelName("b"), 1)]
-    assert next_name("rack", ModelName("a"), taken) == name_of("rack", ModelName("a"), 1)
+    assert next_lease_name("rack", ModelName("a"), ()) == lease_name("rack", ModelName("a"), 0)
+    taken = [
+        lease_name("rack", ModelName("a"), 0),
+        lease_name("rack", ModelName("a"), 2),
+        lease_name("rack", ModelName("b"), 1),
+    ]
+    assert next_lease_name("rack", ModelName("a"), taken) == lease_name("rack", ModelName("a"), 1)
 
 
 def test_somebody_may_wait_for_it_until_it_should_have_come_or_been_seen() -> None:

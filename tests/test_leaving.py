@@ -9,8 +9,8 @@ import pytest
 import yaml
 from msgspec.structs import replace
 
-from autoscaler.controller.loop import Step
-from autoscaler.fold.indices import rebuild
+from autoscaler.controller.loop import LoopStep
+from autoscaler.fold.indices import rebuild_indices
 from autoscaler.kubernetes.api import Api
 from autoscaler.kubernetes.resources.event_log import Regarding
 from autoscaler.kubernetes.resources.event_writer import Events
@@ -57,7 +57,7 @@ class Teller:
     def sees(self, world: World, after_s: float) -> list[tuple[str, str, str]]:
         """What it has to tell after so many seconds: (reason, type, note) each."""
         self.now_s = BEGUN_S + after_s
-        self.events.on_step(Step(world, world, Plan(), (), (), self.now_s, self.now_s, self.now_s))
+        self.events.on_step(LoopStep(world, world, Plan(), (), (), self.now_s, self.now_s, self.now_s))
         dues = iter(lambda: self.events._book.take(self.now_s), None)
         return [(due.happening.reason, due.happening.type, due.happening.note) for due in dues if due is not None]
 
@@ -93,7 +93,7 @@ def test_what_is_gone_in_time_or_comes_back_was_never_stuck() -> None:
 def test_who_is_still_on_it_when_its_provider_takes_it_away_is_waited_for() -> None:
     begin = here()
     on = replica(A, "r", ["new0"], ready_s=T0 + 30)
-    used = shown(rebuild(replace(begin, replicas={on.id: on}), BEGUN_S), BEGUN_S, phase="leaving", **THERE)
+    used = shown(rebuild_indices(replace(begin, replicas={on.id: on}), BEGUN_S), BEGUN_S, phase="leaving", **THERE)
     assert [one.in_use for one in used.capacity.leases.values()] == [True]
     watch = Leaving()
     for after_s in (0.0, STUCK_S, 2 * STUCK_S):
@@ -106,7 +106,7 @@ def test_for_how_long_is_a_metric_of_its_provider(*, leads: bool) -> None:
     world = replace(leaving(), leads=leads)
     metrics = Metrics(lambda: world)
     for now_s in (BEGUN_S, BEGUN_S + 30.0, BEGUN_S + 90.0):
-        metrics.on_step(Step(world, world, Plan(), (), (), now_s, now_s, now_s))
+        metrics.on_step(LoopStep(world, world, Plan(), (), (), now_s, now_s, now_s))
     assert 'pilotlight_lease_leaving_seconds{provider="rack"} 90.0\n' in metrics.text().decode()
 
 

@@ -11,18 +11,26 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler.fold.fold import fold
-from autoscaler.placement.index.residual_waste import WHOLE, Face, Tables, Taught, untaught
+from autoscaler.placement.index.residual_waste import WHOLE, Face, Tables, Taught, build_untrained_estimate
 from autoscaler.placement.learning import training
 from autoscaler.placement.learning.learner import SEED, Learner
-from autoscaler.placement.learning.training import ALIKE_MAX, FAILED_S, LANES_MAX, Tried, exercise, played, why
+from autoscaler.placement.learning.training import (
+    ALIKE_MAX,
+    FAILED_S,
+    LANES_MAX,
+    Tried,
+    build_training_input,
+    sample_nodes,
+    training_reason,
+)
 from autoscaler.state.events import LessonLearnt
-from autoscaler.state.placement_value import Alike, Exercise, Lesson
-from autoscaler.state.resources import BYTES_MAX, CPU_MAX, Kind, Lane, Wanted
+from autoscaler.state.placement_value import Alike, PlacementValues, TrainingInput
+from autoscaler.state.resources import BYTES_MAX, CPU_MAX, RequestFrequency, RequestShape, SliceClass
 from autoscaler.state.world import History, World
 from tests.kit.taught import cluster, exercise_of, lesson
 from tests.kit.worlds import GI, T0, device, model, world
 
-LANE = Lane(24 * GI)
+LANE = SliceClass(24 * GI)
 AGAIN_S = training.AGAIN_S
 CHANGED = "what is asked for has changed"
 
@@ -56,7 +64,7 @@ def test_the_order_of_what_was_observed_does_not_show() -> None:
     ids=["nobody calls", "it fits nowhere", "one Slice is no choice", "no Slice"],
 )
 def test_there_may_be_nothing_to_learn_from(one: World) -> None:
-    assert exercise(one, T0) is None
+    assert build_training_input(one, T0) is None
 
 
 def test_only_the_most_common_kinds_of_nodes_are_learnt_of() -> None:
@@ -70,17 +78,17 @@ def test_only_the_most_common_kinds_of_nodes_are_learnt_of() -> None:
 
 
 def test_a_large_cluster_is_played_by_a_part_of_each_kind_of_its_nodes() -> None:
-    few, many = (Lane(80 * GI),) * 8, (LANE,) * 4
+    few, many = (SliceClass(80 * GI),) * 8, (LANE,) * 4
     nodes = (Alike(few, CPU_MAX, BYTES_MAX, 1), Alike(many, CPU_MAX, BYTES_MAX, 10_000))
-    made = played(Exercise(nodes=nodes, demand=(), seed=1))
+    made = sample_nodes(TrainingInput(nodes=nodes, demand=(), seed=1))
     assert [sum(node.lanes == lanes for node in made) for lanes in (few, many)] == [1, 999]
     assert sum(len(node.lanes) for node in made) <= LANES_MAX + 8
     assert len({node.name for node in made}) == len(made)
 
 
 def test_what_is_known_at_once_is_how_often_which_size_is_asked_for() -> None:
-    made = training.begin(exercise_of(cluster()))
-    known, sizes = training.taught(made), untaught({334: 1.0, 500: 1.0})
+    made = training.build_initial_values(exercise_of(cluster()))
+    known, sizes = training.decode_placement_values(made), build_untrained_estimate({334: 1.0, 500: 1.0})
     assert (made.learnt, known.faces) == (False, ())
     assert np.array_equal(known.tables.values, sizes.tables.values)
     assert np.array_equal(known.tables.prices, sizes.tables.prices)
@@ -90,12 +98,13 @@ def test_what_is_known_at_once_is_how_often_which_size_is_asked_for() -> None:
 def test_the_same_exercise_gives_the_same_lesson_and_another_seed_another() -> None:
     one = exercise_of(cluster(2))
     made, again, other = (
-        training.learn(each, lambda seed: random.Random(seed).randrange) for each in (one, one, replace(one, seed=1))
+        training.learn_placement_values(each, lambda seed: random.Random(seed).randrange)
+        for each in (one, one, replace(one, seed=1))
     )
     assert made == again
     assert made.learnt
     assert made.exercise == one
-    assert training.taught(made).faces == (Face((("", LANE.memory_bytes),) * 2, CPU_MAX),)
+    assert training.decode_placement_values(made).faces == (Face((("", LANE.memory_bytes),) * 2, CPU_MAX),)
     assert made.values != other.values
 
 
@@ -105,7 +114,7 @@ def test_of_all_lessons_that_with_the_highest_score_is_kept(
 ) -> None:
     """Learning swings: the last one is not always the best."""
     one = exercise_of(cluster())
-    begun = untaught({334: 1.0})
+    begun = build_untrained_estimate({334: 1.0})
     twice = Tables(np.repeat(begun.tables.values, 2, axis=0), np.zeros(2, np.int64))
     faces = (Face((("", LANE.memory_bytes),) * 2, CPU_MAX),)
     heard = [(Taught(faces, twice._replace(prices=np.array([score, 0], np.int64))), score) for score in scores]
@@ -114,54 +123,56 @@ def test_of_all_lessons_that_with_the_highest_score_is_kept(
         return iter(heard)
 
     monkeypatch.setattr(Learner, "lessons", told)
-    made = training.taught(training.learn(one, lambda seed: random.Random(seed).randrange))
+    made = training.decode_placement_values(
+        training.learn_placement_values(one, lambda seed: random.Random(seed).randrange)
+    )
     assert made.tables.prices.tolist() == [3, 0]
 
 
 # --- when -------------------------------------------------------------------------------------------------------------
 
 
-def learnt(one: World | None = None) -> Lesson:
+def learnt(one: World | None = None) -> PlacementValues:
     return lesson(exercise_of(one or cluster()), 1)
 
 
 def test_it_is_learnt_when_nothing_was_and_not_while_all_is_as_it_was() -> None:
     now = exercise_of(cluster())
-    assert why(now, None, None, T0) == "nothing was learnt yet"
-    assert why(now, training.begin(now), None, T0) == "nothing was learnt yet"
-    assert why(now, learnt(), None, T0) == ""
+    assert training_reason(now, None, None, T0) == "nothing was learnt yet"
+    assert training_reason(now, training.build_initial_values(now), None, T0) == "nothing was learnt yet"
+    assert training_reason(now, learnt(), None, T0) == ""
 
 
 def test_it_is_learnt_again_when_a_tenth_of_the_demand_has_moved() -> None:
     """By capacity: a takes 334 thousandths of a Device and b 500, so with equal weights a has 40 % of the demand."""
     now = exercise_of(cluster())
     for weight, reason in ((50, CHANGED), (70, ""), (100, ""), (140, ""), (170, CHANGED)):
-        demand = tuple(Wanted(kind, n) for (kind, _), n in zip(now.demand, (weight, 100), strict=True))
-        assert why(replace(now, demand=demand), learnt(), None, T0) == reason, weight
+        demand = tuple(RequestFrequency(kind, n) for (kind, _), n in zip(now.demand, (weight, 100), strict=True))
+        assert training_reason(replace(now, demand=demand), learnt(), None, T0) == reason, weight
     alone = exercise_of(cluster(3, "a"))
-    assert why(alone, learnt(), None, T0) == CHANGED
+    assert training_reason(alone, learnt(), None, T0) == CHANGED
 
 
 def test_who_needs_no_device_is_no_drift() -> None:
     now = exercise_of(cluster())
-    more = replace(now, demand=(*now.demand, Wanted(Kind(devices=0, cpu_milli=500), 1 << 30)))
-    assert why(more, learnt(), None, T0) == ""
+    more = replace(now, demand=(*now.demand, RequestFrequency(RequestShape(devices=0, cpu_milli=500), 1 << 30)))
+    assert training_reason(more, learnt(), None, T0) == ""
 
 
 def test_it_is_learnt_again_when_nodes_of_another_kind_come_or_a_fifth_of_all_goes() -> None:
     ten = learnt(cluster(10))
-    assert why(exercise_of(cluster(9)), ten, None, T0) == ""
-    assert why(exercise_of(cluster(12)), ten, None, T0) == ""
-    assert why(exercise_of(cluster(13)), ten, None, T0) == "there are more or fewer nodes"
-    assert why(exercise_of(cluster(7)), ten, None, T0) == "there are more or fewer nodes"
-    assert why(exercise_of(cluster(10, gi=48)), ten, None, T0) == "there are nodes of another kind"
+    assert training_reason(exercise_of(cluster(9)), ten, None, T0) == ""
+    assert training_reason(exercise_of(cluster(12)), ten, None, T0) == ""
+    assert training_reason(exercise_of(cluster(13)), ten, None, T0) == "there are more or fewer nodes"
+    assert training_reason(exercise_of(cluster(7)), ten, None, T0) == "there are more or fewer nodes"
+    assert training_reason(exercise_of(cluster(10, gi=48)), ten, None, T0) == "there are nodes of another kind"
 
 
 @pytest.mark.parametrize(("failed", "wait_s"), [(False, AGAIN_S), (True, FAILED_S)])
 def test_nothing_is_learnt_again_at_once(failed: bool, wait_s: float) -> None:
     now, tried = exercise_of(cluster()), Tried(T0, failed)
-    assert why(now, None, tried, T0 + wait_s - 1) == ""
-    assert why(now, None, tried, T0 + wait_s) == "nothing was learnt yet"
+    assert training_reason(now, None, tried, T0 + wait_s - 1) == ""
+    assert training_reason(now, None, tried, T0 + wait_s) == "nothing was learnt yet"
 
 
 # --- what comes of it -------------------------------------------------------------------------------------------------
@@ -169,7 +180,7 @@ def test_nothing_is_learnt_again_at_once(failed: bool, wait_s: float) -> None:
 
 def test_a_beginning_does_not_replace_what_was_learnt() -> None:
     one = cluster()
-    begun, made = training.begin(exercise_of(one)), learnt()
+    begun, made = training.build_initial_values(exercise_of(one)), learnt()
     one, _ = fold(one, [LessonLearnt(lesson=begun)], T0)
     assert one.lesson is begun
     one, _ = fold(one, [LessonLearnt(lesson=made)], T0)
@@ -189,8 +200,8 @@ def test_a_lesson_that_is_none_is_refused() -> None:
         replace(made, exercise=replace(made.exercise, nodes=())),
     ):
         with pytest.raises(ValueError, match="a lesson of other nodes"):
-            training.taught(wrong)
+            training.decode_placement_values(wrong)
     for number in (-1, WHOLE * 64 + 1):
         prices = np.array([0, number], np.dtype("<i4")).tobytes()
         with pytest.raises(ValueError, match="a lesson with numbers that are not in 0 to 64000"):
-            training.taught(replace(made, prices=prices))
+            training.decode_placement_values(replace(made, prices=prices))

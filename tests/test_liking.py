@@ -58,8 +58,8 @@ def test_what_a_document_says_of_affinity_stays_beside_it() -> None:
 def test_pods_of_another_installation_with_a_model_of_the_same_name_do_not_count() -> None:
     of, owner = model(CPU + f"near: {RACK}\nspread: {HOST}"), Ownership("blue-1")
     one = replica(of)
-    launch = engines.launch(of, None, pods.HOST, pods.port_of(one.id), {}, gpus=True)
-    pod = pods.manifest(one, of, launch, "engine:1", owner=owner)
+    launch = engines.build_launch_command(of, None, pods.HOST, pods.assign_engine_port(one.id), {}, gpus=True)
+    pod = pods.build_pod_manifest(one, of, launch, "engine:1", owner=owner)
     affinity = pod["spec"]["affinity"]
     terms = [term["podAffinityTerm"] for kind in affinity.values() for term in kind[PREFERRED]]
     selected = [term["labelSelector"]["matchLabels"] for term in terms]

@@ -9,7 +9,7 @@ import click
 import pytest
 import uvloop
 
-from pilotlight.net.listen import ACCEPTS, Address, AddressType, accepting, check_operations, listeners
+from pilotlight.net.listen import ACCEPTS, Address, AddressType, check_operations, open_listeners, start_servers
 
 pytestmark = pytest.mark.standard
 
@@ -50,7 +50,7 @@ def test_an_operations_port_stays_on_loopback(auth: str) -> None:
 
 
 def test_several_processes_can_listen_on_one_port() -> None:
-    made = listeners(Address("127.0.0.1", 0), 3)
+    made = open_listeners(Address("127.0.0.1", 0), 3)
     try:
         ports = {one.getsockname()[1] for one in made}
         assert len(ports) == 1
@@ -63,11 +63,11 @@ def test_several_processes_can_listen_on_one_port() -> None:
 
 
 def test_a_taken_port_is_one_line_even_where_the_other_would_share_it() -> None:
-    made = listeners(Address("127.0.0.1", 0), 1)
+    made = open_listeners(Address("127.0.0.1", 0), 1)
     port = made[0].getsockname()[1]
     try:
         with pytest.raises(click.ClickException) as caught:
-            listeners(Address("127.0.0.1", port), 2)
+            open_listeners(Address("127.0.0.1", port), 2)
     finally:
         made[0].close()
     assert caught.value.message == f"127.0.0.1:{port} is taken: name another port"
@@ -75,12 +75,12 @@ def test_a_taken_port_is_one_line_even_where_the_other_would_share_it() -> None:
 
 def test_an_address_of_another_machine_is_one_line() -> None:
     with pytest.raises(click.ClickException, match=r"^cannot listen on 192\.0\.2\.1:0: "):
-        listeners(Address("192.0.2.1", 0), 1)
+        open_listeners(Address("192.0.2.1", 0), 1)
 
 
 def test_a_name_that_nobody_knows_is_one_line() -> None:
     with pytest.raises(click.ClickException, match=r"^cannot listen on nowhere\.invalid:0: "):
-        listeners(Address("nowhere.invalid", 0), 1)
+        open_listeners(Address("nowhere.invalid", 0), 1)
 
 
 def test_several_connections_are_accepted_in_one_turn_of_the_loop() -> None:
@@ -94,10 +94,10 @@ def test_several_connections_are_accepted_in_one_turn_of_the_loop() -> None:
             def connection_made(self, transport: asyncio.BaseTransport) -> None:
                 made.append(transport)
 
-        (listener,) = listeners(Address("127.0.0.1", 0), 1)
+        (listener,) = open_listeners(Address("127.0.0.1", 0), 1)
         listener.setblocking(False)
         waiting = [socket.create_connection(listener.getsockname()) for _ in range(clients)]
-        servers = await accepting(Counted, listener)
+        servers = await start_servers(Counted, listener)
         count = 0
         while len(made) < clients:
             await asyncio.sleep(0)

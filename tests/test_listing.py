@@ -7,31 +7,31 @@ import pytest
 from artifacts import digest
 from artifacts.dialects import file_listing
 from artifacts.dialects.contents import RefusedError
-from artifacts.dialects.file_listing import Entry
+from artifacts.dialects.file_listing import ListedFile
 
 SHA = f"sha256:{'a' * 64}"
 
 
-def entries(*paths: str) -> list[Entry]:
-    return [Entry(path, 10, f"git:{number:040x}") for number, path in enumerate(paths)]
+def entries(*paths: str) -> list[ListedFile]:
+    return [ListedFile(path, 10, f"git:{number:040x}") for number, path in enumerate(paths)]
 
 
 def taken(*paths: str, include: tuple[str, ...] = ()) -> list[str]:
-    return [one.entry.path for one in file_listing.choose("hf://a/b", entries(*paths), include).taken]
+    return [one.entry.path for one in file_listing.select_files("hf://a/b", entries(*paths), include).taken]
 
 
 def refused(*paths: str, include: tuple[str, ...] = ()) -> str:
     with pytest.raises(RefusedError) as caught:
-        file_listing.choose("hf://a/b", entries(*paths), include)
+        file_listing.select_files("hf://a/b", entries(*paths), include)
     return str(caught.value)
 
 
 def test_what_a_registry_would_be_taken_with_is_taken_and_the_rest_is_said() -> None:
     paths = ("model.safetensors", "config.json", "pytorch_model.bin", "modeling.py", ".gitattributes", "a/.git/x")
-    found = file_listing.choose("hf://a/b", entries(*paths))
+    found = file_listing.select_files("hf://a/b", entries(*paths))
     assert [one.entry.path for one in found.taken] == ["config.json", "model.safetensors"]
     assert [path for path, _ in found.left] == ["modeling.py", "pytorch_model.bin"]
-    unsafe = file_listing.choose("hf://a/b", entries(*paths), allow_unsafe=True)
+    unsafe = file_listing.select_files("hf://a/b", entries(*paths), allow_unsafe=True)
     assert unsafe.left == ()
     assert len(unsafe.taken) == 4
 
@@ -64,21 +64,21 @@ def test_a_place_without_weights_or_with_a_bad_path_is_refused() -> None:
 
 
 def test_the_same_files_have_the_same_digest_and_others_another() -> None:
-    one = file_listing.choose("hf://a/b", entries("a.gguf", "c.json"))
-    assert one.digest == file_listing.choose("hf://a/b", reversed(entries("a.gguf", "c.json"))).digest
+    one = file_listing.select_files("hf://a/b", entries("a.gguf", "c.json"))
+    assert one.digest == file_listing.select_files("hf://a/b", reversed(entries("a.gguf", "c.json"))).digest
     others = [
-        file_listing.choose("hf://a/c", entries("a.gguf", "c.json")),
-        file_listing.choose("hf://a/b", entries("a.gguf")),
-        file_listing.choose("hf://a/b", entries("c.json", "a.gguf")),
-        file_listing.choose("hf://a/b", [one._replace(size=11) for one in entries("a.gguf", "c.json")]),
+        file_listing.select_files("hf://a/c", entries("a.gguf", "c.json")),
+        file_listing.select_files("hf://a/b", entries("a.gguf")),
+        file_listing.select_files("hf://a/b", entries("c.json", "a.gguf")),
+        file_listing.select_files("hf://a/b", [one._replace(size=11) for one in entries("a.gguf", "c.json")]),
     ]
     assert len({one.digest, *(other.digest for other in others)}) == 5
     assert one.bytes == 20
 
 
 def test_a_file_is_named_by_its_sum_or_by_what_is_said_of_it() -> None:
-    assert Entry("a", 1, SHA).digest == Entry("a", 1, SHA).name == SHA
-    unsaid = Entry("a", 1, "etag:x")
+    assert ListedFile("a", 1, SHA).digest == ListedFile("a", 1, SHA).name == SHA
+    unsaid = ListedFile("a", 1, "etag:x")
     assert unsaid.digest is None
-    assert digest.parse(unsaid.name)
+    assert digest.parse_digest(unsaid.name)
     assert len({unsaid.name, unsaid._replace(path="b").name, unsaid._replace(claim="etag:y").name}) == 3

@@ -19,7 +19,7 @@ from click.testing import CliRunner, Result
 import loadtest.coldstart
 from loadtest.cli import load
 from loadtest.client import LoadError
-from loadtest.coldstart import AWAY, FAILED, INTERRUPTED, KEPT, SHORTEN, STAY, Beginning, coldstart
+from loadtest.coldstart import AWAY, FAILED, INTERRUPTED, KEPT, SHORTEN, STAY, Beginning, measure_cold_starts
 from loadtest.result import Ending
 from loadtest.stopping import Stop
 from tests.kit.waiting import until
@@ -68,7 +68,7 @@ async def test_each_round_waits_for_zero_and_keeps_the_phases(aiohttp_server: Se
     server = ColdServer(looks=3 if with_ops else 2)
     url = str((await aiohttp_server(server.app)).make_url("/")).rstrip("/")
     said: list[str] = []
-    starts = await coldstart(url, "ada", 3, url if with_ops else None, say=said.append)
+    starts = await measure_cold_starts(url, "ada", 3, url if with_ops else None, say=said.append)
     assert (server.calls, starts.warm, starts.verdict.completed, starts.verdict.holds) == (3, 0, 3, True)
     parts = ["place.write", "place.schedule"] if with_ops else []
     assert list(starts.spreads_ms) == ["queue", "place", *parts, "load", "ready", "first byte", "total"]
@@ -96,7 +96,7 @@ async def test_a_round_from_gone_waits_until_the_weights_are_on_no_node(
     app.router.add_get("/api/v1/models/ada", status)
     app.router.add_post("/v1/chat/completions", server.call)
     url, said = str((await aiohttp_server(app)).make_url("/")).rstrip("/"), list[str]()
-    await coldstart(url, "ada", 1, url, since="gone", say=said.append)
+    await measure_cold_starts(url, "ada", 1, url, since="gone", say=said.append)
     assert (weights, server.calls) == ([], 1)
     assert sum(STAY in line for line in said) == 2
 
@@ -122,7 +122,7 @@ async def test_a_round_begins_where_the_weights_are_as_asked(
     url = str((await aiohttp_server(app)).make_url("/")).rstrip("/")
     refused = ""
     try:
-        await coldstart(url, "ada", 1, url, since=since)
+        await measure_cold_starts(url, "ada", 1, url, since=since)
     except LoadError as known:
         refused = str(known)
     assert (refused, server.calls) == (error, 0 if error else 1)
@@ -161,7 +161,7 @@ async def test_it_says_first_about_how_long_it_will_take(
 
     app.router.add_get("/api/v1/models/ada", told)
     url = str((await aiohttp_server(app)).make_url("/"))
-    await coldstart(url, "ada", rounds, url, say=say, stop=stop)
+    await measure_cold_starts(url, "ada", rounds, url, say=say, stop=stop)
     assert said[0].startswith(says)
     assert said[1:2] == ([SHORTEN] if rounds > 1 else said[1:2])
 
@@ -178,7 +178,7 @@ async def test_the_operations_port_is_believed_and_gets_no_key(aiohttp_server: S
     ops = str((await aiohttp_server(app)).make_url("/"))
     server = ColdServer(looks=10_000)
     url = str((await aiohttp_server(server.app)).make_url("/"))
-    starts = await coldstart(url, "ada", 2, ops, key="pl-secret")
+    starts = await measure_cold_starts(url, "ada", 2, ops, key="pl-secret")
     assert (server.calls, starts.verdict.holds, keys) == (2, True, [None] * 4)
     assert server.left == server.looks, "the inference port is not asked"
 
@@ -191,7 +191,7 @@ async def test_an_operations_url_that_is_another_port_is_one_error(aiohttp_serve
     app.router.add_get("/api/v1/models/ada", entry)
     url = str((await aiohttp_server(app)).make_url("/"))
     with pytest.raises(LoadError, match=r"is --ops the operations port\?"):
-        await coldstart(url, "ada", 1, url)
+        await measure_cold_starts(url, "ada", 1, url)
 
 
 @pytest.mark.parametrize(("with_ops", "state"), [(True, "its Replicas: 1 scrubbing"), (False, "the model is ready")])
@@ -203,14 +203,14 @@ async def test_a_model_that_stays_is_told_with_what_can_be_done(
     url = str((await aiohttp_server(ColdServer(looks=100).app)).make_url("/"))
     said: list[str] = []
     with pytest.raises(LoadError) as caught:
-        await coldstart(url, "ada", 1, url if with_ops else None, say=said.append)
+        await measure_cold_starts(url, "ada", 1, url if with_ops else None, say=said.append)
     assert str(caught.value) == f"not at zero after 0 s, {state}: {KEPT}"
     assert f"waiting for zero for 0 s, {state}" in said
 
 
 async def test_a_start_that_was_not_cold_is_told(aiohttp_server: Serve) -> None:
     url = str((await aiohttp_server(ColdServer(timing="upstream;dur=2").app)).make_url("/"))
-    starts = await coldstart(url, "ada", 1)
+    starts = await measure_cold_starts(url, "ada", 1)
     assert (starts.warm, starts.rounds[0].cold, starts.rounds[0].ending) == (1, False, Ending.COMPLETED)
 
 
@@ -222,7 +222,7 @@ async def test_rounds_that_were_made_are_told_when_it_is_stopped(aiohttp_server:
         if line.startswith("round 2 of 20"):
             asyncio.get_running_loop().call_later(0.05, stop.tell)  # while it waits for zero
 
-    starts = await coldstart(url, "ada", 20, say=say, stop=stop)
+    starts = await measure_cold_starts(url, "ada", 20, say=say, stop=stop)
     assert (len(starts.rounds), starts.ended, starts.verdict.admitted, starts.verdict.holds) == (
         2,
         INTERRUPTED,
@@ -244,7 +244,7 @@ async def test_a_round_that_is_under_way_is_given_up_when_it_is_stopped(aiohttp_
     app.router.add_get("/v1/models/ada", server.entry)
     app.router.add_post("/v1/chat/completions", hang)
     url = str((await aiohttp_server(app)).make_url("/"))
-    starts = await coldstart(url, "ada", 20, stop=stop)
+    starts = await measure_cold_starts(url, "ada", 20, stop=stop)
     assert [one.ending for one in starts.rounds] == [Ending.ABANDONED]
     assert (starts.ended, starts.verdict.holds) == (INTERRUPTED, True)
 
@@ -306,7 +306,7 @@ async def test_what_goes_wrong_after_some_rounds_does_not_lose_them(aiohttp_serv
     app = web.Application()
     app.router.add_get("/v1/models/ada", entry)
     app.router.add_post("/v1/chat/completions", server.call)
-    starts = await coldstart(str((await aiohttp_server(app)).make_url("/")), "ada", 5)
+    starts = await measure_cold_starts(str((await aiohttp_server(app)).make_url("/")), "ada", 5)
     assert (len(starts.rounds), starts.ended, starts.verdict.completed) == (2, FAILED, 2)
 
 
@@ -314,7 +314,7 @@ async def test_what_goes_wrong_after_some_rounds_does_not_lose_them(aiohttp_serv
 async def test_a_server_that_cannot_tell_zero_is_one_error(aiohttp_server: Serve, model: str, says: str) -> None:
     url = str((await aiohttp_server(ColdServer().app)).make_url("/"))
     with pytest.raises(LoadError, match=says):
-        await coldstart(url, model, 1)
+        await measure_cold_starts(url, model, 1)
 
 
 async def test_the_coldstart_command_prints_phases_writes_its_page_and_exits_0(

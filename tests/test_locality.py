@@ -8,7 +8,7 @@ from autoscaler.placement.index.locality import IMAGE_BYTES
 from autoscaler.planner.plan import Planner, plan
 from autoscaler.spec.model import Model
 from autoscaler.state.actions import StartReplica
-from autoscaler.state.images import NodeImages, image
+from autoscaler.state.images import NodeImages, make_image
 from autoscaler.state.world import Copy, History, NodeId, World
 from tests.kit.worlds import GI, T0, device, gateway, level, model, replica, world
 
@@ -19,7 +19,7 @@ WEIGHTS = "oci://r.io/a:1"
 
 def having(*nodes: str, gi: float = 9) -> dict[str, NodeImages]:
     """The engine's image on these nodes."""
-    return {node: NodeImages((image((FULL,), int(gi * GI)),)) for node in nodes}
+    return {node: NodeImages((make_image((FULL,), int(gi * GI)),)) for node in nodes}
 
 
 def at(*nodes: str, **of: Any) -> World:
@@ -43,9 +43,9 @@ def chosen(one: World) -> str:
 def test_of_equal_devices_the_one_is_taken_whose_node_has_the_image() -> None:
     assert chosen(at()) == "g0"
     assert chosen(at(images=having("n2"))) == "g2"
-    assert chosen(at(images={"n2": NodeImages((), (image((FULL,)),))})) == "g2", "as its agent says"
+    assert chosen(at(images={"n2": NodeImages((), (make_image((FULL,)),))})) == "g2", "as its agent says"
     assert chosen(at(images=having("n0", "n1", "n2", "n3"))) == "g0", "all have it"
-    assert chosen(at(images={"n2": NodeImages((image(("other:1",), GI),))})) == "g0"
+    assert chosen(at(images={"n2": NodeImages((make_image(("other:1",), GI),))})) == "g0"
 
 
 def test_weights_or_image_whichever_has_more_bytes_counts_more() -> None:
@@ -58,7 +58,7 @@ def test_weights_or_image_whichever_has_more_bytes_counts_more() -> None:
 
 
 def test_an_image_of_unknown_size_counts_as_a_usual_one() -> None:
-    unknown = {"n2": NodeImages((), (image((FULL,)),))}
+    unknown = {"n2": NodeImages((), (make_image((FULL,)),))}
     usual_gi = IMAGE_BYTES / GI
     assert chosen(at("n3", images=unknown, wanted=needs(usual_gi - 1))) == "g2"
     assert chosen(at("n3", images=unknown, wanted=needs(usual_gi + 1))) == "g3"

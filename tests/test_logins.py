@@ -13,7 +13,7 @@ import pytest
 from artifacts.credentials import login
 from artifacts.credentials.docker_config import DOCKER_KEY, Login
 from artifacts.credentials.keychain import ConfigFiles
-from artifacts.credentials.login import Place, forget, keep
+from artifacts.credentials.login import LoginLocation, remove_login, save_login
 from artifacts.disk import locks
 from artifacts.errors import DeniedError, PolicyError
 
@@ -50,7 +50,7 @@ async def test_a_login_is_kept_for_its_owner_alone_and_found_again(tmp_path: Pat
     file = tmp_path / "new/folder/config.json"
     old = os.umask(0)
     try:
-        assert await keep([tmp_path / "none.json", file], HOST, GIVEN) == Place(file)
+        assert await save_login([tmp_path / "none.json", file], HOST, GIVEN) == LoginLocation(file)
     finally:
         os.umask(old)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -66,7 +66,7 @@ async def test_all_else_in_the_file_stays_and_older_spellings_go(tmp_path: Path)
     old = {f"https://{HOST}/v2/": {"auth": "YTpi", "identitytoken": "old"}, "other.example": other}
     file.write_text(json.dumps({"auths": {**old, f"{HOST}/team": other}, "HttpHeaders": {"X-Y": "z"}}))
     file.chmod(0o644)
-    await keep([file], HOST, GIVEN)
+    await save_login([file], HOST, GIVEN)
     found = document(file)
     assert found["HttpHeaders"] == {"X-Y": "z"}
     assert set(found["auths"]) == {HOST, "other.example", f"{HOST}/team"}
@@ -79,7 +79,7 @@ async def test_a_link_stays_one(tmp_path: Path) -> None:
     real, file = tmp_path / "dotfiles.json", tmp_path / "config.json"
     real.write_text("{}")
     file.symlink_to(real)
-    await keep([file], HUB, GIVEN)
+    await save_login([file], HUB, GIVEN)
     assert file.is_symlink()
     assert set(document(real)["auths"]) == {DOCKER_KEY}
 
@@ -87,8 +87,8 @@ async def test_a_link_stays_one(tmp_path: Path) -> None:
 async def test_it_goes_where_the_host_has_one_already_else_into_the_last_file(tmp_path: Path) -> None:
     first, last = tmp_path / "podman.json", tmp_path / "docker.json"
     first.write_text(json.dumps({"auths": {HOST: {"auth": "YTpi"}}}))
-    assert await keep([first, last], HOST, GIVEN) == Place(first)
-    assert await keep([first, last], "other.example", GIVEN) == Place(last)
+    assert await save_login([first, last], HOST, GIVEN) == LoginLocation(first)
+    assert await save_login([first, last], "other.example", GIVEN) == LoginLocation(last)
     for host in (HOST, "other.example"):
         assert await ConfigFiles([first, last]).login(host, "x") == GIVEN
 
@@ -105,7 +105,7 @@ async def test_a_break_while_it_is_written_leaves_the_file_as_it_was(
 
     monkeypatch.setattr(login, "_synced", full)
     with pytest.raises(PolicyError, match=r"config\.json: the login cannot be written: No space left"):
-        await keep([file], HOST, GIVEN)
+        await save_login([file], HOST, GIVEN)
     assert file.read_text() == before
     assert [one.name for one in tmp_path.iterdir()] == ["config.json"]
 
@@ -114,7 +114,7 @@ async def test_a_file_that_is_none_is_not_touched(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text("[s3cret")
     with pytest.raises(PolicyError, match=r"config\.json: no JSON object") as refused:
-        await keep([file], HOST, GIVEN)
+        await save_login([file], HOST, GIVEN)
     assert "s3cret" not in str(refused.value)
     assert file.read_text() == "[s3cret"
 
@@ -123,11 +123,11 @@ async def test_two_at_a_time_wait_for_each_other_and_not_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(login, "LOCK_S_MAX", 0.0)
-    held = locks.attempt(tmp_path)
+    held = locks.try_lock(tmp_path)
     assert held is not None
     with held, pytest.raises(DeniedError, match="somebody else has been changing logins"):
-        await keep([tmp_path / "config.json"], HOST, GIVEN)
-    await keep([tmp_path / "config.json"], HOST, GIVEN)
+        await save_login([tmp_path / "config.json"], HOST, GIVEN)
+    await save_login([tmp_path / "config.json"], HOST, GIVEN)
 
 
 @pytest.mark.standard
@@ -137,14 +137,14 @@ async def test_a_program_keeps_it_and_the_file_has_no_password_any_more(
 ) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps({"auths": {HOST: {"auth": "YTpi"}}, **by}))
-    assert await keep([file], HOST, GIVEN) == Place(file, "fake")
+    assert await save_login([file], HOST, GIVEN) == LoginLocation(file, "fake")
     assert json.loads(kept.read_text()) == {"ServerURL": HOST, "Username": "me", "Secret": "pä:ss"}
     assert document(file)["auths"] == {HOST: {}}
     assert await ConfigFiles([file]).login(HOST, "x") == GIVEN
-    assert await forget([file], HOST) == [Place(file, "fake")]
+    assert await remove_login([file], HOST) == [LoginLocation(file, "fake")]
     assert kept.with_suffix(".erased").read_text().strip() == HOST
     assert document(file)["auths"] == {}
-    assert await forget([file], HOST) == []
+    assert await remove_login([file], HOST) == []
 
 
 @pytest.mark.standard
@@ -153,12 +153,12 @@ async def test_a_program_that_keeps_nothing_is_said_and_the_file_stays(tmp_path:
     file.write_text('{"credsStore": "fake"}')
     (tmp_path / "docker-credential-fake").write_text("#!/bin/sh\ncat; exit 1\n")
     with pytest.raises(DeniedError, match=r"docker-credential-fake ended with 1 and kept no login") as refused:
-        await keep([file], HOST, GIVEN)
+        await save_login([file], HOST, GIVEN)
     assert GIVEN.password not in str(refused.value)
     assert file.read_text() == '{"credsStore": "fake"}'
     (tmp_path / "docker-credential-fake").unlink()
     with pytest.raises(DeniedError, match="docker-credential-fake, which knows its login, cannot be started"):
-        await keep([file], HOST, GIVEN)
+        await save_login([file], HOST, GIVEN)
 
 
 async def test_forgetting_is_everywhere_and_takes_nobody_elses(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ async def test_forgetting_is_everywhere_and_takes_nobody_elses(tmp_path: Path) -
     for file in files[:2]:
         auths = {HOST: {"auth": "YTpi"}, f"https://{HOST}/v1/": {}, "other.example": {"auth": "YTpi"}}
         file.write_text(json.dumps({"auths": auths}))
-    assert await forget(files, HOST) == [Place(files[0]), Place(files[1])]
+    assert await remove_login(files, HOST) == [LoginLocation(files[0]), LoginLocation(files[1])]
     assert [set(document(file)["auths"]) for file in files[:2]] == [{"other.example"}] * 2
-    assert await forget(files, HOST) == []
+    assert await remove_login(files, HOST) == []
     assert not files[2].exists()

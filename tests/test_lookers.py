@@ -6,17 +6,17 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from autoscaler.agent_contract import Wish
+from autoscaler.agent_contract import WeightsRequest
 from autoscaler.contract import ModelName, NodeReport, WeightsReport
 from autoscaler.fold.fold import fold
 from autoscaler.spec.model import Model, ModelSpec
 from autoscaler.state.operator_orders import NodeReported
 from autoscaler.state.world import NodeId, World
-from autoscaler.weights.inspection import SILENT_S, SLOW_S, Lookers
+from autoscaler.weights.inspection import SILENT_S, SLOW_S, InspectionAssigner
 from tests.kit.worlds import T0, world
 
 ADA = Model(name=ModelName("ada"), spec=ModelSpec(engine="llama.cpp", artifact="oci://r.io/ada:1"))
-LOOK = Wish("oci://r.io/ada:1", look=True)
+LOOK = WeightsRequest("oci://r.io/ada:1", look=True)
 AGENTS = [NodeId("n1"), NodeId("n2"), NodeId("n3")]
 
 
@@ -28,14 +28,14 @@ def heard(
     return fold(at, [NodeReported(report=one) for one in reports], now_s)[0]
 
 
-def looker(of: Lookers, at: World, now_s: float, agents: Iterable[NodeId] = AGENTS) -> NodeId:
+def looker(of: InspectionAssigner, at: World, now_s: float, agents: Iterable[NodeId] = AGENTS) -> NodeId:
     ((node, wish),) = of.looks(at, list(agents), now_s)
     assert wish == LOOK
     return node
 
 
 def test_who_hears_us_and_says_nothing_is_relieved_by_one_after_the_other() -> None:
-    lookers, at = Lookers(), world([ADA])
+    lookers, at = InspectionAssigner(), world([ADA])
     seen = list[NodeId]()
     for turn in range(7):
         now_s = T0 + turn * SILENT_S
@@ -48,7 +48,7 @@ def test_who_hears_us_and_says_nothing_is_relieved_by_one_after_the_other() -> N
 
 
 def test_who_says_that_it_looks_has_longer() -> None:
-    lookers, at = Lookers(), heard(world([ADA]), T0)
+    lookers, at = InspectionAssigner(), heard(world([ADA]), T0)
     first = looker(lookers, at, T0)
     for now_s in (T0 + SILENT_S, T0 + SLOW_S - 0.1):
         at = heard(at, now_s, WeightsReport(**LOOK._asdict()))
@@ -60,28 +60,28 @@ def test_who_says_that_it_looks_has_longer() -> None:
 
 def test_who_is_dead_or_brings_nothing_looks_at_nothing_while_another_does() -> None:
     at = heard(world([ADA]), T0)
-    first = looker(Lookers(), at, T0)
+    first = looker(InspectionAssigner(), at, T0)
     others = [one for one in AGENTS if one != first]
     silent = heard(at, T0 + 60, by=others)
-    assert looker(Lookers(), silent, T0 + 60) in others
+    assert looker(InspectionAssigner(), silent, T0 + 60) in others
     nothing = heard(silent, T0 + 61, by=[first], brings=False)
-    assert looker(Lookers(), nothing, T0 + 61) in others
-    assert looker(Lookers(), world([ADA]), T0) == first, "of none is anything known"
-    assert looker(Lookers(), at, T0, others) in others, "it hears us no more"
+    assert looker(InspectionAssigner(), nothing, T0 + 61) in others
+    assert looker(InspectionAssigner(), world([ADA]), T0) == first, "of none is anything known"
+    assert looker(InspectionAssigner(), at, T0, others) in others, "it hears us no more"
 
 
 def test_agents_that_come_later_have_their_part() -> None:
     models = [
         replace(ADA, name=ModelName(f"m{n}"), spec=replace(ADA.spec, artifact=f"oci://r.io/m:{n}")) for n in range(30)
     ]
-    lookers, at = Lookers(), heard(world(models), T0)
+    lookers, at = InspectionAssigner(), heard(world(models), T0)
     assert {node for node, _ in lookers.looks(at, AGENTS[:1], None)} == {"n1"}
     spread = [node for node, _ in lookers.looks(at, AGENTS, T0 + 1)]
     assert min(spread.count(node) for node in AGENTS) > 3
 
 
 def test_what_was_found_out_is_looked_at_no_more_and_forgotten() -> None:
-    lookers, at = Lookers(), heard(world([ADA]), T0)
+    lookers, at = InspectionAssigner(), heard(world([ADA]), T0)
     first = looker(lookers, at, T0)
     known = replace(at, looked={LOOK: WeightsReport(**LOOK._asdict(), digest="sha256:aa", header="{}")})
     assert list(lookers.looks(known, AGENTS, T0 + 1)) == []

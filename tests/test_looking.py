@@ -17,16 +17,16 @@ from artifacts.fetch.remote_header import NO_TENSORS
 from artifacts.formats import gguf
 from artifacts.pack import oci_layout
 from artifacts.pack.pack import Form
-from autoscaler.agent_contract import wish_of
+from autoscaler.agent_contract import read_weights_request
 from autoscaler.contract import ModelName, WeightsReport
 from autoscaler.explain.fit import Needs
 from autoscaler.spec.model import Adapter, Model, ModelSpec
 from loadtest import tiny_gguf
-from pilotlight.agent.weights.inspect import NOT_WHOLE, look
-from pilotlight.cli.weights.pack import planned
+from pilotlight.agent.weights.inspect import NOT_WHOLE, inspect_artifact
+from pilotlight.cli.weights.pack import plan_artifact
 from pilotlight.models import remote_header
-from pilotlight.models.documents import completed
-from pilotlight.models.fit import needs, told
+from pilotlight.models.documents import fill_memory_estimate
+from pilotlight.models.fit import load_memory_needs, read_reported_needs
 from pilotlight.models.memory import Known
 from tests.kit import packed
 from tests.kit.fake_hub import FakeHub
@@ -39,12 +39,12 @@ async def looked(
     folder: Path, form: Form, seen: list[str] | None = None, *, allow_unsafe: bool = False
 ) -> WeightsReport:
     files = {"a.gguf": b"GGUF" + bytes(300_000), "LICENSE": b"free"} | ({"m.py": b"pass"} if allow_unsafe else {})
-    plan = planned(packed.model(folder / "in", files), allow_unsafe=allow_unsafe)
-    oci_layout.write(folder / "layout", plan, form, "v1")
+    plan = plan_artifact(packed.model(folder / "in", files), allow_unsafe=allow_unsafe)
+    oci_layout.write_layout(folder / "layout", plan, form, "v1")
     with packed.served(folder / "layout", seen) as host:
         artifact = f"oci://{host}/{packed.NAME}:v1"
         said = WeightsReport(artifact=artifact, look=True, allow_unsafe=allow_unsafe)
-        return await look(said, reference.parse(artifact), Ways())
+        return await inspect_artifact(said, reference.parse_reference(artifact), Ways())
 
 
 async def test_what_weights_pack_writes_is_an_image_whose_file_is_known(tmp_path: Path) -> None:
@@ -69,7 +69,9 @@ async def test_what_is_refused_to_a_pull_is_no_image_to_be_mounted(tmp_path: Pat
         return
     with packed.served(tmp_path / "layout") as host:
         artifact = f"oci://{host}/{packed.NAME}:v1"
-        found = await look(WeightsReport(artifact=artifact, look=True), reference.parse(artifact), Ways())
+        found = await inspect_artifact(
+            WeightsReport(artifact=artifact, look=True), reference.parse_reference(artifact), Ways()
+        )
     assert found.image is None
     assert "code is not taken" in found.no_image
 
@@ -82,7 +84,7 @@ async def test_an_image_of_which_not_all_names_were_seen_is_mounted_only_for_who
     monkeypatch.setattr(inspect_image, "SPANS_MAX", 0)
     with packed.served(tmp_path / "layout") as host:
         said = WeightsReport(artifact=ADA, look=True, allow_unsafe=allowed)
-        found = await look(said, reference.parse(f"oci://{host}/{packed.NAME}:v1"), Ways())
+        found = await inspect_artifact(said, reference.parse_reference(f"oci://{host}/{packed.NAME}:v1"), Ways())
     assert (found.image, found.no_image) == (("", "") if allowed else (None, NOT_WHOLE))
 
 
@@ -90,12 +92,16 @@ async def read(folder: Path, source: Path, form: Form = "modelpack") -> tuple[We
     """What is said of these files, and what a Model made of them comes to need."""
     packed.packed(source, folder / "layout", form)
     with packed.served(folder / "layout") as host:
-        of = reference.parse(f"oci://{host}/{packed.NAME}:v1")
-        said = await look(WeightsReport(artifact=ADA, look=True), of, Ways(), folder / "headers")
+        of = reference.parse_reference(f"oci://{host}/{packed.NAME}:v1")
+        said = await inspect_artifact(WeightsReport(artifact=ADA, look=True), of, Ways(), folder / "headers")
     assert not (folder / "headers").exists(), "nothing of it stays"
-    looked = {wish_of(said): said}
-    known = remote_header.known(MODEL, looked)
-    return said, MODEL if known is None else completed(MODEL, known, gpus=True), told(MODEL, looked)
+    looked = {read_weights_request(said): said}
+    known = remote_header.find_artifact_facts(MODEL, looked)
+    return (
+        said,
+        MODEL if known is None else fill_memory_estimate(MODEL, known, gpus=True),
+        read_reported_needs(MODEL, looked),
+    )
 
 
 ADA = "oci://r.io/ada:1"
@@ -106,11 +112,11 @@ MODEL = Model(name=ModelName("ada"), spec=ModelSpec(engine="llama.cpp", artifact
 async def test_what_a_header_in_a_registry_says_is_what_the_file_would(tmp_path: Path, form: Form) -> None:
     source = tmp_path / "in"
     source.mkdir()
-    tiny_gguf.make(source / "ada.gguf", "Hello, I am Ada.")
+    tiny_gguf.make_model(source / "ada.gguf", "Hello, I am Ada.")
     said, sized, found = await read(tmp_path, source, form)
     there = replace(MODEL, spec=replace(MODEL.spec, artifact=f"file://{source / 'ada.gguf'}"))
-    assert sized.memory_bytes == sized.estimated_bytes == completed(there, gpus=True).memory_bytes > 0
-    assert found == needs(there)
+    assert sized.memory_bytes == sized.estimated_bytes == fill_memory_estimate(there, gpus=True).memory_bytes > 0
+    assert found == load_memory_needs(there)
     assert said.bytes > 0, "were it an adapter"
 
 
@@ -118,11 +124,13 @@ async def test_the_name_that_a_header_gives_itself_is_told_in_few_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def long(path: Path) -> gguf.GgufInfo:
-        return replace(gguf.read(path), architecture="\N{GRINNING FACE}" * 90_000)
+        return replace(gguf.load_gguf_info(path), architecture="\N{GRINNING FACE}" * 90_000)
 
     (tmp_path / "in").mkdir()
-    tiny_gguf.make(tmp_path / "in" / "ada.gguf", "Hello, I am Ada.")
-    monkeypatch.setattr(remote_header, "gguf", SimpleNamespace(read=long, bases=gguf.bases, GgufError=gguf.GgufError))
+    tiny_gguf.make_model(tmp_path / "in" / "ada.gguf", "Hello, I am Ada.")
+    monkeypatch.setattr(
+        remote_header, "gguf", SimpleNamespace(read=long, bases=gguf.list_base_files, GgufError=gguf.GgufError)
+    )
     said, sized, _ = await read(tmp_path, tmp_path / "in")
     assert len(said.header.encode()) < 10_000
     assert sized.memory_bytes
@@ -135,8 +143,8 @@ async def test_config_json_says_what_safetensors_need_before_they_are_anywhere(t
     source = packed.model(tmp_path / "in", files)
     vllm = replace(MODEL, spec=replace(MODEL.spec, engine="vllm"))
     said, _, _ = await read(tmp_path, source, "modelpack-raw")
-    found = told(vllm, {wish_of(said): said})
-    assert found == needs(replace(vllm, spec=replace(vllm.spec, artifact=f"file://{source}")))
+    found = read_reported_needs(vllm, {read_weights_request(said): said})
+    assert found == load_memory_needs(replace(vllm, spec=replace(vllm.spec, artifact=f"file://{source}")))
     assert found.source == "Its config.json (llama)"
 
 
@@ -144,7 +152,7 @@ async def test_why_a_header_says_nothing_is_told_without_a_path_of_the_node(tmp_
     said, sized, found = await read(tmp_path, packed.model(tmp_path / "in", {"a.gguf": b"GGUF"}))
     assert said.no_header.startswith("a.gguf: truncated")
     assert (sized, found.problem) == (MODEL, f"its artifact does not say what it needs: {said.no_header}")
-    assert told(MODEL, {}).problem == "no agent has looked at its artifact yet"
+    assert read_reported_needs(MODEL, {}).problem == "no agent has looked at its artifact yet"
     many = packed.model(tmp_path / "two" / "in", {"a.gguf": b"GGUF", "b.gguf": b"GGUF"})
     assert (await read(tmp_path / "two", many))[0].no_header
 
@@ -152,12 +160,14 @@ async def test_why_a_header_says_nothing_is_told_without_a_path_of_the_node(tmp_
 async def test_an_adapter_counts_by_its_size(tmp_path: Path) -> None:
     source = tmp_path / "in"
     source.mkdir()
-    tiny_gguf.make(source / "ada.gguf", "Hello, I am Ada.")
+    tiny_gguf.make_model(source / "ada.gguf", "Hello, I am Ada.")
     said, alone, _ = await read(tmp_path, source)
     both = replace(MODEL, spec=replace(MODEL.spec, adapters=(Adapter(name="x", artifact="oci://r.io/x:1"),)))
     lora = WeightsReport(artifact="oci://r.io/x:1", look=True, digest="sha256:aa", bytes=1000)
-    known = remote_header.known(both, {wish_of(said): said, wish_of(lora): lora})
-    assert completed(both, known, gpus=True).memory_bytes >= alone.memory_bytes + 1000
+    known = remote_header.find_artifact_facts(
+        both, {read_weights_request(said): said, read_weights_request(lora): lora}
+    )
+    assert fill_memory_estimate(both, known, gpus=True).memory_bytes >= alone.memory_bytes + 1000
 
 
 @pytest.mark.parametrize("form", ["modelpack", "modelpack-raw"])
@@ -171,10 +181,10 @@ async def test_a_folder_of_pefts_counts_by_its_safetensors(tmp_path: Path, form:
     size = len(NO_TENSORS) + 90_000
     assert size <= said.bytes < size + 7_000, "in an archive with its head"
     lora = Adapter(name="x", artifact=f"file://{tmp_path / 'in' / below}".rstrip("/"))
-    tiny_gguf.make(tmp_path / "ada.gguf", "Hello, I am Ada.")
+    tiny_gguf.make_model(tmp_path / "ada.gguf", "Hello, I am Ada.")
     alone = replace(MODEL, spec=replace(MODEL.spec, engine="vllm", artifact=f"file://{tmp_path / 'ada.gguf'}"))
     both = replace(alone, spec=replace(alone.spec, adapters=(lora,)))
-    (there,) = [one for one in needs(both).parts if one.name == "adapters"]
+    (there,) = [one for one in load_memory_needs(both).parts if one.name == "adapters"]
     assert there.bytes == size
 
 
@@ -188,7 +198,9 @@ def test_a_header_of_no_model_is_as_good_as_none_whatever_an_agent_says(wrong: d
     def known(shape: dict[str, object]) -> Known | None:
         text = json.dumps({"words": "w", "shape": shape})
         said = WeightsReport(artifact=ADA, look=True, digest="sha256:aa", header=text)
-        return remote_header.known(model, {wish_of(said): said, wish_of(less): less})
+        return remote_header.find_artifact_facts(
+            model, {read_weights_request(said): said, read_weights_request(less): less}
+        )
 
     assert known(shape | wrong) is None
     found = known(shape)
@@ -197,11 +209,11 @@ def test_a_header_of_no_model_is_as_good_as_none_whatever_an_agent_says(wrong: d
 
 
 async def test_at_the_hub_a_header_is_read_too_and_nothing_is_an_image(tmp_path: Path) -> None:
-    tiny_gguf.make(tmp_path / "ada.gguf", "Hello, I am Ada.")
+    tiny_gguf.make_model(tmp_path / "ada.gguf", "Hello, I am Ada.")
     async with FakeHub({}, {"ada.gguf": (tmp_path / "ada.gguf").read_bytes()}).both() as fake:
         said = WeightsReport(artifact="hf://acme/tiny@main", look=True)
         ways = Ways(Registries(pace=StillClock()), fake.env(), tmp_path)
-        found = await look(said, fetch.lies(said.artifact), ways, tmp_path / "headers")
+        found = await inspect_artifact(said, fetch.parse_remote_source(said.artifact), ways, tmp_path / "headers")
     assert (found.image, found.no_image, found.no_header) == (None, "it is in no registry", "")
     assert json.loads(found.header)["words"] == "Its GGUF header (llama)"
     assert not (tmp_path / "headers").exists()

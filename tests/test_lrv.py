@@ -10,12 +10,12 @@ from statistics import fmean
 import numpy as np
 import pytest
 
-from autoscaler.placement.index.arrays import Node, Place, Stock, load_of
-from autoscaler.placement.index.request import ask_of
-from autoscaler.placement.index.residual_waste import BINS, LEVELS, Taught, tables
+from autoscaler.placement.index.arrays import LaneAssignment, NodeArrays, NodeCapacity, compute_request_usage
+from autoscaler.placement.index.request import encode_request
+from autoscaler.placement.index.residual_waste import BINS, LEVELS, Taught, build_tables
 from autoscaler.placement.learning.learner import Learner
 from autoscaler.state import resources
-from autoscaler.state.resources import Lane, Wanted
+from autoscaler.state.resources import RequestFrequency, SliceClass
 from bench.packing.arrivals import Round, arrange
 from bench.packing.openb import Kind, NodeRow
 from bench.packing.ours import draws, kind, node
@@ -46,20 +46,20 @@ class Chooser:
     """The Stock as a policy."""
 
     def __init__(self, rows: tuple[NodeRow, ...], taught: Taught) -> None:
-        self._stock = Stock([node(row) for row in rows], taught)
+        self._stock = NodeArrays([node(row) for row in rows], taught)
 
     def choose(self, asked: Kind) -> tuple[int, int] | None:
         """See Chooser."""
         one, stock = kind(asked), self._stock
-        place = stock.choose(ask_of(one, stock.lanes))
+        place = stock.choose(encode_request(one, stock.lanes))
         if place is None:
             return None
-        stock.take(place, load_of(one, stock.nodes[place.node], place.lanes))
+        stock.take(place, compute_request_usage(one, stock.nodes[place.node], place.lanes))
         return place.node, place.lanes[0] if place.lanes else 0
 
 
 def learnt() -> Taught:
-    demand = [Wanted(kind(one), many) for one, many in Counter(PODS).items()]
+    demand = [RequestFrequency(kind(one), many) for one, many in Counter(PODS).items()]
     lessons: Iterator[tuple[Taught, float]] = Learner([node(row) for row in NODES], demand, draws, 1).lessons()
     return max(islice(lessons, LESSONS), key=lambda lesson: lesson[1])[0]
 
@@ -94,8 +94,10 @@ def test_of_nearly_equal_nodes_the_first_is_taken_and_of_others_the_one_that_los
     first_milli: int, chosen: int
 ) -> None:
     """So the last ones stay free for what needs much. Taken whole, the first loses so much and the second 20 milli."""
-    nodes = [Node("a", (Lane(1000, "a"),)), Node("b", (Lane(1000, "b"),))]
+    nodes = [NodeCapacity("a", (SliceClass(1000, "a"),)), NodeCapacity("b", (SliceClass(1000, "b"),))]
     lost = np.zeros((3, BINS, LEVELS))
     lost[:, :, 0] = [[first_milli], [20], [0]]
-    one = Stock(nodes, Taught(tuple(each.face for each in nodes), tables(lost, np.zeros(3))))
-    assert one.choose(ask_of(resources.Kind(memory_bytes=1000), one.lanes)) == Place(chosen, (0,))
+    one = NodeArrays(nodes, Taught(tuple(each.face for each in nodes), build_tables(lost, np.zeros(3))))
+    assert one.choose(encode_request(resources.RequestShape(memory_bytes=1000), one.lanes)) == LaneAssignment(
+        chosen, (0,)
+    )

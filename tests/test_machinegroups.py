@@ -10,7 +10,14 @@ from msgspec.structs import replace
 
 from autoscaler.capacity.attachable_nodes import GPU_COUNT
 from autoscaler.providers.kube import AnswerError
-from autoscaler.providers.machine_groups import LABELS, LOOK_S, NONE_S, Found, Growing, groups
+from autoscaler.providers.machine_groups import (
+    LABELS,
+    LOOK_S,
+    NONE_S,
+    MachineGroupObject,
+    MachineGroupWatcher,
+    read_machine_groups,
+)
 from autoscaler.spec.capacity import Cro, ProviderSettings
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind, Settings
@@ -26,16 +33,16 @@ SETTINGS = Settings(nodes=(T4,))
 ON_NODES = "node.cluster.x-k8s.io/pool"
 
 
-def machines(kind: str = "MachineSet", name: str = "g", version: str = CAPI, **fields: Any) -> Found:
+def machines(kind: str = "MachineSet", name: str = "g", version: str = CAPI, **fields: Any) -> MachineGroupObject:
     """Three are wanted, and one is ready."""
     notes = {LABELS: "pool=t4,zone=a", **fields.pop("notes", {})}
     metadata = {"namespace": "default", "name": name, "annotations": notes, **fields.pop("metadata", {})}
     body = {"metadata": metadata, "spec": {"replicas": 3}, "status": {"replicas": 3, "readyReplicas": 1}, **fields}
-    return Found(kind, {**body, "apiVersion": version})
+    return MachineGroupObject(kind, {**body, "apiVersion": version})
 
 
-def read(found: Found, *pods: dict[str, Any], settings: Settings = SETTINGS) -> Group:
-    (one,) = groups([found], pods, settings)
+def read(found: MachineGroupObject, *pods: dict[str, Any], settings: Settings = SETTINGS) -> Group:
+    (one,) = read_machine_groups([found], pods, settings)
     return one
 
 
@@ -109,13 +116,13 @@ class Looked:
         self.server = PlayedServer(lambda: 0.0)
         self.world = World(epoch=1, settings=SETTINGS)
         self.told: list[GroupsSeen] = []
-        one = Growing(self.server, lambda: self.world, self.told.extend)
+        one = MachineGroupWatcher(self.server, lambda: self.world, self.told.extend)
         self.task = asyncio.create_task(one.run())
 
     def serve(self, group: str, version: str) -> None:
         self.server.put(f"/apis/{group}", {"preferredVersion": {"groupVersion": version}})
 
-    def put(self, version: str, plural: str, found: Found) -> None:
+    def put(self, version: str, plural: str, found: MachineGroupObject) -> None:
         body = {key: value for key, value in found.body.items() if key != "apiVersion"}
         self.server.put(f"/apis/{version}/namespaces/default/{plural}/{found.body['metadata']['name']}", body)
 

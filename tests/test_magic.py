@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from artifacts.dialects.contents import RefusedError
 from artifacts.formats import magic
-from loadtest.tiny_gguf import make
+from loadtest.tiny_gguf import make_model
 from pilotlight.cli.main import cli
 from tests.kit.weight_files import as_safetensors
 
@@ -35,9 +35,9 @@ FOREIGN = [*PICKLES, zipped(), b"", b"GG", b"\x7fELF" + bytes(60), b"<html>", b"
 def test_other_content_is_neither(content: bytes) -> None:
     head = content[: magic.HEAD_BYTES]
     for path, why in (("a/model.gguf", GGUF), ("MODEL.GGUF", GGUF), ("model.safetensors", SAFETENSORS)):
-        assert magic.mismatch(path, head, len(content)).startswith(why)
+        assert magic.find_mismatch(path, head, len(content)).startswith(why)
     for other in ("config.json", "model.bin", "README"):
-        assert magic.mismatch(other, head, len(content)) == ""
+        assert magic.find_mismatch(other, head, len(content)) == ""
 
 
 @pytest.mark.parametrize(
@@ -52,16 +52,16 @@ def test_other_content_is_neither(content: bytes) -> None:
     ],
 )
 def test_the_format_is_that_of_the_suffix(path: str, content: bytes, right: bool) -> None:
-    assert (magic.mismatch(path, content[: magic.HEAD_BYTES], len(content)) == "") == right
+    assert (magic.find_mismatch(path, content[: magic.HEAD_BYTES], len(content)) == "") == right
 
 
 def test_the_first_mislabelled_file_is_named(tmp_path: Path) -> None:
-    make(tmp_path / "good.gguf", "wake up")
+    make_model(tmp_path / "good.gguf", "wake up")
     (tmp_path / "bad.gguf").write_bytes(PICKLES[2])
     files = [(name, tmp_path / name) for name in ("good.gguf", "bad.gguf")]
-    magic.check(files[:1])
+    magic.check_magic(files[:1])
     with pytest.raises(RefusedError, match=r"^bad\.gguf: it is not a GGUF file"):
-        magic.check(files)
+        magic.check_magic(files)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "model.gguf"])

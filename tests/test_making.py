@@ -9,7 +9,7 @@ import pytest
 
 from autoscaler.drivers.kubernetes.inventory.inventory import Inventory
 from autoscaler.drivers.kubernetes.pending_starts import VOLUMES
-from autoscaler.drivers.kubernetes.pod_builder import Making
+from autoscaler.drivers.kubernetes.pod_builder import PodBuilder
 from autoscaler.drivers.kubernetes.volumes import MountError
 from autoscaler.kubernetes.api import Api, Object
 from autoscaler.kubernetes.constants import NODE_POOL, NODES
@@ -53,7 +53,7 @@ async def known(*nodes: Object) -> Known:
 
 def lingers(inventory: Inventory | None, *slices: str) -> bool:
     """Whether the pod of a Replica on those does."""
-    made = Making("n", launch, lambda _: "engine", Settings, inventory, VOLUMES)
+    made = PodBuilder("n", launch, lambda _: "engine", Settings, inventory, VOLUMES)
     ada = model("ada", command=("engine", "{port}"))
     pod = made(replica(ada, "ada-1", slices), ada, None).pod
     return "preStop" in pod["spec"]["containers"][0].get("lifecycle", {})
@@ -65,7 +65,7 @@ def test_with_hostpath_a_pod_with_a_security_context_of_its_model_is_not_made() 
     def made(mount: Literal["auto", "hostPath"]) -> Object:
         ada = model("ada", command=("engine", "{port}"), pod=Pod(security_context={"runAsUser": 0}))
         settings = Settings(weights=Weights(mount=mount))
-        making = Making("n", launch, lambda _: "engine", lambda: settings, None, VOLUMES)
+        making = PodBuilder("n", launch, lambda _: "engine", lambda: settings, None, VOLUMES)
         return making(replica(ada, "ada-1", ()), ada, None).pod
 
     assert made("auto")["spec"]["securityContext"] == {"runAsUser": 0}
@@ -78,7 +78,7 @@ def test_with_hostpath_a_security_context_is_an_obstacle_before_any_start() -> N
 
     def obstacle(mount: Literal["auto", "hostPath"]) -> str:
         settings = Settings(weights=Weights(mount=mount))
-        return Making("n", launch, lambda _: "engine", lambda: settings, None, VOLUMES).obstacle(ada)
+        return PodBuilder("n", launch, lambda _: "engine", lambda: settings, None, VOLUMES).obstacle(ada)
 
     assert obstacle("auto") == ""
     assert "leave it out" in obstacle("hostPath")

@@ -31,7 +31,7 @@ def document(**changed: object) -> dict[str, object]:
 
 
 def parsed(found: object, **also: Any) -> Manifest | Index:
-    return manifest.parse(json.dumps(found).encode(), **also)
+    return manifest.parse_manifest(json.dumps(found).encode(), **also)
 
 
 def refusal(found: object, **also: Any) -> str:
@@ -54,34 +54,34 @@ def test_what_a_manifest_says() -> None:
 
 def test_point_02_a_manifest_that_was_substituted_is_not_taken() -> None:
     content = json.dumps(document()).encode()
-    assert isinstance(manifest.parse(content, digest=digests.of(content)), Manifest)
+    assert isinstance(manifest.parse_manifest(content, digest=digests.compute_digest(content)), Manifest)
     for other in (content + b" ", json.dumps(document(layers=[])).encode()):
         with pytest.raises(BadManifestError, match="not the one that was asked for"):
-            manifest.parse(other, digest=digests.of(content))
+            manifest.parse_manifest(other, digest=digests.compute_digest(content))
 
 
 def test_point_02_sha512_is_compared_as_well() -> None:
     content = json.dumps(document()).encode()
-    good = digests.parse(f"sha512:{hashlib.sha512(content).hexdigest()}")
-    assert isinstance(manifest.parse(content, digest=good), Manifest)
+    good = digests.parse_digest(f"sha512:{hashlib.sha512(content).hexdigest()}")
+    assert isinstance(manifest.parse_manifest(content, digest=good), Manifest)
     with pytest.raises(BadManifestError, match="not the one"):
-        manifest.parse(content + b"\n", digest=good)
+        manifest.parse_manifest(content + b"\n", digest=good)
 
 
 def test_point_02_a_config_that_was_substituted_is_not_taken() -> None:
     config = b'{"config":{}}'
     said = descriptor(
-        mediaType="application/vnd.cncf.model.config.v1+json", digest=digests.of(config), size=len(config)
+        mediaType="application/vnd.cncf.model.config.v1+json", digest=digests.compute_digest(config), size=len(config)
     )
     of = parsed(document(config=said))
     assert isinstance(of, Manifest)
-    contents.read(of, config)
+    contents.read_contents(of, config)
     wrong = of._replace(config=of.config._replace(size=len(config) + 1))
     with pytest.raises(BadManifestError, match="config is not the manifest's"):
-        contents.read(wrong, config)
+        contents.read_contents(wrong, config)
     for other in (b'{"config":[]}', config + b" "):
         with pytest.raises(BadManifestError, match="config is not the manifest's"):
-            contents.read(of, other)
+            contents.read_contents(of, other)
 
 
 @pytest.mark.parametrize("bad", ["sha256:../..", "sha256:" + "A" * 64, "sha256:", "md5:" + "a" * 32, "", None, 5, [A]])
@@ -96,9 +96,9 @@ def test_point_03_digests_are_checked_wherever_they_stand(bad: object, at: str) 
 def test_point_07_more_than_4_mib_is_not_read() -> None:
     content = json.dumps(document(annotations={"x": "y" * (4 << 20)})).encode()
     with pytest.raises(BadManifestError, match="larger than 4 MiB"):
-        manifest.parse(content)
+        manifest.parse_manifest(content)
     fits = json.dumps(document(annotations={"x": "y" * ((4 << 20) - 1000)})).encode()
-    assert isinstance(manifest.parse(fits), Manifest)
+    assert isinstance(manifest.parse_manifest(fits), Manifest)
 
 
 def test_point_07_a_hundred_thousand_layers_are_not_read() -> None:
@@ -108,7 +108,7 @@ def test_point_07_a_hundred_thousand_layers_are_not_read() -> None:
         b",".join([small] * 100_000),
     )
     with pytest.raises(BadManifestError, match="layers has more than 16384"):
-        manifest.parse(content)
+        manifest.parse_manifest(content)
     assert "manifests has more than 1024" in refusal({"schemaVersion": 2, "manifests": [descriptor()] * 1025})
 
 
@@ -123,19 +123,19 @@ def test_point_07_a_hundred_thousand_layers_are_not_read() -> None:
 )
 def test_point_07_deep_json_is_not_read(content: bytes) -> None:
     with pytest.raises(BadManifestError, match=r"nested deeper|of more than"):
-        manifest.parse(content)
+        manifest.parse_manifest(content)
 
 
 def test_point_07_what_would_fill_the_memory_is_not_read() -> None:
     with pytest.raises(BadManifestError, match="of more than 400000 parts"):
-        manifest.parse(b'{"a":[' + b"{}," * 1_000_000 + b"{}]}")
+        manifest.parse_manifest(b'{"a":[' + b"{}," * 1_000_000 + b"{}]}")
 
 
 def test_point_07_a_key_that_stands_twice_is_an_error() -> None:
     with pytest.raises(BadManifestError, match="key 'layers' twice"):
-        manifest.parse(b'{"schemaVersion":2,"layers":[],"layers":[{}]}')
+        manifest.parse_manifest(b'{"schemaVersion":2,"layers":[],"layers":[{}]}')
     with pytest.raises(BadManifestError, match="key 'digest' twice"):
-        manifest.parse(b'{"schemaVersion":2,"config":{"digest":"a","digest":"b"},"layers":[]}')
+        manifest.parse_manifest(b'{"schemaVersion":2,"config":{"digest":"a","digest":"b"},"layers":[]}')
 
 
 def test_point_07_a_manifest_is_never_an_index_too() -> None:
@@ -161,12 +161,12 @@ def test_point_07_a_size_is_a_whole_number_that_can_be(size: object) -> None:
 @pytest.mark.parametrize("text", [b"NaN", b"Infinity", b"-Infinity", b"1" * 5000, b"1e999"])
 def test_point_07_odd_numbers_are_errors(text: bytes) -> None:
     with pytest.raises(BadManifestError):
-        manifest.parse(json.dumps(document(layers=[descriptor(size="@")])).encode().replace(b'"@"', text))
+        manifest.parse_manifest(json.dumps(document(layers=[descriptor(size="@")])).encode().replace(b'"@"', text))
 
 
 def test_point_07_what_is_no_number_is_no_json_wherever_it_stands() -> None:
     with pytest.raises(BadManifestError, match="NaN is no number"):
-        manifest.parse(json.dumps(document(anything=float("nan"))).encode())
+        manifest.parse_manifest(json.dumps(document(anything=float("nan"))).encode())
 
 
 def test_point_07_a_large_config_is_not_fetched() -> None:
@@ -176,11 +176,11 @@ def test_point_07_a_large_config_is_not_fetched() -> None:
 def test_point_07_indexes_that_contain_themselves_end() -> None:
     inner = parsed({"schemaVersion": 2, "manifests": [descriptor(mediaType=OCI_INDEX)]})
     assert isinstance(inner, Index)
-    assert manifest.choose(inner, AMD64).digest == A
+    assert manifest.select_manifest(inner, AMD64).digest == A
     with pytest.raises(BadManifestError, match="contains itself"):
-        manifest.choose(inner, AMD64, [digests.parse(A)])
+        manifest.select_manifest(inner, AMD64, [digests.parse_digest(A)])
     with pytest.raises(BadManifestError, match="deeper than 3"):
-        manifest.choose(inner, AMD64, [digests.parse(B)] * 3)
+        manifest.select_manifest(inner, AMD64, [digests.parse_digest(B)] * 3)
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_what_is_wrong_is_named(changed: dict[str, object], said: str) -> None:
 @pytest.mark.parametrize("content", [b"", b"null", b"[]", b"7", b'"x"', b"{", b"\xff\xfe{}", b'{"a":"\\ud8"}', b"{}"])
 def test_what_is_no_manifest_at_all(content: bytes) -> None:
     with pytest.raises(BadManifestError):
-        manifest.parse(content)
+        manifest.parse_manifest(content)
 
 
 def entry(digest: str, platform: str = "", **changed: object) -> dict[str, object]:
@@ -226,7 +226,7 @@ def entry(digest: str, platform: str = "", **changed: object) -> dict[str, objec
 def chosen(*entries: dict[str, object], platform: Platform = AMD64) -> str:
     index = parsed({"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": list(entries)})
     assert isinstance(index, Index)
-    return manifest.choose(index, platform).digest
+    return manifest.select_manifest(index, platform).digest
 
 
 def test_the_image_for_the_platform_is_chosen() -> None:
@@ -303,7 +303,7 @@ KITFILE = st.builds(
 @given(st.binary(max_size=200) | ANYTHING.map(lambda found: json.dumps(found).encode()))
 def test_arbitrary_bytes_make_one_kind_of_error(content: bytes) -> None:
     try:
-        manifest.parse(content)
+        manifest.parse_manifest(content)
     except BadManifestError:
         return
     pytest.fail("what is arbitrary is no manifest")
@@ -315,12 +315,12 @@ def test_what_comes_out_of_nearly_right_manifests_can_be_written(
     kind: str, layers: list[dict[str, object]], config: object, allow_unsafe: bool
 ) -> None:
     raw = json.dumps(config).encode()
-    said = descriptor(mediaType=kind, digest=digests.of(raw), size=len(raw))
+    said = descriptor(mediaType=kind, digest=digests.compute_digest(raw), size=len(raw))
     of = parsed(document(config=said, layers=layers))
     assert isinstance(of, Manifest)
     try:
-        read = contents.read(of, raw, allow_unsafe=allow_unsafe)
-        assert all(line.isprintable() for line in contents.explain(read))
+        read = contents.read_contents(of, raw, allow_unsafe=allow_unsafe)
+        assert all(line.isprintable() for line in contents.explain_contents(read))
         files = read.files()
     except BadManifestError:
         return

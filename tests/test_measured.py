@@ -8,7 +8,7 @@ from autoscaler.contract import ModelName, NodeReport, PodUse
 from autoscaler.explain.fit import Needs, explain_fit
 from autoscaler.fold.fold import fold
 from autoscaler.planner.plan import plan
-from autoscaler.queries.memory import MARGIN, NOTICED_BYTES, SERVED_S, corrected, seen
+from autoscaler.queries.memory import MARGIN, NOTICED_BYTES, SERVED_S, correct_memory_estimate, record_measured_memory
 from autoscaler.spec.model import Gpu, Model, ModelSpec
 from autoscaler.spec.quantity import BytesOrAuto
 from autoscaler.state.events import DocumentsSeen, HistorySeen, Seen
@@ -26,8 +26,8 @@ def after(*used: tuple[float, bool], of: Model = A) -> float:
     """GiB that are counted after these looks: GiB seen, and whether it had served."""
     history = NEW
     for gib, served in used:
-        history = seen(history, of, int(gib * GI), served=served)
-    return corrected(of, history).memory_bytes / GI
+        history = record_measured_memory(history, of, int(gib * GI), served=served)
+    return correct_memory_estimate(of, history).memory_bytes / GI
 
 
 def test_more_than_was_estimated_is_counted_at_once() -> None:
@@ -60,24 +60,27 @@ def test_of_an_engine_that_pages_only_what_is_beside_its_part_counts() -> None:
 
 
 def test_little_growth_is_no_news() -> None:
-    history = seen(NEW, A, 5 * GI, served=False)
-    assert seen(history, A, 5 * GI + NOTICED_BYTES - 1, served=False) is history
-    assert seen(history, A, 3 * GI, served=False) is history
+    history = record_measured_memory(NEW, A, 5 * GI, served=False)
+    assert record_measured_memory(history, A, 5 * GI + NOTICED_BYTES - 1, served=False) is history
+    assert record_measured_memory(history, A, 3 * GI, served=False) is history
 
 
 def test_of_another_spec_or_another_file_it_says_nothing() -> None:
-    history = seen(NEW, A, 4 * GI, served=True)
+    history = record_measured_memory(NEW, A, 4 * GI, served=True)
     slots = replace(A, slots=99)
     other = replace(A, estimated_bytes=9 * GI, memory_bytes=9 * GI)
-    assert corrected(A, history).memory_bytes == 4 * GI * MARGIN
-    assert corrected(slots, history) is slots
-    assert corrected(other, history) is other
+    assert correct_memory_estimate(A, history).memory_bytes == 4 * GI * MARGIN
+    assert correct_memory_estimate(slots, history) is slots
+    assert correct_memory_estimate(other, history) is other
 
 
 def test_what_a_document_asks_for_and_a_whole_device_are_never_corrected() -> None:
     for of in (model("a", 8), model("a", 0)):
-        assert seen(NEW, of, 20 * GI, served=True) is NEW
-        assert corrected(of, replace(NEW, used=seen(NEW, A, 20 * GI, served=True).used)) is of
+        assert record_measured_memory(NEW, of, 20 * GI, served=True) is NEW
+        assert (
+            correct_memory_estimate(of, replace(NEW, used=record_measured_memory(NEW, A, 20 * GI, served=True).used))
+            is of
+        )
 
 
 def test_neither_an_estimate_nor_a_measurement_is_part_of_the_hash() -> None:
@@ -183,7 +186,7 @@ def test_of_several_devices_each_counts_with_its_part() -> None:
 
 
 def test_what_was_measured_before_a_restart_holds_after_it() -> None:
-    history = seen(NEW, A, 9 * GI, served=False)
+    history = record_measured_memory(NEW, A, 9 * GI, served=False)
     restarted, _ = fold(world([A], [device()]), (HistorySeen(model=A.name, history=history),), T0)
     assert restarted.models[ModelName("a")].memory_bytes == 9 * GI
 

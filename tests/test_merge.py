@@ -12,7 +12,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics import parser
 from prometheus_client.parser import text_string_to_metric_families
 
-from autoscaler.server.prometheus_merge import merge
+from autoscaler.server.prometheus_merge import merge_metrics
 
 openmetrics_families: Callable[[str], Iterable[Metric]] = parser.text_string_to_metric_families
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -46,7 +46,7 @@ def process(calls: Iterable[tuple[str, int]], seconds: Iterable[float] = (), wai
 )
 def test_n_equal_texts_are_n_times_one(counts: dict[str, int], seconds: list[float], times: int) -> None:
     text = process(counts.items(), seconds, waiting=3)
-    one, many = samples(merge([text])), samples(merge([text] * times))
+    one, many = samples(merge_metrics([text])), samples(merge_metrics([text] * times))
     assert one == samples(text)
     assert one.keys() == many.keys()
     for key, value in one.items():
@@ -55,12 +55,12 @@ def test_n_equal_texts_are_n_times_one(counts: dict[str, int], seconds: list[flo
 
 
 def test_series_that_only_one_process_has_are_kept() -> None:
-    merged = samples(merge([process([("a", 1), ("b", 2)]), process([("b", 5), ("c", 7)])]))
+    merged = samples(merge_metrics([process([("a", 1), ("b", 2)]), process([("b", 5), ("c", 7)])]))
     assert [merged["pilotlight_calls_total", (("model", name),)] for name in "abc"] == [1, 7, 7]
 
 
 def test_buckets_sum_and_count_of_a_histogram_add_up() -> None:
-    merged = samples(merge([process((), (0.05, 0.5)), process((), (0.07, 3.0))]))
+    merged = samples(merge_metrics([process((), (0.05, 0.5)), process((), (0.07, 3.0))]))
     buckets = [merged["pilotlight_queue_seconds_bucket", (("le", bound),)] for bound in ("0.1", "1.0", "+Inf")]
     assert buckets == [2, 3, 4]
     assert merged["pilotlight_queue_seconds_count", ()] == 4
@@ -69,18 +69,18 @@ def test_buckets_sum_and_count_of_a_histogram_add_up() -> None:
 
 def test_an_age_is_not_added_up() -> None:
     texts = [f"# TYPE pilotlight_routes_age_seconds gauge\npilotlight_routes_age_seconds {age}\n" for age in (0.5, 2.0)]
-    assert samples(merge(text.encode() for text in texts)) == {("pilotlight_routes_age_seconds", ()): 2.0}
+    assert samples(merge_metrics(text.encode() for text in texts)) == {("pilotlight_routes_age_seconds", ()): 2.0}
 
 
 def test_odd_label_values_come_through() -> None:
     odd = 'quote " backslash \\ newline \n end'
-    assert samples(merge([process([(odd, 4)])]))["pilotlight_calls_total", (("model", odd),)] == 4
+    assert samples(merge_metrics([process([(odd, 4)])]))["pilotlight_calls_total", (("model", odd),)] == 4
 
 
 def test_nothing_merges_to_nothing() -> None:
-    assert samples(merge([])) == {}
-    assert samples(merge([b""])) == {}
-    assert merge([], openmetrics=True) == b"# EOF\n"
+    assert samples(merge_metrics([])) == {}
+    assert samples(merge_metrics([b""])) == {}
+    assert merge_metrics([], openmetrics=True) == b"# EOF\n"
 
 
 @settings(derandomize=True, deadline=None)
@@ -89,8 +89,10 @@ def test_nothing_merges_to_nothing() -> None:
 )
 def test_as_openmetrics_it_says_the_same(counts: dict[str, int], seconds: list[float]) -> None:
     texts = [process(counts.items(), seconds, waiting=3)] * 2
-    families = list(openmetrics_families(merge(texts, openmetrics=True).decode()))
+    families = list(openmetrics_families(merge_metrics(texts, openmetrics=True).decode()))
     read = {(s.name, tuple(sorted(s.labels.items()))): s.value for family in families for s in family.samples}
-    assert read == {key: value for key, value in samples(merge(texts)).items() if not key[0].endswith("_created")}
+    assert read == {
+        key: value for key, value in samples(merge_metrics(texts)).items() if not key[0].endswith("_created")
+    }
     calls = next(family for family in families if family.name == "pilotlight_calls")
     assert (calls.type, calls.documentation) == ("counter", 'Calls that\nhave "ended" \\o/')

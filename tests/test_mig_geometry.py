@@ -13,13 +13,13 @@ from autoscaler.slicing.mig_geometry import (
     Geometry,
     Layout,
     MigError,
-    clash,
+    build_layout,
+    count_free_cuts,
+    count_free_cuts_by_profile,
     free_slices,
     geometry_of,
-    layout,
-    most,
-    room,
-    starts,
+    has_conflict,
+    list_starts,
 )
 
 H100, A100, A30 = GEOMETRIES["H100-80"], GEOMETRIES["A100-40"], GEOMETRIES["A30"]
@@ -39,7 +39,7 @@ def layouts(geometry: Geometry, profiles: Collection[str]) -> set[Layout]:
     while ends:
         on = ends.pop()
         for profile in profiles:
-            for start in starts(geometry, on, profile):
+            for start in list_starts(geometry, on, profile):
                 more = tuple(sorted((*on, Cut(profile, start))))
                 if more not in found:
                     found.add(more)
@@ -48,7 +48,7 @@ def layouts(geometry: Geometry, profiles: Collection[str]) -> set[Layout]:
 
 
 def by_hand(geometry: Geometry, profiles: Collection[str]) -> set[Layout]:
-    """All sets of cuts that do not overlap, by trying every set: shares no code with `starts`."""
+    """All sets of cuts that do not overlap, by trying every set: shares no code with `list_starts`."""
     cuts = sorted((p.name, start, p.size) for p in geometry.profiles if p.name in profiles for start in p.starts)
     found: set[Layout] = set()
 
@@ -74,7 +74,7 @@ def test_every_layout_of_an_h100_is_counted() -> None:
 def test_nvidias_nineteen_full_layouts_are_those_to_which_nothing_can_be_added() -> None:
     """Without 1g.10gb, which came with driver 525, the guide draws 19 ways to fill an A100."""
     five = [name for name in plain(A100) if name != "1g.10gb"]
-    full = [on for on in layouts(A100, five) if not any(starts(A100, on, profile) for profile in five)]
+    full = [on for on in layouts(A100, five) if not any(list_starts(A100, on, profile) for profile in five)]
     assert len(full) == 19
 
 
@@ -98,15 +98,15 @@ def test_names_memory_and_starts_agree(geometry: Geometry) -> None:
         assert 0.85 * int(gigabytes) * 1e9 < profile.memory_bytes <= int(gigabytes) * GIB
         assert profile.media == profile.name.endswith("+me")
         assert all(start + profile.size <= geometry.size for start in profile.starts)
-        assert layout(geometry, [(profile.name, start) for start in profile.starts[:1]])
+        assert build_layout(geometry, [(profile.name, start) for start in profile.starts[:1]])
     assert geometry.profiles[-1].size == geometry.size
 
 
 def test_an_empty_device_has_room_for_what_nvidia_says() -> None:
     for name, counts in PRINTED.items():
-        assert {profile: most(GEOMETRIES[name], (), profile) for profile in counts} == counts
-    assert room(H100, ()) == (7, 1, 4, 3, 2, 1, 1)
-    assert room(A30, ()) == (4, 1, 2, 1, 1)
+        assert {profile: count_free_cuts(GEOMETRIES[name], (), profile) for profile in counts} == counts
+    assert count_free_cuts_by_profile(H100, ()) == (7, 1, 4, 3, 2, 1, 1)
+    assert count_free_cuts_by_profile(A30, ()) == (4, 1, 2, 1, 1)
 
 
 def test_room_is_the_largest_set_that_fits() -> None:
@@ -117,14 +117,14 @@ def test_room_is_the_largest_set_that_fits() -> None:
         for profile in plain(H100):
             one = H100.profile(profile)
             possible = [s for s in one.starts if not taken & set(range(s, s + one.size))]
-            assert list(starts(H100, on, profile)) == possible
+            assert list(list_starts(H100, on, profile)) == possible
             best = max(
                 count
                 for count in range(len(possible) + 1)
                 for some in combinations(possible, count)
                 if all(later - sooner >= one.size for sooner, later in pairwise(some))
             )
-            assert most(H100, on, profile) == best
+            assert count_free_cuts(H100, on, profile) == best
 
 
 @pytest.mark.parametrize(
@@ -150,24 +150,26 @@ def test_room_is_the_largest_set_that_fits() -> None:
 )
 def test_what_an_h100_cannot_be_is_refused(cuts: list[tuple[str, int]], says: str) -> None:
     with pytest.raises(MigError, match=says.replace("+", r"\+")):
-        layout(H100, cuts)
+        build_layout(H100, cuts)
 
 
 def test_known_combinations_are_as_tight_as_they_are() -> None:
-    assert room(H100, layout(H100, [("4g.40gb", 0), ("3g.40gb", 4)])) == (0,) * 7  # a full Device
-    two_halves = layout(H100, [("3g.40gb", 4), ("3g.40gb", 0)])
-    assert room(H100, two_halves) == (0,) * 7  # one compute slice is stranded
-    assert most(H100, layout(H100, [("1g.10gb", start) for start in range(7)]), "1g.10gb") == 0
-    one = layout(H100, [("1g.10gb", 6)])
-    assert [most(H100, one, profile) for profile in ("3g.40gb", "4g.40gb", "7g.80gb")] == [1, 1, 0]
-    assert [most(H100, layout(H100, [("1g.10gb", 0)]), p) for p in ("3g.40gb", "4g.40gb")] == [1, 0]
+    assert (
+        count_free_cuts_by_profile(H100, build_layout(H100, [("4g.40gb", 0), ("3g.40gb", 4)])) == (0,) * 7
+    )  # a full Device
+    two_halves = build_layout(H100, [("3g.40gb", 4), ("3g.40gb", 0)])
+    assert count_free_cuts_by_profile(H100, two_halves) == (0,) * 7  # one compute slice is stranded
+    assert count_free_cuts(H100, build_layout(H100, [("1g.10gb", start) for start in range(7)]), "1g.10gb") == 0
+    one = build_layout(H100, [("1g.10gb", 6)])
+    assert [count_free_cuts(H100, one, profile) for profile in ("3g.40gb", "4g.40gb", "7g.80gb")] == [1, 1, 0]
+    assert [count_free_cuts(H100, build_layout(H100, [("1g.10gb", 0)]), p) for p in ("3g.40gb", "4g.40gb")] == [1, 0]
 
 
 def test_media_engines_are_had_once() -> None:
-    assert starts(A30, layout(A30, [("1g.6gb+me", 0)]), "2g.12gb+me") == ()
-    assert starts(A30, layout(A30, [("1g.6gb+me", 0)]), "2g.12gb") == (2,)
-    assert clash(A30, Cut("1g.6gb+me", 0), Cut("2g.12gb+me", 2))
-    assert most(H100, (), "1g.10gb+me") == 1
+    assert list_starts(A30, build_layout(A30, [("1g.6gb+me", 0)]), "2g.12gb+me") == ()
+    assert list_starts(A30, build_layout(A30, [("1g.6gb+me", 0)]), "2g.12gb") == (2,)
+    assert has_conflict(A30, Cut("1g.6gb+me", 0), Cut("2g.12gb+me", 2))
+    assert count_free_cuts(H100, (), "1g.10gb+me") == 1
 
 
 @pytest.mark.parametrize(

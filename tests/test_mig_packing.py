@@ -18,13 +18,13 @@ from autoscaler.slicing.mig_geometry import (
     Geometry,
     Layout,
     MigError,
-    clash,
+    build_layout,
+    count_free_cuts_by_profile,
     free_slices,
-    layout,
-    room,
-    starts,
+    has_conflict,
+    list_starts,
 )
-from autoscaler.slicing.mig_placement import FILLING_EACH, FILLING_LEAST, NOW, WORK, Fleet, Found, Refused
+from autoscaler.slicing.mig_placement import FILLING_EACH, FILLING_LEAST, NOW, WORK, Fleet, MigPlacement, MigRefusal
 from autoscaler.state.world import DeviceId
 from tests.kit.budget import examples
 
@@ -44,8 +44,8 @@ def fleet(*devices: tuple[Geometry, list[tuple[str, int]]], shares: Mapping[str,
     return made
 
 
-def where(found: Found | Refused) -> tuple[str, int]:
-    assert isinstance(found, Found), found
+def where(found: MigPlacement | MigRefusal) -> tuple[str, int]:
+    assert isinstance(found, MigPlacement), found
     return found.device, found.start
 
 
@@ -54,8 +54,8 @@ def where(found: Found | Refused) -> tuple[str, int]:
 
 def hopes(geometry: Geometry, on: Layout) -> list[int]:
     """Room now, NOW times, and what each cut's end would add."""
-    now = room(geometry, on)
-    thens = [room(geometry, tuple(other for other in on if other != cut)) for cut in on]
+    now = count_free_cuts_by_profile(geometry, on)
+    thens = [count_free_cuts_by_profile(geometry, tuple(other for other in on if other != cut)) for cut in on]
     return [NOW * had + sum(then[index] - had for then in thens) for index, had in enumerate(now)]
 
 
@@ -63,7 +63,7 @@ def hopes(geometry: Geometry, on: Layout) -> list[int]:
 def filling(geometry: Geometry, on: Layout, told: tuple[tuple[str, float], ...]) -> float:
     """The work of what comes as it is wanted until none fits: what comes first is drawn among those that fit."""
     shares = dict(told)
-    fit = {one: starts(geometry, on, one.name) for one in geometry.profiles if shares.get(one.name)}
+    fit = {one: list_starts(geometry, on, one.name) for one in geometry.profiles if shares.get(one.name)}
     chance = fsum(shares[one.name] for one in fit if fit[one])
     works = [
         shares[one.name]
@@ -92,7 +92,13 @@ def rooms(seen: Seen) -> Counter[str]:
     counts = Counter[str]()
     for geometry, used, _, closed in seen.values():
         if not closed:
-            counts.update(dict(zip([one.name for one in geometry.profiles], room(geometry, used), strict=True)))
+            counts.update(
+                dict(
+                    zip(
+                        [one.name for one in geometry.profiles], count_free_cuts_by_profile(geometry, used), strict=True
+                    )
+                )
+            )
     return counts
 
 
@@ -105,7 +111,7 @@ def careful(seen: Seen, shares: Mapping[str, float], profile: str) -> tuple[Devi
     for device, (geometry, used, idle, closed) in seen.items():
         if closed or not geometry.has(profile):
             continue
-        for start in starts(geometry, used, profile):
+        for start in list_starts(geometry, used, profile):
             cut = Cut(profile, start)
             told = tuple(wanted.items())
             prices = [worth * (filling(geometry, used, told) - filling(geometry, after(used, cut), told))]
@@ -113,7 +119,7 @@ def careful(seen: Seen, shares: Mapping[str, float], profile: str) -> tuple[Devi
             for one, had, has in both:
                 weight = wanted.get(one.name, 0.0) * one.compute / (1 + counts[one.name]) ** 2 / NOW
                 prices.append(weight * (had - has))
-            undo = () if cut in idle else tuple(other for other in idle if clash(geometry, cut, other))
+            undo = () if cut in idle else tuple(other for other in idle if has_conflict(geometry, cut, other))
             choices.append((fsum(prices), free_slices(geometry, used), len(undo), cut not in idle, start, device, undo))
     best = min(choices, default=None)
     return None if best is None else (best[5], best[4], best[6])
@@ -151,16 +157,16 @@ def test_an_idle_cut_is_used_as_it_is_before_another_is_undone() -> None:
     on = Fleet(MIX)
     on.add(IDS[0], H100, idle=[("3g.40gb", 4)])
     on.add(IDS[1], H100, idle=[("1g.10gb", 4)])
-    assert on.find("1g.10gb") == Found(IDS[1], "1g.10gb", 4, there=True)
-    assert on.find("7g.80gb") == Found(IDS[0], "7g.80gb", 0, undo=(Cut("3g.40gb", 4),))
+    assert on.find("1g.10gb") == MigPlacement(IDS[1], "1g.10gb", 4, there=True)
+    assert on.find("7g.80gb") == MigPlacement(IDS[0], "7g.80gb", 0, undo=(Cut("3g.40gb", 4),))
 
 
 def test_only_idle_cuts_are_undone() -> None:
     on = Fleet(MIX)
     on.add(IDS[0], H100, used=[("1g.10gb", 0)], idle=[("1g.10gb", 4), ("1g.10gb", 6)])
-    assert on.find("4g.40gb") == Refused("4g.40gb", "of 1 with 4g.40gb 1 have no room for it")
+    assert on.find("4g.40gb") == MigRefusal("4g.40gb", "of 1 with 4g.40gb 1 have no room for it")
     found = on.start("3g.40gb")
-    assert found == Found(IDS[0], "3g.40gb", 4, undo=(Cut("1g.10gb", 4), Cut("1g.10gb", 6)))
+    assert found == MigPlacement(IDS[0], "3g.40gb", 4, undo=(Cut("1g.10gb", 4), Cut("1g.10gb", 6)))
     assert (on.used(IDS[0]), on.idle(IDS[0])) == ((Cut("1g.10gb", 0), Cut("3g.40gb", 4)), ())
     with pytest.raises(MigError, match=r"3g\.40gb at 4 of gpu-0 is in use: only an idle cut may be undone"):
         on.undo(IDS[0], Cut("3g.40gb", 4))
@@ -172,16 +178,16 @@ def test_only_idle_cuts_are_undone() -> None:
 def test_media_engines_of_an_idle_cut_are_taken_from_it() -> None:
     on = Fleet()
     on.add(IDS[0], A30, used=[("1g.6gb", 3)], idle=[("1g.6gb+me", 2)])
-    assert on.find("2g.12gb+me") == Found(IDS[0], "2g.12gb+me", 0, undo=(Cut("1g.6gb+me", 2),))
+    assert on.find("2g.12gb+me") == MigPlacement(IDS[0], "2g.12gb+me", 0, undo=(Cut("1g.6gb+me", 2),))
 
 
 def test_refusals_say_why() -> None:
     on = fleet((H100, [("7g.80gb", 0)]), (H100, []), (A30, []))
     on.close(IDS[1], "reconfiguring failed: 3 tries")
-    assert on.find("1g.18gb") == Refused("1g.18gb", "no Device has MIG profile 1g.18gb; there are A30, H100-80")
+    assert on.find("1g.18gb") == MigRefusal("1g.18gb", "no Device has MIG profile 1g.18gb; there are A30, H100-80")
     reason = "of 2 with 2g.20gb 1 have no room for it, 1 closed (reconfiguring failed: 3 tries)"
-    assert on.find("2g.20gb") == Refused("2g.20gb", reason)
-    assert on.find("2g.20gb", among=()) == Refused("2g.20gb", "no Device has MIG profile 2g.20gb; there are none")
+    assert on.find("2g.20gb") == MigRefusal("2g.20gb", reason)
+    assert on.find("2g.20gb", among=()) == MigRefusal("2g.20gb", "no Device has MIG profile 2g.20gb; there are none")
     on.close(IDS[1], "")
     assert where(on.find("2g.20gb"))[0] == "gpu-1"
 
@@ -189,7 +195,7 @@ def test_refusals_say_why() -> None:
 def test_only_among_those_that_may_be() -> None:
     on = fleet((H100, [("4g.40gb", 0)]), (H100, []), (H200, []))
     assert where(on.find("3g.40gb", among={IDS[1]})) == ("gpu-1", 4)
-    assert isinstance(on.find("3g.40gb", among={IDS[2]}), Refused)
+    assert isinstance(on.find("3g.40gb", among={IDS[2]}), MigRefusal)
 
 
 def test_what_is_seen_in_use_is_in_use_even_where_it_is_closed() -> None:
@@ -198,7 +204,7 @@ def test_what_is_seen_in_use_is_in_use_even_where_it_is_closed() -> None:
     on.use(IDS[0], Cut("3g.40gb", 0))
     assert (on.used(IDS[0]), on.idle(IDS[0])) == ((Cut("3g.40gb", 0),), (Cut("1g.10gb", 6),))
     on.remove(IDS[0])
-    assert on.find("1g.10gb") == Refused("1g.10gb", "no Device has MIG profile 1g.10gb; there are none")
+    assert on.find("1g.10gb") == MigRefusal("1g.10gb", "no Device has MIG profile 1g.10gb; there are none")
 
 
 @pytest.mark.parametrize(
@@ -257,7 +263,7 @@ def _step(on: Fleet, seen: Seen, deed: str, number: int, profile: str) -> None:
     id = IDS[number % len(IDS)]
     if deed == "s":
         found = on.start(profile)
-        if isinstance(found, Found):
+        if isinstance(found, MigPlacement):
             geometry, had, lay, closed = seen[found.device]
             rest = tuple(cut for cut in lay if cut not in {*found.undo, found.cut})
             seen[found.device] = (geometry, tuple(sorted((*had, found.cut))), rest, closed)
@@ -290,7 +296,7 @@ def test_the_incremental_choice_is_the_careful_one(shares: dict[str, float], ste
         assert on._open == sum(not closed for *_, closed in seen.values())
         for profile in PROFILES[:: max(1, len(PROFILES) // 4)]:
             found = on.find(profile)
-            told = None if isinstance(found, Refused) else (found.device, found.start, found.undo)
+            told = None if isinstance(found, MigRefusal) else (found.device, found.start, found.undo)
             assert told == careful(seen, shares, profile)
 
     played(shares, steps, look)
@@ -304,7 +310,7 @@ def test_no_two_cuts_ever_overlap_and_nothing_in_use_is_undone(
     def look(on: Fleet, seen: Seen) -> None:
         for id, (geometry, used, idle, _) in seen.items():
             assert (on.used(id), on.idle(id)) == (used, idle)  # so what was in use is, until it was stopped
-            layout(geometry, (*used, *idle))  # raises where two overlap
+            build_layout(geometry, (*used, *idle))  # raises where two overlap
 
     played(shares, steps, look)
 
@@ -333,12 +339,12 @@ def test_one_more_device_never_makes_an_answer_a_refusal(
     shares: dict[str, float], steps: list[tuple[str, int, str]], more: Geometry
 ) -> None:
     on = played(shares, steps, lambda *_: None)
-    had = {profile for profile in PROFILES if isinstance(on.find(profile), Found)}
+    had = {profile for profile in PROFILES if isinstance(on.find(profile), MigPlacement)}
     on.add(DeviceId("more"), more)
-    assert had <= {profile for profile in PROFILES if isinstance(on.find(profile), Found)}
+    assert had <= {profile for profile in PROFILES if isinstance(on.find(profile), MigPlacement)}
 
 
 def test_the_first_answer_of_a_process_weighs_what_is_taken_and_not_each_of_2319_layouts() -> None:
     made = fleet((H100, []), shares=dict.fromkeys((one.name for one in H100.profiles), 1.0))
-    assert isinstance(made.find("1g.10gb"), Found)
+    assert isinstance(made.find("1g.10gb"), MigPlacement)
     assert len(made._fillings) <= 2 * 2**H100.size, "eight slices and the media engines, each taken or not"

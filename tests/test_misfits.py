@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.controller.loop import Step
+from autoscaler.controller.loop import LoopStep
 from autoscaler.provisioning.feasibility import Fitting
 from autoscaler.spec.model import Model
 from autoscaler.state.actions import Plan
@@ -16,8 +16,8 @@ from tests.kit.recut import town
 from tests.kit.worlds import device, model, world
 
 
-def step(before: World, after: World) -> Step:
-    return Step(before, after, Plan(), (), (), 0.0, 0.0, 0.0)
+def step(before: World, after: World) -> LoopStep:
+    return LoopStep(before, after, Plan(), (), (), 0.0, 0.0, 0.0)
 
 
 def test_it_is_said_once_the_devices_are_listed_and_once_only() -> None:

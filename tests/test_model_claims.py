@@ -17,10 +17,10 @@ from autoscaler.kubernetes.model_claims import GRACE_S, LOOK_S, RETRY_S, WITHOUT
 from autoscaler.kubernetes.resources.installation import CUSTOMS, Installation
 from autoscaler.spec.model import Model, ModelSpec
 from autoscaler.spec.names import Origin
-from autoscaler.spec.ownership import CLAIM_S, RENEW_S, Claim, elsewhere, title
+from autoscaler.spec.ownership import CLAIM_S, RENEW_S, Claim, explain_not_served, installation_title
 from autoscaler.state.events import DocumentsSeen
 
-BLUE, GREEN = title("blue", "pilotlight"), title("green", "pilotlight")
+BLUE, GREEN = installation_title("blue", "pilotlight"), installation_title("green", "pilotlight")
 HOUR_S = 3600
 
 
@@ -263,5 +263,5 @@ def test_a_claim_is_only_taken_when_nobody_renewed_it_for_its_duration(
 
 @given(st.sampled_from([None, BLUE, GREEN]), TITLES)
 def test_of_two_installations_exactly_one_serves(named: str | None, holder: str) -> None:
-    serving = [me for me in (BLUE, GREEN) if not elsewhere(named, holder, me, "a")]
+    serving = [me for me in (BLUE, GREEN) if not explain_not_served(named, holder, me, "a")]
     assert len(serving) == (2 if named is None and not holder else 1)

@@ -14,7 +14,7 @@ from autoscaler.engines import EngineError
 from autoscaler.spec.model import EngineName, Model, ModelSpec
 from loadtest import tiny_gguf
 from pilotlight.models import documents
-from pilotlight.models.gguf_file import check_file, header
+from pilotlight.models.gguf_file import check_file, load_gguf_header
 
 CORRECT = "or correct spec.artifact"
 
@@ -34,7 +34,7 @@ def wrong(engine: EngineName, path: Path) -> str:
 
 def test_a_good_file_is_good_for_everybody(tmp_path: Path) -> None:
     good, weights = tmp_path / "good.gguf", tmp_path / "weights"
-    tiny_gguf.make(good, "Good.")
+    tiny_gguf.make_model(good, "Good.")
     weights.mkdir()
     assert wrong("llama.cpp", good) == wrong("vllm", good) == wrong("command", good) == ""
     assert wrong("vllm", weights) == ""
@@ -64,30 +64,30 @@ def test_a_file_that_may_not_be_read_is_told_although_it_was_read_before(
 ) -> None:
     """Whoever runs the tests may be root, who may read everything."""
     path = tmp_path / "m.gguf"
-    tiny_gguf.make(path, "Good.")
+    tiny_gguf.make_model(path, "Good.")
     assert wrong("llama.cpp", path) == ""
     monkeypatch.setattr(os, "access", lambda *_: False)
     assert wrong("llama.cpp", path) == f"{path} may not be read; let the user that runs pilotlight read it"
 
 
 def test_a_header_is_read_once_and_again_when_the_file_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, reads, read = tmp_path / "m.gguf", list[Path](), gguf.read
-    tiny_gguf.make(path, "Good.")
+    path, reads, read = tmp_path / "m.gguf", list[Path](), gguf.load_gguf_info
+    tiny_gguf.make_model(path, "Good.")
 
     def counted(file: Path) -> gguf.GgufInfo:
         reads.append(file)
         return read(file)
 
-    monkeypatch.setattr(gguf, "read", counted)
-    assert header(path) is header(path)
+    monkeypatch.setattr(gguf, "load_gguf_info", counted)
+    assert load_gguf_header(path) is load_gguf_header(path)
     os.utime(path, (1, 1))
-    header(path)
+    load_gguf_header(path)
     assert len(reads) == 2
 
 
 def test_a_part_of_a_split_model_that_goes_is_noticed(tmp_path: Path) -> None:
     first, second = (tmp_path / f"[x] m-0000{part}-of-00002.gguf" for part in (1, 2))
-    tiny_gguf.make(first, "Good.")
+    tiny_gguf.make_model(first, "Good.")
     shutil.copy(first, second)
     assert wrong("llama.cpp", first) == ""
     second.unlink()
@@ -96,9 +96,9 @@ def test_a_part_of_a_split_model_that_goes_is_noticed(tmp_path: Path) -> None:
 
 def test_an_engine_that_is_installed_meanwhile_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, found = tmp_path / "m.gguf", dict[str, str]()
-    tiny_gguf.make(path, "Good.")
-    monkeypatch.setattr(documents, "available", lambda: dict(found))
-    launch = documents.launcher()
+    tiny_gguf.make_model(path, "Good.")
+    monkeypatch.setattr(documents, "find_installed_programs", lambda: dict(found))
+    launch = documents.build_launcher()
     with pytest.raises(EngineError, match="is not installed here"):
         launch(model("llama.cpp", path), "127.0.0.1", 1)
     found["llama-server"] = "/opt/llama-server"

@@ -4,28 +4,33 @@ from __future__ import annotations
 
 import pytest
 
-from autoscaler.spec.load import DocumentError, load
+from autoscaler.spec.load import DocumentError, parse_documents
 from autoscaler.spec.settings import Settings, Signatures, Weights
 from autoscaler.state.world import ClusterFacts
 from autoscaler.weights import mounts
-from autoscaler.weights.mounts import Choice, Found, NodeFacts
+from autoscaler.weights.mounts import ArtifactFacts, MountChoice, NodeMountFacts
 
 OCI = "oci://ghcr.io/acme/llama:8b"
 DIGEST = "sha256:" + 64 * "a"
 NEW = ClusterFacts(volumes=True, server=(1, 36))
 NO_RIGHT = ClusterFacts(volumes=False, server=(1, 36))
-NODE = NodeFacts("n1", "n1", "v1.36.3", "containerd://2.1.4")
-IMAGE, MODELPACK = Found(DIGEST, image="models"), Found(DIGEST)
+NODE = NodeMountFacts("n1", "n1", "v1.36.3", "containerd://2.1.4")
+IMAGE, MODELPACK = ArtifactFacts(DIGEST, image="models"), ArtifactFacts(DIGEST)
 
 
 def said(**weights: object) -> Settings:
-    return load([("s.yaml", f"apiVersion: pilotlight.dev/v1alpha1\nkind: Settings\nweights: {weights}")]).settings
+    return parse_documents(
+        [("s.yaml", f"apiVersion: pilotlight.dev/v1alpha1\nkind: Settings\nweights: {weights}")]
+    ).settings
 
 
 def chosen(
-    mount: str = "auto", facts: ClusterFacts = NEW, node: NodeFacts | None = NODE, found: Found | None = IMAGE
-) -> Choice:
-    return mounts.choose(OCI, said(mount=mount), facts, node, found)
+    mount: str = "auto",
+    facts: ClusterFacts = NEW,
+    node: NodeMountFacts | None = NODE,
+    found: ArtifactFacts | None = IMAGE,
+) -> MountChoice:
+    return mounts.choose_mount(OCI, said(mount=mount), facts, node, found)
 
 
 def test_a_volume_of_the_nodes_store_goes_before_all_else() -> None:
@@ -72,7 +77,7 @@ def test_without_rights_to_volumes_an_image_is_mounted_and_the_reason_is_told() 
     ],
 )  # fmt: skip
 def test_where_nothing_is_possible_both_reasons_and_a_fix_are_told(
-    facts: ClusterFacts, node: NodeFacts, found: Found, why: str
+    facts: ClusterFacts, node: NodeMountFacts, found: ArtifactFacts, why: str
 ) -> None:
     way, reason = chosen(facts=facts, node=node, found=found)
     assert way is None
@@ -102,7 +107,7 @@ def test_who_asks_for_images_may_have_switched_them_on_before_they_were_on_by_de
 
 def test_images_are_not_mounted_past_the_signatures_that_are_asked_for() -> None:
     strict = Settings(weights=Weights(mount="image", signatures=Signatures(policy="enforce")))
-    way, reason = mounts.choose(OCI, strict, NEW, NODE, IMAGE)
+    way, reason = mounts.choose_mount(OCI, strict, NEW, NODE, IMAGE)
     assert way is None
     assert "signatures are judged only of what agents pull" in reason
 
@@ -115,7 +120,7 @@ def test_a_folder_of_the_node_is_taken_only_where_settings_say_so() -> None:
 
 def test_a_claim_is_mounted_as_it_is_whatever_settings_say() -> None:
     for mount in ("auto", "volume", "image", "hostPath"):
-        way, reason = mounts.choose("pvc://shared/llama/8b.gguf", said(mount=mount), ClusterFacts())
+        way, reason = mounts.choose_mount("pvc://shared/llama/8b.gguf", said(mount=mount), ClusterFacts())
         assert (way, reason) == ("claim", "are in the claim shared, which is mounted as it is")
     assert mounts.path_of("pvc://shared/llama/8b.gguf") == "/weights/llama/8b.gguf"
     assert [mounts.path_of(one) for one in ("pvc://shared", "pvc://shared/", OCI, None)] == [
@@ -125,27 +130,31 @@ def test_a_claim_is_mounted_as_it_is_whatever_settings_say() -> None:
 
 def test_only_what_no_pod_could_see_stands_in_the_way_of_a_start() -> None:
     none = ClusterFacts(server=(1, 30))
-    assert mounts.obstacle(OCI, said(), none).startswith("its weights cannot be seen in its pods: no right is there")
-    assert not mounts.obstacle(OCI, said(), None), "nobody knows yet"
-    assert not mounts.obstacle(OCI, said(), NEW)
-    assert not mounts.obstacle("pvc://shared", said(), none)
+    assert mounts.explain_unmountable(OCI, said(), none).startswith(
+        "its weights cannot be seen in its pods: no right is there"
+    )
+    assert not mounts.explain_unmountable(OCI, said(), None), "nobody knows yet"
+    assert not mounts.explain_unmountable(OCI, said(), NEW)
+    assert not mounts.explain_unmountable("pvc://shared", said(), none)
     for mount, facts in (("image", NEW), ("auto", NO_RIGHT)):
-        assert not mounts.obstacle(OCI, said(mount=mount), facts), "nobody has looked yet"
-        why = mounts.obstacle(OCI, said(mount=mount), facts, found=Found(DIGEST, why="it is no image (ModelPack)"))
+        assert not mounts.explain_unmountable(OCI, said(mount=mount), facts), "nobody has looked yet"
+        why = mounts.explain_unmountable(
+            OCI, said(mount=mount), facts, found=ArtifactFacts(DIGEST, why="it is no image (ModelPack)")
+        )
         assert "it is no image (ModelPack)" in why
-        assert not mounts.obstacle(OCI, said(mount=mount), facts, found=IMAGE)
-    assert mounts.obstacle("hf://a/b", said(), none), "its engine does not fetch it"
-    assert not mounts.obstacle(None, said(), none)
+        assert not mounts.explain_unmountable(OCI, said(mount=mount), facts, found=IMAGE)
+    assert mounts.explain_unmountable("hf://a/b", said(), none), "its engine does not fetch it"
+    assert not mounts.explain_unmountable(None, said(), none)
 
 
 def test_what_pods_mount_as_an_image_is_brought_to_no_node() -> None:
-    assert mounts.as_image(OCI, said(mount="image"), NEW)
-    assert mounts.as_image(OCI, said(mount="image"), None), "whatever the cluster can, it is no volume"
-    assert mounts.as_image(OCI, said(), NO_RIGHT)
+    assert mounts.is_image_mount(OCI, said(mount="image"), NEW)
+    assert mounts.is_image_mount(OCI, said(mount="image"), None), "whatever the cluster can, it is no volume"
+    assert mounts.is_image_mount(OCI, said(), NO_RIGHT)
     for mount, facts in (("auto", NEW), ("auto", None), ("volume", NO_RIGHT), ("hostPath", NO_RIGHT)):
-        assert not mounts.as_image(OCI, said(mount=mount), facts)
-    assert not mounts.as_image(OCI, said(mount="image"), NEW._replace(server=(1, 30))), "it is impossible"
-    assert not mounts.as_image("pvc://a", said(mount="image"), NEW)
+        assert not mounts.is_image_mount(OCI, said(mount=mount), facts)
+    assert not mounts.is_image_mount(OCI, said(mount="image"), NEW._replace(server=(1, 30))), "it is impossible"
+    assert not mounts.is_image_mount("pvc://a", said(mount="image"), NEW)
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName, TenantName
-from autoscaler.engines import launch
+from autoscaler.engines import build_launch_command
 from autoscaler.routing.catalogue import model_entry
 from autoscaler.spec.model import Adapter, Model, ModelSpec
-from autoscaler.spec.names import Origin, Settled, settle, settle_tenants
+from autoscaler.spec.names import Origin, Settled, resolve_model_conflicts, resolve_tenant_conflicts
 from autoscaler.spec.tenant import Key, Tenant, TenantSpec
 from tests.kit.budget import examples
 
@@ -26,7 +26,7 @@ def origin(model: Model) -> Origin:
 
 
 def settled(*models: Model, files: tuple[Model, ...] = ()) -> Settled:
-    return settle(files, {origin(one): one for one in models})
+    return resolve_model_conflicts(files, {origin(one): one for one in models})
 
 
 def test_the_oldest_has_the_name_and_the_next_is_called_by_its_namespace() -> None:
@@ -92,8 +92,8 @@ def test_an_engine_serves_its_model_by_the_name_of_the_document_whatever_it_is_c
     called = settled(model("x", at_s=1), young).models[1]
     assert called.name == "b/x"
     assert called.spec_hash() == young.spec_hash()
-    argv = launch(called, None, "h", 1, {"vllm": "vllm"}).argv
-    assert argv == launch(young, None, "h", 1, {"vllm": "vllm"}).argv
+    argv = build_launch_command(called, None, "h", 1, {"vllm": "vllm"}).argv
+    assert argv == build_launch_command(young, None, "h", 1, {"vllm": "vllm"}).argv
     entry = model_entry(called)
     assert (entry.name, entry.served_name, entry.adapters[0].served_name) == ("b/x", "x", "x:z")
 
@@ -112,13 +112,13 @@ def test_each_name_has_one_model_and_an_older_one_loses_nothing_to_a_younger(
         others = [alias for alias in aliases if alias != name]
         one = model(name, *others, namespace=namespace, at_s=at_s, adapters=("q",) if adapted else ())
         models[origin(one)] = one
-    found = settle((), models)
+    found = resolve_model_conflicts((), models)
     called = [name for one in found.models for name in one.names()]
     assert len(called) == len(set(called))
     oldest_first = sorted(models, key=lambda one: (models[one].created_unix_s, one.namespace, one.name))
     if oldest_first:
         *rest, youngest = oldest_first
-        without = settle((), {one: models[one] for one in rest})
+        without = resolve_model_conflicts((), {one: models[one] for one in rest})
         assert list(without.models) == [one for one in found.models if one.name != found.names.get(youngest)]
 
 
@@ -132,13 +132,13 @@ def tenant(name: str, *keys: Key) -> Tenant:
 
 def test_a_key_belongs_to_the_oldest_tenant_and_the_others_lose_only_that() -> None:
     files, old, young = tenant("f", key("a")), tenant("o", key("a"), key("b")), tenant("y", key("b", "ci"), key("c"))
-    tenants, taken = settle_tenants([files], [old, young])
+    tenants, taken = resolve_tenant_conflicts([files], [old, young])
     assert tenants == (files, tenant("o", key("b")), tenant("y", key("c")))
     assert taken == {"o": "key aaaaaaaa... is one of Tenant f", "y": "key `ci` is one of Tenant o"}
 
 
 def test_a_tenant_of_the_files_counts_before_its_namesake() -> None:
     of_files = tenant("x", key("a"))
-    tenants, taken = settle_tenants([of_files], [replace(of_files, spec=TenantSpec())])
+    tenants, taken = resolve_tenant_conflicts([of_files], [replace(of_files, spec=TenantSpec())])
     assert tenants == (of_files,)
     assert taken == {"x": "a Tenant x is in the files, and that one counts"}

@@ -10,8 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.controller.loop import Step
-from autoscaler.explain.decision_log import Refused
+from autoscaler.controller.loop import LoopStep
+from autoscaler.explain.decision_log import RefusedCalls
 from autoscaler.state.actions import Plan
 from autoscaler.state.capacity_orders import Capacity
 from autoscaler.state.events import Transition
@@ -22,14 +22,14 @@ from pilotlight.processes.console import Narrator
 LINE = re.compile(r"^\d\d:\d\d:\d\d\.\d{3}  (.*)$")
 
 
-def step(*moves: tuple[str, S], reason: str = "why") -> Step:
+def step(*moves: tuple[str, S], reason: str = "why") -> LoopStep:
     rows = tuple(
         Transition(at_s=1.0, replica=ReplicaId("r"), model=ModelName(model), slices=(), before=None, after=after,
                    verb="seen", reason=reason)
         for model, after in moves
     )  # fmt: skip
     world = World(epoch=1)
-    return Step(world, world, Plan(), (), rows, 0.0, 0.0, 0.0)
+    return LoopStep(world, world, Plan(), (), rows, 0.0, 0.0, 0.0)
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_each_move_is_a_line_and_passing_states_are_left_out(pipe: tuple[int, in
 
 
 def test_calls_that_are_refused_without_a_start_are_a_line(pipe: tuple[int, int]) -> None:
-    Narrator(pipe[1]).refused([Refused(at_s=1.0, model=ModelName("huge"), reason="fits on no device: needs 30Gi")])
+    Narrator(pipe[1]).refused([RefusedCalls(at_s=1.0, model=ModelName("huge"), reason="fits on no device: needs 30Gi")])
     assert lines(pipe[0]) == ["huge  refused    fits on no device: needs 30Gi"]
     os.close(pipe[0])
 

@@ -11,16 +11,16 @@ from msgspec.structs import replace
 
 from artifacts.formats.memory import Estimate
 from autoscaler.contract import ModelName
-from autoscaler.engines import ENGINES, launch
+from autoscaler.engines import ENGINES, build_launch_command
 from autoscaler.explain.fit import Fit, explain_fit
-from autoscaler.queries.memory import PAGED, given, spare_bytes, why_rigid
-from autoscaler.spec.decode import WrongKeyError, decode
+from autoscaler.queries.memory import PAGED, compute_engine_limits, explain_rigid_memory, spare_bytes
+from autoscaler.spec.decode import WrongKeyError, decode_value
 from autoscaler.spec.model import EngineName, Gpu, Model, ModelSpec
 from autoscaler.spec.quantity import BytesOrAuto
 from autoscaler.spec.validation import check_model
-from pilotlight.models.documents import completed
-from pilotlight.models.fit import needs
-from pilotlight.models.memory import comes, estimate, serving
+from pilotlight.models.documents import fill_memory_estimate
+from pilotlight.models.fit import load_memory_needs
+from pilotlight.models.memory import estimate_memory, is_fetched_by_store, read_serving_options
 from tests.kit import shapes
 from tests.kit.worlds import T0, device, replica, world
 from tests.test_hfconfig import LLAMA, tensors
@@ -39,7 +39,7 @@ def model(file: Path, engine: EngineName = "llama.cpp", **spec: Any) -> Model:
 
 
 def made(of: Model) -> Estimate:
-    found = estimate(of)
+    found = estimate_memory(of)
     assert found is not None
     return found
 
@@ -50,9 +50,9 @@ def part(of: Model, name: str) -> int:
 
 def test_flags_and_variables_that_change_memory_are_counted(file: Path) -> None:
     def told(*args: str, **env: str) -> object:
-        return serving(model(file, args=args, env=env, context_tokens=1024))
+        return read_serving_options(model(file, args=args, env=env, context_tokens=1024))
 
-    plain = serving(model(file, context_tokens=1024))
+    plain = read_serving_options(model(file, context_tokens=1024))
     assert (plain.checkpoints, plain.prompts_bytes, plain.batch_tokens) == (3, 0, 512)
     assert told("-ctxcp", "8") == told("--ctx-checkpoints=8") == told("--swa-checkpoints", "8")
     assert told("-ctxcp", "8") == replace(plain, checkpoints=8)
@@ -69,26 +69,28 @@ def test_flags_and_variables_that_change_memory_are_counted(file: Path) -> None:
 
 def test_what_is_counted_for_checkpoints_and_prompts_is_what_the_engine_is_told(file: Path) -> None:
     of = model(file, context_tokens=1024)
-    ours = launch(of, None, "127.0.0.1", 1, {"xllamacpp": "/bin/python"})
-    assert ours.argv[ours.argv.index("--ctx-checkpoints") + 1] == str(serving(of).checkpoints)
-    server = launch(of, None, "127.0.0.1", 1, {"llama-server": "/bin/llama-server"})
+    ours = build_launch_command(of, None, "127.0.0.1", 1, {"xllamacpp": "/bin/python"})
+    assert ours.argv[ours.argv.index("--ctx-checkpoints") + 1] == str(read_serving_options(of).checkpoints)
+    server = build_launch_command(of, None, "127.0.0.1", 1, {"llama-server": "/bin/llama-server"})
     assert server.env == {"LLAMA_ARG_CTX_CHECKPOINTS": "3", "LLAMA_ARG_CACHE_RAM": "0"}
     assert "--ctx-checkpoints" not in server.argv, "an older server would refuse the flag, and ignores the variable"
-    own = launch(model(file, env={"LLAMA_ARG_CACHE_RAM": "64"}), None, "127.0.0.1", 1, {"llama-server": "/bin/x"})
+    own = build_launch_command(
+        model(file, env={"LLAMA_ARG_CACHE_RAM": "64"}), None, "127.0.0.1", 1, {"llama-server": "/bin/x"}
+    )
     assert own.env["LLAMA_ARG_CACHE_RAM"] == "64"
 
 
 def test_a_command_that_is_llama_server_is_counted_as_that_does_by_itself(file: Path) -> None:
     words = ("/usr/bin/llama-server", "--model", "{model_path}", "--port", "{port}")
-    assert serving(model(file, "command", command=words)).checkpoints == 32
-    assert serving(model(file, "command", command=words)).prompts_bytes == 8192 * MIB
-    assert serving(model(file, "command", command=(*words, "-cram", "0"))).prompts_bytes == 0
-    assert serving(model(file, "command", command=("other", "{port}"))).checkpoints == 0
+    assert read_serving_options(model(file, "command", command=words)).checkpoints == 32
+    assert read_serving_options(model(file, "command", command=words)).prompts_bytes == 8192 * MIB
+    assert read_serving_options(model(file, "command", command=(*words, "-cram", "0"))).prompts_bytes == 0
+    assert read_serving_options(model(file, "command", command=("other", "{port}"))).checkpoints == 0
 
 
 def test_what_is_in_the_hosts_memory_is_counted_where_that_is_the_device(file: Path) -> None:
     of = model(file, context_tokens=1024)
-    host, gpu = completed(of).memory_bytes, completed(of, gpus=True).memory_bytes
+    host, gpu = fill_memory_estimate(of).memory_bytes, fill_memory_estimate(of, gpus=True).memory_bytes
     assert host - gpu == part(of, "checkpoints") > 0
 
 
@@ -97,8 +99,8 @@ def test_an_engine_that_pages_takes_its_share_whatever_slots_and_context_are(fil
     """Not slots x context: a document's gpu.memory or the whole Device is what it takes."""
     for context in (None, 512):
         of = model(file, engine, context_tokens=context)
-        assert completed(replace(of, slots=64)).memory_bytes == 0
-        assert completed(replace(of, memory_bytes=7 * MIB)).memory_bytes == 7 * MIB
+        assert fill_memory_estimate(replace(of, slots=64)).memory_bytes == 0
+        assert fill_memory_estimate(replace(of, memory_bytes=7 * MIB)).memory_bytes == 7 * MIB
         assert part(replace(of, slots=64), "cache") == part(replace(of, slots=1), "cache")
 
 
@@ -107,13 +109,13 @@ def auto(folder: Path, **spec: Any) -> Model:
     (folder / "config.json").write_text(json.dumps(LLAMA))
     tensors(folder / "model.safetensors")
     spec = {"gpu": Gpu(memory_bytes=BytesOrAuto(0)), "context_tokens": 8192} | spec
-    return completed(replace(model(folder, "vllm", **spec), slots=spec.get("slots") or 64), gpus=True)
+    return fill_memory_estimate(replace(model(folder, "vllm", **spec), slots=spec.get("slots") or 64), gpus=True)
 
 
 @pytest.mark.parametrize("engine", sorted(PAGED))
 def test_with_memory_auto_an_engine_that_pages_is_counted_by_config_json(tmp_path: Path, engine: EngineName) -> None:
     of = auto(tmp_path)
-    of = completed(replace(of, memory_bytes=0, spec=replace(of.spec, engine=engine)))
+    of = fill_memory_estimate(replace(of, memory_bytes=0, spec=replace(of.spec, engine=engine)))
     items = {item.name: item.bytes for item in made(of).items}
     assert items["cache"] == 8192 * (128 << 10), "one Call of the whole context"
     assert of.memory_bytes == of.estimated_bytes == sum(items.values())
@@ -135,9 +137,11 @@ def test_engines_that_page_are_known_as_such_where_sizes_are_decided() -> None:
 def test_with_memory_auto_it_is_told_its_part_of_a_shared_device_and_explained(tmp_path: Path) -> None:
     of = auto(tmp_path)
     mine = replica(of, "a1", memory_bytes=of.memory_bytes)
-    assert given(of, mine, 0.25).memory_fraction == 0.25
+    assert compute_engine_limits(of, mine, 0.25).memory_fraction == 0.25
     more = replace(of, memory_bytes=of.memory_bytes * 2)  # as measured: as much again beside what it was told
-    assert given(more, replica(more, "a1", memory_bytes=more.memory_bytes), 0.5).memory_fraction == pytest.approx(0.25)
+    assert compute_engine_limits(
+        more, replica(more, "a1", memory_bytes=more.memory_bytes), 0.5
+    ).memory_fraction == pytest.approx(0.25)
     told = explained(of)
     assert told.basis == "artifact"
     assert told.sentences[0].endswith("by its artifact. Its config.json (llama) says:")
@@ -149,22 +153,22 @@ def test_with_memory_auto_it_is_told_its_part_of_a_shared_device_and_explained(t
 
 def test_what_says_how_much_to_take_is_refused_beside_auto() -> None:
     at = {"engine": "vllm", "artifact": "file:///a", "gpu": {"memory": "auto"}}
-    check_model(decode(at, ModelSpec))
+    check_model(decode_value(at, ModelSpec))
     with pytest.raises(WrongKeyError, match=r"gpu.memory: auto: it says how much to take"):
-        check_model(decode({**at, "args": ["--gpu-memory-utilization=0.5"]}, ModelSpec))
-    check_model(decode({**at, "gpu": {"memory": "auto", "growth": 50}}, ModelSpec))
-    elastic = decode({**at, "gpu": {"memory": "auto", "elastic": 10}}, ModelSpec)
+        check_model(decode_value({**at, "args": ["--gpu-memory-utilization=0.5"]}, ModelSpec))
+    check_model(decode_value({**at, "gpu": {"memory": "auto", "growth": 50}}, ModelSpec))
+    elastic = decode_value({**at, "gpu": {"memory": "auto", "elastic": 10}}, ModelSpec)
     of = Model(name=ModelName("a"), spec=elastic, memory_bytes=1 << 30, estimated_bytes=1 << 30)
     assert spare_bytes(of) == 0, "it is the least with which it starts"
-    assert "say a size" in why_rigid(of)
+    assert "say a size" in explain_rigid_memory(of)
 
 
 def explained(of: Model, gib: int = 24) -> Fit:
-    return explain_fit(world([of], [device("gpu0", gib)]), of, needs(of), T0)
+    return explain_fit(world([of], [device("gpu0", gib)]), of, load_memory_needs(of), T0)
 
 
 def test_it_explains_part_by_part_and_device_by_device(file: Path) -> None:
-    told = explained(completed(model(file, context_tokens=1024)))
+    told = explained(fill_memory_estimate(model(file, context_tokens=1024)))
     assert (told.basis, told.needs.share) == ("artifact", 0.0)
     assert told.sentences[0].startswith("ada is counted with ")
     assert told.sentences[0].endswith(", by its artifact. Its GGUF header (gemma3) says:")
@@ -240,6 +244,8 @@ def test_the_store_brings_all_but_what_an_engine_is_to_run_code_of(
     tmp_path: Path, artifact: str | None, args: tuple[str, ...], brought: bool
 ) -> None:
     wants = replace(model(tmp_path), spec=ModelSpec(engine="vllm", artifact=artifact, args=args))
-    assert comes(wants) == brought
+    assert is_fetched_by_store(wants) == brought
     allows = replace(wants, spec=replace(wants.spec, allow_unsafe=True))
-    assert comes(allows) == (brought or artifact == "hf://a/b"), "the store takes code for one that allows it"
+    assert is_fetched_by_store(allows) == (brought or artifact == "hf://a/b"), (
+        "the store takes code for one that allows it"
+    )

@@ -118,8 +118,8 @@ async def test_a_pull_takes_from_an_agent_whose_certificate_is_for_agents_else_f
     packed.packed(packed.model(tmp_path / "model"), tmp_path / "layout")
     scaler = Autoscaler(tmp_path)
     with packed.served(tmp_path / "layout", seen) as host:
-        of = reference.parse(f"oci://{host}/{packed.NAME}:v1")
-        (await registry.obtain(of, Store(tmp_path / "one").open(), Registries())).close()
+        of = reference.parse_reference(f"oci://{host}/{packed.NAME}:v1")
+        (await registry.fetch_from_registry(of, Store(tmp_path / "one").open(), Registries())).close()
         before = sum("/blobs/" in line for line in seen)
         assert before
         async with (
@@ -131,7 +131,7 @@ async def test_a_pull_takes_from_an_agent_whose_certificate_is_for_agents_else_f
             peering = await two.peering(f"oci://{of}")
             assert scaler.asked == [{"node": "n2", "artifact": f"oci://{of}"}]
             ways = Registries(peering=peering)
-            (await registry.obtain(of, Store(tmp_path / "two", spare_bytes=0).open(), ways)).close()
+            (await registry.fetch_from_registry(of, Store(tmp_path / "two", spare_bytes=0).open(), ways)).close()
             assert (sum("/blobs/" in line for line in seen) == before) is from_peer
     size = sum(row.record.bytes for row in Store(tmp_path / "two").rows())
     came = peering.given.total()
@@ -140,7 +140,7 @@ async def test_a_pull_takes_from_an_agent_whose_certificate_is_for_agents_else_f
 
 
 async def test_of_what_is_said_only_addresses_of_peers_and_what_they_hold_are_believed(tmp_path: Path) -> None:
-    scaler, digest = Autoscaler(tmp_path), digests.of(b"x")
+    scaler, digest = Autoscaler(tmp_path), digests.compute_digest(b"x")
     async with scaler.running() as way:
         one = Neighbours("n2", [way, way], PeerOptions(listen=LOOPBACK), Files(), StoreMetrics())
         scaler.peers = (

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from autoscaler.agent_contract import OWN, Laid
 from autoscaler.contract import ModelName, NodeReport, ReplicaId, WeightsReport
-from autoscaler.controller.loop import Step
-from autoscaler.controller.weights_wait import HOW, LOOK_S_MAX, NodeSupply, NotBroughtError
+from autoscaler.controller.loop import LoopStep
+from autoscaler.controller.weights_wait import HOW, LOOK_S_MAX, AgentNodeSupply, NotBroughtError
 from autoscaler.drivers.kubernetes.pending_starts import BRINGING, Bringing
 from autoscaler.fold.fold import fold
 from autoscaler.spec.model import Gpu, Model, ModelSpec
@@ -107,13 +107,13 @@ def said(**fields: object) -> World:
     return fold(at, [NodeReported(report=report)], T0)[0]
 
 
-def step(after: World) -> Step:
-    return Step(after, after, Plan(), (), (), T0, T0, T0)
+def step(after: World) -> LoopStep:
+    return LoopStep(after, after, Plan(), (), (), T0, T0, T0)
 
 
 async def test_a_step_that_brings_the_agents_word_ends_the_wait() -> None:
     at, told = said(), list[str]()
-    supply = NodeSupply(lambda: at, lambda: T0)
+    supply = AgentNodeSupply(lambda: at, lambda: T0)
     coming = supply(ONE, ADA, told.append)
     assert coming is not None
     task = asyncio.ensure_future(coming)
@@ -128,7 +128,7 @@ async def test_a_step_that_brings_the_agents_word_ends_the_wait() -> None:
 async def test_how_pods_can_see_them_is_waited_for_a_while() -> None:
     there = {"replicas": (ReplicaId("a1"),), "folder": "copies/x/files"}
     at, told = replace(said(**there), mounting=None), list[str]()
-    supply = NodeSupply(lambda: at, lambda: T0)
+    supply = AgentNodeSupply(lambda: at, lambda: T0)
     soon = asyncio.ensure_future(supply(ONE, ADA, told.append))  # type: ignore[arg-type]  # it is in a registry
     await asyncio.sleep(0)
     supply.on_step(step(at))
@@ -145,7 +145,7 @@ async def test_how_pods_can_see_them_is_waited_for_a_while() -> None:
 
 
 def test_what_is_no_matter_of_nodes_is_not_waited_for() -> None:
-    supply = NodeSupply(said, lambda: T0)
+    supply = AgentNodeSupply(said, lambda: T0)
     of_file = replace(ADA, spec=replace(ADA.spec, artifact="file:///a"))
     assert supply(ONE, of_file, lambda _: None) is None
     on_cpu = replace(ADA, spec=replace(ADA.spec, gpu=Gpu(count=0)))

@@ -18,9 +18,9 @@ CREATED, NOW = 1_800_000_000.0, 5_000.0
 
 def claim(*conditions: Object, **fields: Any) -> Object:
     """One of ours that is a minute old, as it was made."""
-    pool = nodepool.read(node_pool())
-    (variant,) = nodepool.variants(pool, T4_NODES)
-    made = nodeclaim.manifest(t4_order(), pool, variant, {})
+    pool = nodepool.read_nodepool(node_pool())
+    (variant,) = nodepool.list_variants(pool, T4_NODES)
+    made = nodeclaim.build_nodeclaim(t4_order(), pool, variant, {})
     made["metadata"] |= {"creationTimestamp": stamp(CREATED), "resourceVersion": "1", **fields.pop("metadata", {})}
     return {**made, "status": {"conditions": list(conditions), **fields}}
 
@@ -30,7 +30,7 @@ def condition(kind: str, status: str = "True", reason: str = "", message: str = 
 
 
 def listed(of: Object, after_s: float = 60.0) -> Listed:
-    return nodeclaim.read(of, "g4", CREATED + after_s, NOW)
+    return nodeclaim.read_lease(of, "g4", CREATED + after_s, NOW)
 
 
 LAUNCHED, REGISTERED, INITIALIZED = (condition(kind) for kind in ("Launched", "Registered", "Initialized"))
@@ -39,9 +39,9 @@ LAUNCHED, REGISTERED, INITIALIZED = (condition(kind) for kind in ("Launched", "R
 def test_a_claim_carries_name_owner_epoch_and_what_karpenters_own_would_have() -> None:
     told = node_pool(labels={"team": "a"})
     told["metadata"]["annotations"] = {"karpenter.sh/nodepool-hash": "1", "karpenter.sh/nodepool-hash-version": "v3"}
-    pool = nodepool.read(told)
-    (variant,) = nodepool.variants(pool, T4_NODES)
-    made, order = nodeclaim.manifest(t4_order(), pool, variant, {}), t4_order()
+    pool = nodepool.read_nodepool(told)
+    (variant,) = nodepool.list_variants(pool, T4_NODES)
+    made, order = nodeclaim.build_nodeclaim(t4_order(), pool, variant, {}), t4_order()
     metadata, spec = made["metadata"], made["spec"]
     assert metadata["name"] == order.id.name
     assert metadata["labels"] | {
@@ -112,7 +112,7 @@ def test_its_expiry_is_the_leases_end() -> None:
     never["spec"]["expireAfter"] = "Never"
     assert listed(never).ends_s is None
     del never["spec"]["expireAfter"]
-    assert nodeclaim.read(never, "g4", CREATED + 60, NOW, "1h30m").ends_s == NOW + 5400 - 60
+    assert nodeclaim.read_lease(never, "g4", CREATED + 60, NOW, "1h30m").ends_s == NOW + 5400 - 60
 
 
 def test_a_node_that_karpenter_takes_ends_now_and_one_that_is_deleted_leaves() -> None:
@@ -127,4 +127,4 @@ def test_a_node_that_karpenter_takes_ends_now_and_one_that_is_deleted_leaves() -
     ("text", "seconds"), [("720h", 2_592_000.0), ("1h30m10s", 5410.0), ("Never", None), ("", None), ("5 h", None)]
 )
 def test_durations_are_read_as_karpenter_writes_them(text: str, seconds: float | None) -> None:
-    assert nodeclaim.duration_s(text) == seconds
+    assert nodeclaim.parse_duration_s(text) == seconds

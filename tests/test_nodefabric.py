@@ -55,16 +55,16 @@ def heard(of: World, now_s: float, *said: FabricReport, attaches: bool = True, s
 
 
 def test_an_agent_is_told_what_was_attached_and_no_slice_shows_and_what_is_given_back() -> None:
-    assert fabric_agents.wants(attached()) == {NodeId("w1"): (FabricWant(device=GPU),)}
-    assert fabric_agents.wants(arrived(attached(), T0 + 30)) == {}, "it is seen"
+    assert fabric_agents.build_fabric_wants(attached()) == {NodeId("w1"): (FabricWant(device=GPU),)}
+    assert fabric_agents.build_fabric_wants(arrived(attached(), T0 + 30)) == {}, "it is seen"
     leaving = given_back(attached())
-    assert fabric_agents.wants(leaving) == {NodeId("w1"): (FabricWant(device=GPU, leave=True),)}
+    assert fabric_agents.build_fabric_wants(leaving) == {NodeId("w1"): (FabricWant(device=GPU, leave=True),)}
     gone = told(leaving, LeasesSeen(provider="rack", leases=(), began_s=T0 + 60), now_s=T0 + 60)
-    assert fabric_agents.wants(gone) == {}
+    assert fabric_agents.build_fabric_wants(gone) == {}
 
 
 def test_where_settings_do_not_say_that_agents_take_part_they_are_told_nothing() -> None:
-    assert fabric_agents.wants(attached(agents=False)) == {}
+    assert fabric_agents.build_fabric_wants(attached(agents=False)) == {}
 
 
 async def test_the_stream_says_so_as_soon_as_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,22 +97,22 @@ def test_a_device_is_kept_until_the_agent_of_its_node_says_that_it_has_let_go() 
         ((FabricReport(device=GPU, leave=True, says="process 7 (sh) has it open"),), "its node's agent: process 7"),
         ((FabricReport(device=GPU, leave=True, done=True),), ""),
     ):
-        words = fabric_agents.kept(heard(leaving, now_s, *said), "w1", [GPU], now_s)
+        words = fabric_agents.explain_detach_block(heard(leaving, now_s, *said), "w1", [GPU], now_s)
         assert words.startswith(why)
         assert bool(words) is bool(why)
     done = heard(leaving, now_s, FabricReport(device=GPU, leave=True, done=True))
-    assert fabric_agents.kept(done, "w1", [GPU, "GPU-other"], now_s) == UNHEARD, "all of them"
-    assert fabric_agents.kept(done, "w1", [GPU], now_s + NODE_EXPIRY_S) == UNHEARD, "that was long ago"
+    assert fabric_agents.explain_detach_block(done, "w1", [GPU, "GPU-other"], now_s) == UNHEARD, "all of them"
+    assert fabric_agents.explain_detach_block(done, "w1", [GPU], now_s + NODE_EXPIRY_S) == UNHEARD, "that was long ago"
     silent = heard(leaving, now_s, FabricReport(device=GPU, leave=True, done=True), attaches=False)
-    assert fabric_agents.kept(silent, "w1", [GPU], now_s) == UNHEARD
+    assert fabric_agents.explain_detach_block(silent, "w1", [GPU], now_s) == UNHEARD
 
 
 def test_a_new_leader_waits_for_the_agents_word_and_a_node_that_is_gone_has_none() -> None:
     leaving = given_back(attached())
     assert leaving.nodes == {}
-    assert fabric_agents.kept(leaving, "w1", [GPU], T0 + 60) == UNHEARD
-    assert fabric_agents.kept(leaving, "w9", [GPU], T0 + 60) == ""
-    assert fabric_agents.kept(leaving, "w1", [""], T0 + 60) == "", "no driver has a name for it"
+    assert fabric_agents.explain_detach_block(leaving, "w1", [GPU], T0 + 60) == UNHEARD
+    assert fabric_agents.explain_detach_block(leaving, "w9", [GPU], T0 + 60) == ""
+    assert fabric_agents.explain_detach_block(leaving, "w1", [""], T0 + 60) == "", "no driver has a name for it"
 
 
 def test_what_was_attached_and_is_not_seen_has_failed_goes_and_is_left_alone() -> None:
@@ -125,7 +125,7 @@ def test_what_was_attached_and_is_not_seen_has_failed_goes_and_is_left_alone() -
     assert not orders(done), "not the same once more"
     (barred,) = after.capacity.barred.values()
     assert barred.why == back.reason
-    assert fabric_agents.wants(after) == {NodeId("w1"): (FabricWant(device=GPU, leave=True),)}
+    assert fabric_agents.build_fabric_wants(after) == {NodeId("w1"): (FabricWant(device=GPU, leave=True),)}
 
 
 def test_an_agents_failure_counts_only_while_nothing_is_seen_and_where_it_takes_part() -> None:
@@ -145,7 +145,7 @@ def test_a_fabric_detaches_only_what_the_agent_has_let_go_of() -> None:
 
     async def in_use(node: str, uuids: tuple[str, ...]) -> str:
         """As `pilotlight.models.capacity_providers` asks."""
-        return fabric_agents.kept(world[0], node, uuids, T0)
+        return fabric_agents.explain_detach_block(world[0], node, uuids, T0)
 
     async def scenario() -> None:
         rig.in_use = in_use  # type: ignore[method-assign]

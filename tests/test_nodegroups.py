@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler.drivers.kubernetes.objects import node
-from autoscaler.providers.cluster_autoscaler.placeholder_pods import KEEPS, PATIENCE_S, REFUSED, TRIGGERED, keeper_of
+from autoscaler.providers.cluster_autoscaler.placeholder_pods import KEEPS, PATIENCE_S, REFUSED, TRIGGERED, keeper_name
 from autoscaler.providers.cluster_autoscaler.provider import NodeGroup
 from autoscaler.providers.karpenter.nodeclaim import WRITER
 from autoscaler.providers.karpenter.provider import NODES
@@ -62,7 +62,7 @@ class GroupRig:
 
     async def until_here(self, name: str) -> None:
         """See Rig."""
-        while not self.server.objects[f"{PODS}/{keeper_of(name)}"]["spec"].get("nodeName"):
+        while not self.server.objects[f"{PODS}/{keeper_name(name)}"]["spec"].get("nodeName"):
             await asyncio.sleep(1.0)
 
     async def until_gone(self, name: str) -> None:
@@ -109,7 +109,7 @@ def test_an_order_is_a_placeholder_for_all_devices_and_a_keeper_beside_it() -> N
         provider = group_of(server)
         made = order((await provider.offers())[0])
         await provider.acquire(made)
-        place, keeper = (server.objects[f"{PODS}/{name}"] for name in (made.id.name, keeper_of(made.id.name)))
+        place, keeper = (server.objects[f"{PODS}/{name}"] for name in (made.id.name, keeper_name(made.id.name)))
         assert place["spec"]["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "3"}
         assert place["spec"]["priorityClassName"] == "pilotlight-placeholder"
         assert place["metadata"]["labels"][PLACE] == made.id.name
@@ -137,7 +137,7 @@ def test_the_placeholder_and_the_keeper_ask_for_where_their_owner_may_be() -> No
         provider = group_of(server, owned(pod=Pod(node_selector={zone: "b", gpu: "true"})))
         made = order((await provider.offers())[0])
         await provider.acquire(made)
-        for name in (made.id.name, keeper_of(made.id.name)):
+        for name in (made.id.name, keeper_name(made.id.name)):
             chosen = server.objects[f"{PODS}/{name}"]["spec"]["nodeSelector"]
             assert chosen[zone] == "b"
             assert gpu not in chosen
@@ -153,7 +153,7 @@ def test_the_placeholder_takes_what_its_owner_requests_beside_devices_and_the_ke
         provider = group_of(server, owned(resources=Resources(requests={"cpu": "1500m", "memory": "48Gi"})))
         made = order((await provider.offers())[0])
         await provider.acquire(made)
-        place, keeper = (server.objects[f"{PODS}/{name}"] for name in (made.id.name, keeper_of(made.id.name)))
+        place, keeper = (server.objects[f"{PODS}/{name}"] for name in (made.id.name, keeper_name(made.id.name)))
         asked = place["spec"]["containers"][0]["resources"]["requests"]
         assert asked == {"cpu": "1500m", "memory": str(48 * GI)}
         assert keeper["spec"]["containers"][0]["resources"] == {"requests": {"cpu": "1m", "memory": "8Mi"}}
@@ -221,7 +221,7 @@ def test_the_lease_stays_when_a_replica_takes_the_placeholders_room() -> None:
         await provider.acquire(made)
         await asyncio.sleep(NODE_S + 20.0)
         bound = server.objects[f"{PODS}/{made.id.name}"]
-        assert node.read_other(bound) is None, "what it has is free for Replicas"
+        assert node.read_other_pod(bound) is None, "what it has is free for Replicas"
         await server.delete(f"{PODS}/{made.id.name}")  # the scheduler takes it away
         assert (await one(provider)).phase == "here"
 
@@ -238,7 +238,7 @@ def test_a_node_whose_keeper_was_put_out_is_not_kept_and_goes_back() -> None:
         made = order((await provider.offers())[0])
         await provider.acquire(made)
         await rig.until_here(made.id.name)
-        rig.server.objects[f"{PODS}/{keeper_of(made.id.name)}"]["status"] = {"phase": "Failed", "reason": "Evicted"}
+        rig.server.objects[f"{PODS}/{keeper_name(made.id.name)}"]["status"] = {"phase": "Failed", "reason": "Evicted"}
         (shown,) = await provider.list()
         assert (shown.phase, shown.says) == ("failed", f"the pod that keeps node {shown.node} has ended there")
         await provider.release(release(made))

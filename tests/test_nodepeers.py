@@ -16,7 +16,7 @@ from autoscaler.fold.fold import fold
 from autoscaler.server.gateways import ContractServer
 from autoscaler.state.operator_orders import NodeReported
 from autoscaler.state.world import NodeId, World
-from autoscaler.weights.peers import KEPT_S, PEERS_MAX, Asked, NodePeer, NodePeers, chosen, having
+from autoscaler.weights.peers import KEPT_S, PEERS_MAX, NodePeer, NodePeers, PeerCache, list_peers, select_peers
 from tests.kit.steps import SteppedLoop
 from tests.kit.worlds import T0, world
 
@@ -47,37 +47,37 @@ def test_who_has_it_comes_before_who_brings_it_and_who_is_to_and_the_others_are_
         replace(report("n6", copies=(ADA,)), peer=""),
     )
     wants = {NodeId("n2"): NodeWants(epoch=1, wants=(NodeWant(artifact=ADA),))}
-    found = having(there, wants, ADA, T0)
+    found = list_peers(there, wants, ADA, T0)
     assert (names(found.whole), names(found.coming)) == (["n3", "n5"], ["n1", "n2"])
     assert [one.digest for one in found.whole] == ["", DIGEST]
-    assert set(names(chosen(found, NodeId("n3")))) == {"n5", "n1", "n2"}, "nobody is its own peer"
-    assert chosen(found, NodeId("n9"))[:2] != found.coming, "who has it is first"
+    assert set(names(select_peers(found, NodeId("n3")))) == {"n5", "n1", "n2"}, "nobody is its own peer"
+    assert select_peers(found, NodeId("n9"))[:2] != found.coming, "who has it is first"
 
 
 def test_who_only_looked_or_is_to_look_has_nothing_to_give() -> None:
     there = said(report("n1", weights=(WeightsReport(artifact=ADA, digest=DIGEST, look=True),)), report("n2"))
     wants = {NodeId("n2"): NodeWants(epoch=1, wants=(NodeWant(artifact=ADA, look=True),))}
-    assert having(there, wants, ADA, T0) == ((), ())
+    assert list_peers(there, wants, ADA, T0) == ((), ())
 
 
 def test_an_agent_that_is_silent_is_not_named() -> None:
     there = said(report("n1", copies=(ADA,)))
-    assert names(having(there, {}, ADA, T0 + NODE_EXPIRY_S - 1).whole) == ["n1"]
-    assert having(there, {}, ADA, T0 + NODE_EXPIRY_S).whole == ()
+    assert names(list_peers(there, {}, ADA, T0 + NODE_EXPIRY_S - 1).whole) == ["n1"]
+    assert list_peers(there, {}, ADA, T0 + NODE_EXPIRY_S).whole == ()
 
 
 def test_of_many_each_asks_others_and_never_more_than_a_pull_asks() -> None:
-    found = having(said(*(report(f"n{number}", copies=(ADA,)) for number in range(200))), {}, ADA, T0)
-    answers = [names(chosen(found, NodeId(f"n{number}"))) for number in range(200)]
+    found = list_peers(said(*(report(f"n{number}", copies=(ADA,)) for number in range(200))), {}, ADA, T0)
+    answers = [names(select_peers(found, NodeId(f"n{number}"))) for number in range(200)]
     assert {len(one) for one in answers} == {PEERS_MAX} == {selection.PEERS_MAX}
     assert {len(set(one)) for one in answers} == {PEERS_MAX}
     assert len({name for one in answers for name in one}) > 150
-    size = len(msgspec.json.encode(NodePeers(peers=chosen(found, NodeId("x")))))
+    size = len(msgspec.json.encode(NodePeers(peers=select_peers(found, NodeId("x")))))
     assert size < 4096
 
 
 def test_nodes_that_begin_together_ask_of_one_look_and_later_of_a_new_one() -> None:
-    asked, before, after = Asked(), said(report("n1", copies=(ADA,))), said(report("n2", copies=(ADA,)))
+    asked, before, after = PeerCache(), said(report("n1", copies=(ADA,))), said(report("n2", copies=(ADA,)))
     for now_s, there, expected in (
         (T0, before, ["n1"]),
         (T0 + KEPT_S / 2, after, ["n1"]),

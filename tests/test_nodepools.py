@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from autoscaler.providers.karpenter import nodepool
-from autoscaler.providers.karpenter.nodepool import Pool, Variant
+from autoscaler.providers.karpenter.nodepool import NodePool, Variant
 from autoscaler.providers.kube import Object
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind
@@ -22,9 +22,9 @@ def requirement(key: str, operator: str, *values: str) -> Object:
     return {"key": key, "operator": operator, "values": list(values)}
 
 
-def pool(*requirements: Object, labels: dict[str, str] | None = None, **spec: Any) -> Pool:
+def pool(*requirements: Object, labels: dict[str, str] | None = None, **spec: Any) -> NodePool:
     template = {"requirements": list(requirements)}
-    return nodepool.read(node_pool(template=template, labels=labels or {}, **spec))
+    return nodepool.read_nodepool(node_pool(template=template, labels=labels or {}, **spec))
 
 
 def kind(selector: dict[str, str], count: int = 1) -> NodeKind:
@@ -42,7 +42,7 @@ def one(found: tuple[Variant, ...]) -> Variant:
 
 
 def test_the_settings_say_what_a_node_of_the_pool_would_have() -> None:
-    found = one(nodepool.variants(nodepool.read(node_pool()), T4_NODES))
+    found = one(nodepool.list_variants(nodepool.read_nodepool(node_pool()), T4_NODES))
     assert (found.name, found.labels[BOUGHT]) == ("g4dn.xlarge/on-demand", "on-demand")
     assert found.shape == ("T4", 16 * GI, 1, 3, False, True)
     assert found.labels[TYPE] == "g4dn.xlarge"
@@ -54,8 +54,8 @@ def test_labels_of_the_pool_say_it_where_the_settings_do_not() -> None:
         "nvidia.com/gpu.product": "NVIDIA-A10G-SHARED", "nvidia.com/gpu.memory": "24576", "nvidia.com/gpu.count": "4",
         "nvidia.com/gpu.replicas": "2",
     }  # fmt: skip
-    assert one(nodepool.variants(pool(labels=gfd), ())).shape == ("NVIDIA-A10G", 24 * GI, 4, 2, False, True)
-    assert not nodepool.variants(pool(), ())
+    assert one(nodepool.list_variants(pool(labels=gfd), ())).shape == ("NVIDIA-A10G", 24 * GI, 4, 2, False, True)
+    assert not nodepool.list_variants(pool(), ())
 
 
 @pytest.mark.parametrize(
@@ -74,42 +74,42 @@ def test_labels_of_the_pool_say_it_where_the_settings_do_not() -> None:
 def test_a_pool_has_such_nodes_if_it_admits_their_labels(
     requirements: list[Object], labels: dict[str, str], admitted: bool
 ) -> None:
-    found = nodepool.variants(pool(*requirements, labels=labels), (kind({TYPE: "g5.xlarge"}),))
+    found = nodepool.list_variants(pool(*requirements, labels=labels), (kind({TYPE: "g5.xlarge"}),))
     assert bool(found) == admitted
 
 
 def test_a_label_of_nobodys_making_is_not_asked_for() -> None:
-    assert not nodepool.variants(pool(), (kind({"team": "a"}),))
-    assert nodepool.variants(pool(labels={"team": "a"}), (kind({"team": "a"}),))
-    assert nodepool.variants(pool(requirement("team", "Exists")), (kind({"team": "a"}),))
+    assert not nodepool.list_variants(pool(), (kind({"team": "a"}),))
+    assert nodepool.list_variants(pool(labels={"team": "a"}), (kind({"team": "a"}),))
+    assert nodepool.list_variants(pool(requirement("team", "Exists")), (kind({"team": "a"}),))
 
 
 def test_numbers_are_compared() -> None:
     cpu = kind({"karpenter.k8s.aws/instance-cpu": "8"})
     for operator, bound, admitted in (("Gt", "7", True), ("Gt", "8", False), ("Lt", "9", True), ("Gte", "8", True)):
-        found = nodepool.variants(pool(requirement("karpenter.k8s.aws/instance-cpu", operator, bound)), (cpu,))
+        found = nodepool.list_variants(pool(requirement("karpenter.k8s.aws/instance-cpu", operator, bound)), (cpu,))
         assert bool(found) == admitted, (operator, bound)
 
 
 def test_each_way_of_buying_is_a_variant_and_unsaid_it_is_on_demand() -> None:
     both = pool(requirement(BOUGHT, "In", "spot", "on-demand"))
-    found = nodepool.variants(both, (kind({TYPE: "g5.xlarge"}),))
+    found = nodepool.list_variants(both, (kind({TYPE: "g5.xlarge"}),))
     assert {variant.labels[BOUGHT] for variant in found} == {"spot", "on-demand"}
-    assert one(nodepool.variants(pool(), (kind({TYPE: "a"}),))).labels[BOUGHT] == "on-demand"
+    assert one(nodepool.list_variants(pool(), (kind({TYPE: "a"}),))).labels[BOUGHT] == "on-demand"
 
 
 def test_the_first_entry_that_would_match_the_node_counts() -> None:
     kinds = (kind({TYPE: "g5.xlarge"}, count=2), kind({}, count=9))
-    found = nodepool.variants(pool(requirement(TYPE, "In", "g5.xlarge")), kinds)
+    found = nodepool.list_variants(pool(requirement(TYPE, "In", "g5.xlarge")), kinds)
     assert [variant.shape.devices for variant in found] == [2]
     kinds = (kind({"team": "a"}, count=2), kind({TYPE: "g5.xlarge"}, count=9))
-    found = nodepool.variants(pool(requirement(TYPE, "In", "g5.xlarge", "g6.xlarge"), labels={"team": "a"}), kinds)
+    found = nodepool.list_variants(pool(requirement(TYPE, "In", "g5.xlarge", "g6.xlarge"), labels={"team": "a"}), kinds)
     assert [variant.shape.devices for variant in found] == [2], "such a node would be read as the first"
 
 
 def left(limits: dict[str, str], *claims: Object, used: dict[str, str] | None = None) -> int:
-    told = nodepool.read({**node_pool(limits=limits), "status": {"resources": used or {}}})
-    return nodepool.left(told, one(nodepool.variants(told, T4_NODES)).shape, claims)
+    told = nodepool.read_nodepool({**node_pool(limits=limits), "status": {"resources": used or {}}})
+    return nodepool.count_remaining_nodes(told, one(nodepool.list_variants(told, T4_NODES)).shape, claims)
 
 
 def test_no_more_is_left_than_the_limits_leave_by_whoever_counts_more() -> None:
@@ -164,9 +164,9 @@ def test_a_pool_that_adds_nothing_offers_nothing(changes: dict[str, Any]) -> Non
     told = node_pool()
     for part, more in changes.items():
         told[part] = {**told.get(part, {}), **more}
-    found = nodepool.read(told)
+    found = nodepool.read_nodepool(told)
     assert found.closed
-    assert nodepool.left(found, one(nodepool.variants(found, T4_NODES)).shape, ()) == 0
+    assert nodepool.count_remaining_nodes(found, one(nodepool.list_variants(found, T4_NODES)).shape, ()) == 0
 
 
 def test_the_older_api_is_read() -> None:
@@ -174,5 +174,5 @@ def test_the_older_api_is_read() -> None:
     told["apiVersion"] = "karpenter.sh/v1beta1"
     del told["spec"]["template"]["spec"]["expireAfter"]
     told["spec"]["disruption"] = {"expireAfter": "24h"}
-    found = nodepool.read(told)
+    found = nodepool.read_nodepool(told)
     assert (found.version, found.expire_after) == ("v1beta1", "24h")

@@ -13,8 +13,17 @@ from autoscaler.contract import DeviceReport, NodeReport, PodDevices, PodUse
 from autoscaler.fold.fold import fold
 from autoscaler.fold.operator_orders import FORGET_S, PODS_BEFORE_MAX
 from autoscaler.planner.plan import plan
-from autoscaler.queries.node_reports import IDLE_BYTES_MAX, ILL, NOTICED_BYTES, devices_of, ill, is_back, lost, repeats
-from autoscaler.server.api import devices
+from autoscaler.queries.node_reports import (
+    IDLE_BYTES_MAX,
+    ILL,
+    NOTICED_BYTES,
+    devices_of,
+    is_device_memory_free,
+    is_redundant_node_report,
+    list_lost_replicas,
+    list_unhealthy_slices,
+)
+from autoscaler.server.api import list_devices
 from autoscaler.server.gateways import ContractServer
 from autoscaler.state.actions import DrainReplica, ReviveReplica, StartReplica
 from autoscaler.state.operator_orders import NodeReported
@@ -56,10 +65,10 @@ def said(at: World, now_s: float, *found: DeviceReport, pods: tuple[PodDevices, 
 def test_a_replicas_devices_are_those_of_its_pod_by_name_or_by_uid(named: PodDevices) -> None:
     at = said(world([A], gpus(2), [ours()]), T0, gpu("GPU-a", 1), gpu("GPU-b", 7), pods=(named,))
     assert [one.id for one in devices_of(at, at.replicas[ours().id], T0)] == ["GPU-b"]
-    (first, second) = devices(at, T0)
+    (first, second) = list_devices(at, T0)
     assert (first.used_bytes, first.replicas[0].devices) == (7, ("GPU-b",))
     assert (second.used_bytes, second.replicas) == (None, ()), "which one a free Slice is, nobody knows"
-    (later, _) = devices(at, T0 + 10)
+    (later, _) = list_devices(at, T0 + 10)
     assert (later.used_bytes, later.replicas[0].devices) == (None, ()), "too long ago"
 
 
@@ -91,7 +100,7 @@ def gone(*found: DeviceReport, now_s: float = T0 + 2, age_s: float = 0.0, pods: 
 
 
 def back(at: World, now_s: float = T0 + 2) -> bool:
-    return is_back(at, ours().id, T0 + 1, now_s)
+    return is_device_memory_free(at, ours().id, T0 + 1, now_s)
 
 
 def test_memory_is_back_when_a_later_look_finds_the_devices_that_the_pod_had_idle() -> None:
@@ -107,7 +116,7 @@ def test_only_a_look_after_the_pod_was_gone_proves_anything() -> None:
     assert back(gone(*idle, age_s=0.9))
     assert not back(gone(*idle), T0 + 12), "a report that is too old says nothing"
     at = said(world([A], gpus(2), [ours()]), T0, *idle, pods=(OURS,))
-    assert not is_back(at, ours().id, T0 - 1, T0), "the kubelet still has the pod"
+    assert not is_device_memory_free(at, ours().id, T0 - 1, T0), "the kubelet still has the pod"
 
 
 def test_nothing_is_proven_of_devices_that_nobody_named() -> None:
@@ -136,20 +145,20 @@ def test_pods_that_left_are_remembered_until_they_are_back_or_too_many() -> None
 
 def test_a_slice_whose_pod_has_an_unhealthy_device_is_closed() -> None:
     at = said(world([A], gpus(2), [ours()]), T0, gpu("GPU-a"), gpu("GPU-b", healthy=False), pods=(OURS,))
-    assert ill(at, T0) == {"n0/gpu0": ILL}
-    assert [one.closed for one in devices(at, T0)] == [ILL, ""]
-    assert ill(at, T0 + 10) == {}, "too long ago"
+    assert list_unhealthy_slices(at, T0) == {"n0/gpu0": ILL}
+    assert [one.closed for one in list_devices(at, T0)] == [ILL, ""]
+    assert list_unhealthy_slices(at, T0 + 10) == {}, "too long ago"
 
 
 def test_as_many_free_slices_are_closed_as_devices_are_unhealthy_and_nobodys() -> None:
     at = said(world([A], gpus(3), [ours()]), T0, gpu("GPU-a", healthy=False), gpu("GPU-b"), gpu("GPU-c"), pods=(OURS,))
-    assert ill(at, T0) == {"n0/gpu2": ILL}
+    assert list_unhealthy_slices(at, T0) == {"n0/gpu2": ILL}
     noticed = said(world([A], gpus(2), [ours()]), T0, gpu("GPU-a", healthy=False), gpu("GPU-b"), gpu("GPU-c"),
                    pods=(OURS,))  # fmt: skip
-    assert ill(noticed, T0) == {}, "the device plug-in offers it no more"
+    assert list_unhealthy_slices(noticed, T0) == {}, "the device plug-in offers it no more"
     theirs = PodDevices(namespace="n", name="p", devices=("GPU-a",))
     taken = said(world([A], gpus(2)), T0, gpu("GPU-a", healthy=False), gpu("GPU-b"), pods=(theirs,))
-    assert ill(taken, T0) == {}, "the kubelet will not give it"
+    assert list_unhealthy_slices(taken, T0) == {}, "the kubelet will not give it"
 
 
 def test_nothing_is_placed_on_an_unhealthy_device_and_the_reason_says_so() -> None:
@@ -167,7 +176,7 @@ def test_no_more_slices_are_closed_than_devices_are_unhealthy(health: list[bool]
     found = [gpu(f"GPU-{n}", healthy=one) for n, one in enumerate(health)]
     holders = [replica(A, f"r{n}", [f"n0/gpu{n}"]) for n in held if n < slices]
     at = said(world([A], gpus(slices), holders), T0, *found)
-    closed = ill(at, T0)
+    closed = list_unhealthy_slices(at, T0)
     assert len(closed) <= health.count(False)
     assert len(closed) >= min(health.count(False), slices - len(holders)) - max(0, len(health) - slices)
 
@@ -177,13 +186,15 @@ def test_no_more_slices_are_closed_than_devices_are_unhealthy(health: list[bool]
 
 def test_a_report_repeats_the_one_before_unless_something_is_news() -> None:
     one = NodeReport(node="n", boot="b", sequence=1, devices=(gpu("GPU-a", 5),), pods=(OURS,), images=("i",))
-    assert repeats(one, replace(one, sequence=2, age_s=0.5, devices=(gpu("GPU-a", 5 + NOTICED_BYTES - 1),)))
-    assert repeats(one, replace(one, uses=(PodUse(pod_uid="u1", device="GPU-a", used_bytes=5),)))
+    assert is_redundant_node_report(
+        one, replace(one, sequence=2, age_s=0.5, devices=(gpu("GPU-a", 5 + NOTICED_BYTES - 1),))
+    )
+    assert is_redundant_node_report(one, replace(one, uses=(PodUse(pod_uid="u1", device="GPU-a", used_bytes=5),)))
     for news in (
         replace(one, devices=(gpu("GPU-a", 5 + NOTICED_BYTES),)), replace(one, devices=(gpu("GPU-a", healthy=False),)),
         replace(one, devices=()), replace(one, pods=()), replace(one, images=()),
     ):  # fmt: skip
-        assert not repeats(one, news)
+        assert not is_redundant_node_report(one, news)
 
 
 @pytest.mark.standard
@@ -216,7 +227,7 @@ def test_who_is_on_a_device_that_is_lost_drains_and_is_not_revived() -> None:
     waiting = [gateway(levels=[level("a", waiting=1)])]
     begin = world([A], gpus(2), [ours()], waiting)
     at = said(begin, T0, gpu("GPU-a"), gpu("GPU-b", healthy=False), pods=(OURS,))
-    assert lost(at, T0) == ("r",)
+    assert list_lost_replicas(at, T0) == ("r",)
     made = plan(at, T0)
     assert [(one.replica, one.reason) for one in made.actions if isinstance(one, DrainReplica)] == [("r", ILL)]
     after = folded(at, made.actions)
@@ -225,10 +236,12 @@ def test_who_is_on_a_device_that_is_lost_drains_and_is_not_revived() -> None:
 
 def test_where_all_devices_of_a_node_are_unhealthy_the_look_may_have_failed() -> None:
     at = said(world([A], gpus(2), [ours()]), T0, gpu("GPU-a", healthy=False), gpu("GPU-b", healthy=False), pods=(OURS,))
-    assert lost(at, T0) == ()
-    assert lost(said(world([A], gpus(2), [ours()]), T0, gpu("GPU-b", healthy=False), pods=(OURS,)), T0) == ()
+    assert list_lost_replicas(at, T0) == ()
+    assert (
+        list_lost_replicas(said(world([A], gpus(2), [ours()]), T0, gpu("GPU-b", healthy=False), pods=(OURS,)), T0) == ()
+    )
 
 
 def test_a_report_that_is_too_old_moves_nobody() -> None:
     at = said(world([A], gpus(2), [ours()]), T0, gpu("GPU-a"), gpu("GPU-b", healthy=False), pods=(OURS,))
-    assert lost(at, T0 + 10) == ()
+    assert list_lost_replicas(at, T0 + 10) == ()

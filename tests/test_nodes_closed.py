@@ -12,25 +12,25 @@ from msgspec.structs import replace
 from autoscaler.contract import GatewayId, ModelName, Report
 from autoscaler.drivers.kubernetes.objects import node as nodes
 from autoscaler.drivers.kubernetes.objects.node import OtherPod
-from autoscaler.drivers.kubernetes.objects.replica_events import unbound
+from autoscaler.drivers.kubernetes.objects.replica_events import build_podless_observation
 from autoscaler.explain.decision_log import Log
 from autoscaler.explain.model import explain_model
 from autoscaler.fold.fold import fold
-from autoscaler.placement.index.index import Yard
-from autoscaler.placement.model.types import Outlook, Shelf, Want
+from autoscaler.placement.index.index import SliceIndex
+from autoscaler.placement.model.types import Bin, PlacementRequest, RestartCosts
 from autoscaler.placement.packer import pack
 from autoscaler.planner.plan import plan
 from autoscaler.queries.node_reports import OTHERS
 from autoscaler.queries.stranded_pods import SHUN_S, SHUN_S_MAX, STRANDED_S
-from autoscaler.server.api import devices
+from autoscaler.server.api import list_devices
 from autoscaler.spec.model import Model
 from autoscaler.spec.pod import GPU, Pod, Toleration
 from autoscaler.spec.settings import Settings
 from autoscaler.state.actions import DrainReplica, StartReplica, StopReplica
 from autoscaler.state.events import Reported, Seen, SlicesSeen
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.node_labels import Shun, Taint, repels
-from autoscaler.state.resources import Room
+from autoscaler.state.node_labels import NodeBackoff, Taint, find_untolerated_taint
+from autoscaler.state.resources import ResourceAmount
 from autoscaler.state.world import History, NodeId, Replica, Slice, World
 from tests.kit.budget import examples
 from tests.kit.worlds import GI, T0, device, folded, gateway, kinds, level, model, replica, world
@@ -78,7 +78,7 @@ def pod(*limits: str, first: tuple[tuple[str, str], ...] = (), node: str = "n1")
     ids=["all containers", "what runs first has more", "what runs beside it", "none", "nowhere yet", "nothing said"],
 )
 def test_of_a_pod_of_others_is_kept_where_it_is_and_how_many_gpus_it_has(found: Any, gpus: int | None) -> None:
-    assert nodes.read_other(found) == (None if gpus is None else OtherPod("n1", {"nvidia.com/gpu": gpus}))
+    assert nodes.read_other_pod(found) == (None if gpus is None else OtherPod("n1", {"nvidia.com/gpu": gpus}))
 
 
 def test_a_node_with_more_gpus_than_slices_has_some_to_spare() -> None:
@@ -88,7 +88,7 @@ def test_a_node_with_more_gpus_than_slices_has_some_to_spare() -> None:
     ]
     slices = [replace(one, handle=GPU) for one in (*gpus("n1", 2), *gpus("n2", 2))]
     pods = [OtherPod(name, {GPU: many}) for name, many in (("n1", 3), ("n2", 1), ("n2", 1), ("gone", 8))]
-    assert nodes.others(there, slices, pods) == {f"n1 {GPU}": 1, f"n2 {GPU}": 2}
+    assert nodes.count_taken_slices(there, slices, pods) == {f"n1 {GPU}": 1, f"n2 {GPU}": 2}
 
 
 def test_a_model_goes_where_others_have_left_a_device() -> None:
@@ -100,7 +100,7 @@ def test_a_model_goes_where_others_have_left_a_device() -> None:
     full = replace(taken, others={NodeId("n1"): 1, NodeId("n2"): 1})
     answer = plan(full, T0)
     assert [(unmet.reason, unmet.never) for unmet in answer.unmet] == [(f"needs 10Gi on one device; {OTHERS}", False)]
-    assert [one.closed for one in devices(full, T0)] == [OTHERS] * 2
+    assert [one.closed for one in list_devices(full, T0)] == [OTHERS] * 2
     assert {one.ruled_out for one in explain_model(full, answer, Log(), a.name, T0).candidates} == {OTHERS}
 
 
@@ -135,7 +135,7 @@ def test_no_more_is_started_on_a_node_than_others_leave(many: int, others: int, 
     ],
 )
 def test_a_toleration_covers_what_kubernetes_says_it_does(tolerated: Toleration, goes: bool) -> None:
-    assert (repels([LAB], [tolerated]) is None) is goes
+    assert (find_untolerated_taint([LAB], [tolerated]) is None) is goes
 
 
 def test_which_taints_of_a_node_count() -> None:
@@ -144,17 +144,17 @@ def test_which_taints_of_a_node_count() -> None:
         ("soft", "PreferNoSchedule"), ("node.kubernetes.io/disk-pressure", "NoSchedule"), ("out", "NoExecute"),
     )]  # fmt: skip
     status = {"allocatable": {"nvidia.com/gpu": "1"}}
-    seen = nodes.read({"metadata": {"name": "n"}, "spec": {"taints": taints}, "status": status})
+    seen = nodes.read_node({"metadata": {"name": "n"}, "spec": {"taints": taints}, "status": status})
     assert [str(one) for one in seen.taints] == ["node.kubernetes.io/disk-pressure:NoSchedule", "out:NoExecute"]
-    assert nodes.slices([seen])[0].taints == seen.taints
+    assert nodes.build_slices([seen])[0].taints == seen.taints
 
 
 def test_that_nobody_needs_a_node_is_seen_and_keeps_nobody_off_it() -> None:
     soft = {"key": "DeletionCandidateOfClusterAutoscaler", "value": "1732370000", "effect": "PreferNoSchedule"}
     status = {"allocatable": {"nvidia.com/gpu": "1"}}
-    seen = nodes.read({"metadata": {"name": "n"}, "spec": {"taints": [soft]}, "status": status})
+    seen = nodes.read_node({"metadata": {"name": "n"}, "spec": {"taints": [soft]}, "status": status})
     assert [one.key for one in seen.taints] == [soft["key"]]
-    assert repels(seen.taints, ()) is None
+    assert find_untolerated_taint(seen.taints, ()) is None
     assert places(called(model("a", 10), on=gpus("n1", taints=seen.taints))) == ["n1/gpu0"]
 
 
@@ -178,14 +178,14 @@ def test_whatever_is_tainted_or_avoided_the_packer_places_only_where_it_may(
 ) -> None:
     """Wants of different tolerations at once: each goes where it may, in whatever order they come."""
     shelves = [
-        Shelf(slice=device(f"g{n}", 24, f"n{n}", taints=(LAB,) if tainted else ()), whole=True, incumbents=(),
-              free=Room(24 * GI, 100), coming=Room(0, 0), locked=False)
+        Bin(slice=device(f"g{n}", 24, f"n{n}", taints=(LAB,) if tainted else ()), whole=True, incumbents=(),
+              free=ResourceAmount(24 * GI, 100), coming=ResourceAmount(0, 0), locked=False)
         for n, (tainted, _) in enumerate(there)
     ]  # fmt: skip
     avoids = tuple(NodeId(f"n{n}") for n, (_, avoided) in enumerate(there) if avoided)
     tolerant = (Toleration(operator="Exists"),)
     wants = [
-        Want(
+        PlacementRequest(
             ModelName(f"m{n}"),
             memory_bytes=24 * GI,
             tolerations=tolerant if n % 2 else (),
@@ -193,7 +193,7 @@ def test_whatever_is_tainted_or_avoided_the_packer_places_only_where_it_may(
         )
         for n in order
     ]
-    packing = pack(wants, Yard(shelves), frozenset(), Outlook(), T0)
+    packing = pack(wants, SliceIndex(shelves), frozenset(), RestartCosts(), T0)
     for placement in packing.placements:
         tainted, avoided = there[int(placement.slices[0][1:])]
         assert not (tainted and not placement.want.tolerations)
@@ -240,12 +240,14 @@ class Kept:
         for action in answer.actions:
             if isinstance(action, StopReplica):
                 self.world, _ = fold(
-                    self.world, (unbound(self.world.replicas[action.replica], Seen.CLEAN),), self.now_s
+                    self.world,
+                    (build_podless_observation(self.world.replicas[action.replica], Seen.CLEAN),),
+                    self.now_s,
                 )
         return [word.split()[0] for word in kinds(answer)]
 
     def see(self, seen: Seen = Seen.STARTING, **of: Any) -> None:
-        self.world, _ = fold(self.world, (unbound(self.last, seen, **of),), self.now_s)
+        self.world, _ = fold(self.world, (build_podless_observation(self.last, seen, **of),), self.now_s)
 
     def moves(self) -> str:
         """It is given up, and started elsewhere: where."""
@@ -271,7 +273,7 @@ def test_who_is_kept_off_its_node_goes_where_there_is_room_and_that_is_no_failur
 
 def test_why_a_node_is_left_out_is_told() -> None:
     a = model("a", 10)
-    there = called(a, on=gpus("n1"), shuns={(a.name, NodeId("n1")): Shun(until_s=T0 + 60, times=1)})
+    there = called(a, on=gpus("n1"), shuns={(a.name, NodeId("n1")): NodeBackoff(until_s=T0 + 60, times=1)})
     answer = plan(there, T0)
     (unmet,) = answer.unmet
     assert not unmet.never
@@ -356,7 +358,7 @@ def test_that_it_waits_for_an_image_is_not_to_be_kept_off() -> None:
 def test_a_new_leader_that_finds_it_kept_off_counts_from_then() -> None:
     one = Kept(*gpus("n1"), *gpus("n2"))
     found = replace(one.world, replicas={}, by_model={}, by_slice={})
-    one.world, _ = fold(found, (unbound(one.last, Seen.STARTING, waits=NO),), one.now_s)
+    one.world, _ = fold(found, (build_podless_observation(one.last, Seen.STARTING, waits=NO),), one.now_s)
     assert one.moves() == "n2/gpu0"
 
 

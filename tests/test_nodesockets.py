@@ -22,11 +22,18 @@ from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from artifacts.protobuf import NUMBER_MAX, ProtobufError, fields, text, texts
+from artifacts.protobuf import NUMBER_MAX, ProtobufError, iter_fields, iter_strings, read_string
 from autoscaler.contract import PodDevices
 from pilotlight.agent.kubelet import sockets as nodesockets
-from pilotlight.agent.kubelet.sockets import IMAGES_MAX, MISSING, AssignedPod, NodeSockets, assigned, images
-from pilotlight.agent.node_observer import NodeLook, NodeLooks, news
+from pilotlight.agent.kubelet.sockets import (
+    IMAGES_MAX,
+    MISSING,
+    AssignedPod,
+    NodeSockets,
+    decode_assigned_pods,
+    decode_image_names,
+)
+from pilotlight.agent.node_observer import NodeLook, NodeLooks, should_report
 from tests.kit.fakenvml import FakeNvml
 from tests.kit.ports import free_port
 
@@ -83,16 +90,16 @@ IMAGES = message(
 
 
 def test_pods_are_told_with_their_gpus() -> None:
-    assert assigned(PODS) == (
+    assert decode_assigned_pods(PODS) == (
         AssignedPod("engines", "ada-1", ("GPU-a", "GPU-b")), AssignedPod("engines", "shares", ("GPU-c",)),
         AssignedPod("other", "mig", ("MIG-x",)),
     )  # fmt: skip
-    assert assigned(b"") == ()
+    assert decode_assigned_pods(b"") == ()
 
 
 def test_images_are_told_by_all_their_names_and_never_too_many() -> None:
-    assert images(IMAGES) == ("another:1", "engine:1", "engine:latest", "engine@sha256:2")
-    assert len(images(message(*((1, message((2, f"i:{n}"))) for n in range(IMAGES_MAX + 5))))) == IMAGES_MAX
+    assert decode_image_names(IMAGES) == ("another:1", "engine:1", "engine:latest", "engine@sha256:2")
+    assert len(decode_image_names(message(*((1, message((2, f"i:{n}"))) for n in range(IMAGES_MAX + 5))))) == IMAGES_MAX
 
 
 # --- the wire ---------------------------------------------------------------------------------------------------------
@@ -105,13 +112,13 @@ FIELDS = st.lists(st.tuples(st.integers(1, NUMBER_MAX), VALUES))
 @given(FIELDS)
 def test_all_that_is_written_is_read(parts: list[tuple[int, Value]]) -> None:
     wanted = [(number, one.encode() if isinstance(one, str) else one) for number, one in parts]
-    assert list(fields(message(*parts))) == wanted
+    assert list(iter_fields(message(*parts))) == wanted
 
 
 @settings(derandomize=True, deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_message_or_one_error(data: bytes) -> None:
-    for read in (lambda: list(fields(data)), lambda: assigned(data), lambda: images(data)):
+    for read in (lambda: list(iter_fields(data)), lambda: decode_assigned_pods(data), lambda: decode_image_names(data)):
         with contextlib.suppress(ProtobufError):
             assert read() is not None
 
@@ -123,10 +130,10 @@ def test_what_is_cut_off_within_a_field_is_none(parts: list[tuple[int, Value]], 
     ends = {len(message(*parts[:count])) for count in range(len(parts) + 1)}
     cut = draw.draw(st.integers(0, len(whole)))
     if cut in ends:
-        list(fields(whole[:cut]))
+        list(iter_fields(whole[:cut]))
     else:
         with pytest.raises(ProtobufError):
-            list(fields(whole[:cut]))
+            list(iter_fields(whole[:cut]))
 
 
 @pytest.mark.parametrize(
@@ -139,16 +146,16 @@ def test_what_is_cut_off_within_a_field_is_none(parts: list[tuple[int, Value]], 
 )  # fmt: skip
 def test_what_is_no_message_says_why(data: bytes, why: str) -> None:
     with pytest.raises(ProtobufError, match=why):
-        list(fields(data))
+        list(iter_fields(data))
 
 
 def test_fixed_numbers_are_passed_over_and_the_last_text_counts() -> None:
     data = b"\x11" + b"8" * 8 + b"\x1d" + b"4" * 4 + message((1, "a"), (1, "b"))
-    assert [number for number, _ in fields(data)] == [2, 3, 1, 1]
-    assert (text(data, 1), text(data, 9)) == ("b", "")
+    assert [number for number, _ in iter_fields(data)] == [2, 3, 1, 1]
+    assert (read_string(data, 1), read_string(data, 9)) == ("b", "")
     for wrong in (message((1, 5)), message((1, b"\xff"))):
         with pytest.raises(ProtobufError, match="field 1"):
-            list(texts(wrong, 1))
+            list(iter_strings(wrong, 1))
 
 
 # --- the sockets ------------------------------------------------------------------------------------------------------
@@ -201,10 +208,13 @@ async def test_kubelet_and_runtime_are_asked_by_their_own_methods(sockets: NodeS
     kubelet = Daemon(tmp_path / "kubelet.sock", {nodesockets.LIST_PODS: PODS})
     runtime = Daemon(tmp_path / "cri.sock", {nodesockets.LIST_IMAGES: IMAGES})
     async with kubelet.running(), runtime.running():
-        assert (await sockets.pods(), await sockets.images()) == (assigned(PODS), images(IMAGES))
+        assert (await sockets.pods(), await sockets.images()) == (
+            decode_assigned_pods(PODS),
+            decode_image_names(IMAGES),
+        )
         kubelet.answers[nodesockets.LIST_PODS] = b""
         assert await sockets.pods() == ()
-        assert await sockets.images() == images(IMAGES)
+        assert await sockets.images() == decode_image_names(IMAGES)
     assert kubelet.asked == [("/v1.PodResourcesLister/List", b"")] * 2
     assert runtime.asked == [("/runtime.v1.ImageService/ListImages", b"")], "not so often"
 
@@ -216,11 +226,11 @@ async def test_a_socket_that_is_not_there_or_fails_is_said_once_and_the_last_ans
     assert [await sockets.pods() for _ in range(3)] == [None] * 3
     kubelet = Daemon(tmp_path / "kubelet.sock", {nodesockets.LIST_PODS: PODS})
     async with kubelet.running():
-        assert await sockets.pods() == assigned(PODS)
+        assert await sockets.pods() == decode_assigned_pods(PODS)
         kubelet.answers[nodesockets.LIST_PODS] = b"\xff"
-        assert [await sockets.pods() for _ in range(2)] == [assigned(PODS)] * 2
+        assert [await sockets.pods() for _ in range(2)] == [decode_assigned_pods(PODS)] * 2
         del kubelet.answers[nodesockets.LIST_PODS]
-        assert [await sockets.pods() for _ in range(2)] == [assigned(PODS)] * 2
+        assert [await sockets.pods() for _ in range(2)] == [decode_assigned_pods(PODS)] * 2
         kubelet.answers[nodesockets.LIST_PODS] = b""
         assert await sockets.pods() == ()
     said = [record.getMessage().partition("reason=")[2] for record in caplog.records]
@@ -251,9 +261,9 @@ async def test_the_kubelets_table_goes_before_what_processes_tell(sockets: NodeS
         now = await looks.look()
     assert now.pods[0] == PodDevices(namespace="engines", name="ada-1", devices=("GPU-a", "GPU-b"))
     assert now.devices == before.devices
-    assert news(before, now)
-    assert news(now, NodeLook(now.devices, now.pods, ("an:image",)))
-    assert not news(now, now)
+    assert should_report(before, now)
+    assert should_report(now, NodeLook(now.devices, now.pods, ("an:image",)))
+    assert not should_report(now, now)
 
 
 @pytest.mark.standard
@@ -282,7 +292,7 @@ async def test_the_agents_process_tells_what_the_sockets_say(tmp_path: Path) -> 
             while "images" not in said or "pods" not in said:
                 said = await reports.get()
             assert (said["node"], said["images"], said["pods"][0]["devices"]) == (
-                "n1", list(images(IMAGES)), ["GPU-a", "GPU-b"],
+                "n1", list(decode_image_names(IMAGES)), ["GPU-a", "GPU-b"],
             )  # fmt: skip
             async with aiohttp.ClientSession() as session:
                 for path in ("healthz", "readyz"):

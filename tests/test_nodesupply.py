@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autoscaler.contract import ModelName
-from autoscaler.controller.weights_wait import NodeSupply
+from autoscaler.controller.weights_wait import AgentNodeSupply
 from autoscaler.spec.model import Adapter, Gpu, Model, ModelSpec
 from autoscaler.state.world import ClusterFacts
 from tests.kit.worlds import device, replica, world
@@ -15,9 +15,9 @@ def model(artifact: str, **spec: object) -> Model:
     return Model(name=ModelName("m"), spec=ModelSpec(engine="vllm", artifact=artifact, **spec))  # type: ignore[arg-type]  # a test's own words
 
 
-def supply(facts: ClusterFacts | None = None) -> NodeSupply:
+def supply(facts: ClusterFacts | None = None) -> AgentNodeSupply:
     at = world([], [device()], mounting=facts)
-    return NodeSupply(lambda: at, lambda: 0.0)
+    return AgentNodeSupply(lambda: at, lambda: 0.0)
 
 
 def test_a_model_that_allows_what_is_unsafe_is_brought_as_any_other() -> None:

@@ -13,7 +13,7 @@ from pytest_aiohttp import AiohttpClient
 
 from autoscaler.agent_contract import ImageWant, NodeWants
 from autoscaler.contract import ModelName
-from autoscaler.controller.loop import Listener, Loop, Step
+from autoscaler.controller.loop import Listener, Loop, LoopStep
 from autoscaler.server import nodetelling
 from autoscaler.server.gateways import ContractServer
 from autoscaler.server.nodetelling import BLANK, NodeTelling
@@ -22,7 +22,7 @@ from autoscaler.spec.quantity import BytesOrAuto
 from autoscaler.spec.settings import Settings, Weights
 from autoscaler.state.actions import Plan
 from autoscaler.state.events import DocumentsSeen, Tick
-from autoscaler.state.images import NodeImages, image
+from autoscaler.state.images import NodeImages, make_image
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import NodeId, World
 from autoscaler.weights.inspection import SILENT_S
@@ -140,7 +140,7 @@ class Watched:
     def becomes(self, world: World) -> None:
         before, self.world = self.world, world
         for listener in self.listeners:
-            listener(Step(before, world, Plan(), (), (), T0, T0, T0))
+            listener(LoopStep(before, world, Plan(), (), (), T0, T0, T0))
 
 
 def images(line: bytes) -> tuple[ImageWant, ...]:
@@ -157,7 +157,7 @@ async def test_an_agent_hears_at_once_which_images_its_node_is_to_have_and_when_
     assert images(await anext(told)) == ()
     loop.becomes(began)
     assert images(await anext(told)) == (ENGINE,)
-    has = {"n3": NodeImages((), (image((ENGINE.image,)),))}
+    has = {"n3": NodeImages((), (make_image((ENGINE.image,)),))}
     loop.becomes(replace(began, images=has))
     assert images(await anext(told)) == ()
     loop.becomes(began)

@@ -102,7 +102,7 @@ def test_a_line_that_is_no_event_raises_an_error_that_is_handled(line: bytes) ->
 @settings(max_examples=examples(200))
 def test_a_cut_leaves_json_with_at_most_so_many_levels(value: Any, depth_max: int) -> None:
     text = json.dumps(value).encode()
-    cut = json.loads(decoding.cut(text, depth_max))
+    cut = json.loads(decoding.truncate_nesting(text, depth_max))
     if depth(value) <= depth_max:
         assert cut == value
     else:

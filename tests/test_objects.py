@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from typing import cast
 
 from autoscaler.kubernetes.api import Api, UnreachableError
-from autoscaler.kubernetes.decoding import Page
+from autoscaler.kubernetes.decoding import ListPage
 from autoscaler.kubernetes.unreadable import Unreadable, UnreadableObjects
 from autoscaler.kubernetes.watching import INITIAL_END, RETRY_S_MAX
 from autoscaler.providers.kube import AT_HAND, Object
@@ -31,10 +31,10 @@ class Told:
         self.unreadable = UnreadableObjects()
         self.odd: list[Unreadable] = []
 
-    async def pages(self, path: str, query: object) -> AsyncIterator[Page]:
+    async def pages(self, path: str, query: object) -> AsyncIterator[ListPage]:
         del path, query
         self.asked += 1
-        yield Page("9", "", [thing("newest", 9)], self.odd)
+        yield ListPage("9", "", [thing("newest", 9)], self.odd)
 
     async def watch(self, *_: object, **__: object) -> AsyncIterator[tuple[str, Object]]:
         while True:

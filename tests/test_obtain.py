@@ -27,12 +27,12 @@ from artifacts.http.transport import Site
 from artifacts.pack.pack import Form
 from artifacts.registry.client import Client
 from artifacts.registry.manifests import MANIFEST
-from artifacts.store.layout import ForbiddenError, Key, NoRoomError
+from artifacts.store.layout import CopyKey, ForbiddenError, NoRoomError
 from artifacts.store.permissions import Permits
 from artifacts.store.publish import Copy
 from artifacts.store.store import Store
 from artifacts.store.tag_cache import Meanings
-from artifacts.store.verify import verify
+from artifacts.store.verify import verify_copy
 from tests.kit import archives, packed
 from tests.kit.fake_registry import PASSWORD, FakeRegistry, StillClock, keychain
 from tests.kit.packed import CONTENT, FILES, NAME
@@ -50,13 +50,13 @@ class Node:
         self.came: list[Came] = []
 
     def of(self, what: str = f"{NAME}:v1") -> reference.Reference:
-        return reference.parse(f"oci://{self.fake.host}/{what}")
+        return reference.parse_reference(f"oci://{self.fake.host}/{what}")
 
     async def obtain(self, what: str = f"{NAME}:v1", store: Store | None = None) -> Copy:
-        return await obtain.obtain(self.of(what), store or self.store, self.ways, self.came.append)
+        return await obtain.fetch_from_registry(self.of(what), store or self.store, self.ways, self.came.append)
 
     async def kept(self, what: str = f"{NAME}:v1") -> Copy | None:
-        return await obtain.kept(self.of(what), self.store, self.ways)
+        return await obtain.find_stored_copy(self.of(what), self.store, self.ways)
 
     def image(self, *layers: tuple[str, bytes], config: dict[str, Any] | None = None, tag: str = "image") -> None:
         """An image with these layers, each a media type and its bytes."""
@@ -105,10 +105,10 @@ async def test_what_was_packed_is_pulled_once_and_is_the_same(tmp_path: Path, fo
             assert held(copy) == FILES
             assert copy.record.digest == one.digest
             assert {file.path: file.digest for file in copy.record.laid} == {
-                path: digests.of(content) for path, content in FILES.items()
+                path: digests.compute_digest(content) for path, content in FILES.items()
             }
             assert {file.path: file.role for file in copy.record.laid}["model.gguf"] == "weight"
-            assert list(verify(copy.record, copy.folder)) == []
+            assert list(verify_copy(copy.record, copy.folder)) == []
         assert left(one.store) == []
         last = one.came[-1]
         assert last.bytes == last.total_bytes > len(CONTENT)
@@ -130,7 +130,7 @@ async def test_who_was_here_before_is_found_again_while_the_registry_is_away(tmp
                 assert held(copy) == FILES
         assert one.fake.seen == []
         assert await one.kept(f"{NAME}:v2") is None
-        one.store.evict(Key(one.fake.host, one.digest))
+        one.store.evict(CopyKey(one.fake.host, one.digest))
         assert await one.kept() is None
 
 
@@ -204,14 +204,14 @@ async def test_code_comes_only_to_who_allows_it_and_so_it_stays(tmp_path: Path, 
             document = {"schemaVersion": 2, "mediaType": MANIFEST, "config": _blob(one.fake, kind, b"{}")}
             one.fake.manifest(NAME, "image", json.dumps({**document, "layers": layers}).encode())
         of = one.of(f"{NAME}:image")
-        with await obtain.obtain(of, one.store, one.ways, allow_unsafe=True) as copy:
+        with await obtain.fetch_from_registry(of, one.store, one.ways, allow_unsafe=True) as copy:
             assert held(copy) == files
             assert copy.record.unsafe
         for again in (one.obtain(f"{NAME}:image"), one.kept(f"{NAME}:image")):
             with pytest.raises(RefusedError, match="code"):
                 await again
         assert not one.store.rows()[0].in_use
-        with await obtain.obtain(one.of(), one.store, one.ways, allow_unsafe=True) as harmless:
+        with await obtain.fetch_from_registry(one.of(), one.store, one.ways, allow_unsafe=True) as harmless:
             assert not harmless.record.unsafe
         copy_again = await one.kept()
         assert copy_again is not None
@@ -290,8 +290,8 @@ async def test_point_14_a_restart_forgets_nobody_whom_the_registry_let_in(tmp_pa
 
 def test_logins_have_fingerprints_of_their_own() -> None:
     logins = [Login(*parts) for parts in (("a", "bc"), ("ab", "c"), ("a", "b"), ("a", "b"))]
-    assert len({obtain.fingerprint(login, b"key") for login in logins}) == 3
-    assert obtain.fingerprint(logins[0], b"key") != obtain.fingerprint(logins[0], b"another")
+    assert len({obtain.fingerprint_login(login, b"key") for login in logins}) == 3
+    assert obtain.fingerprint_login(logins[0], b"key") != obtain.fingerprint_login(logins[0], b"another")
 
 
 async def test_a_mirror_is_asked_first_and_not_about_tags(tmp_path: Path) -> None:
@@ -311,7 +311,7 @@ async def test_meanings_are_bounded_and_what_cannot_be_read_is_none(
     monkeypatch.setattr("artifacts.store.tag_cache.MEANINGS_MAX", 2)
     async with node(tmp_path) as one:
         (await one.obtain()).close()
-        known, copy = Meanings(one.store), one.store.find(Key(one.fake.host, one.digest))
+        known, copy = Meanings(one.store), one.store.find(CopyKey(one.fake.host, one.digest))
         assert copy is not None
         with copy:
             for tag in ("a", "b", "c"):

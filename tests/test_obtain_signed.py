@@ -13,7 +13,7 @@ from artifacts.errors import PolicyError
 from artifacts.fetch.registry import Registries
 from artifacts.fetch.verify_signatures import SIGNATURE, SIMPLE
 from artifacts.registry.manifests import MANIFEST
-from artifacts.registry.referrers import tag_of
+from artifacts.registry.referrers import format_referrers_tag
 from artifacts.signatures.policy import Policy
 from tests.kit.fake_registry import StillClock, digest_of
 from tests.kit.packed import FILES, NAME
@@ -39,7 +39,7 @@ def sign(one: Node, private: ec.EllipticCurvePrivateKey) -> None:
         "schemaVersion": 2, "mediaType": MANIFEST, "config": empty,
         "layers": [layer | {"annotations": {SIGNATURE: signed.signature}}],
     }  # fmt: skip
-    one.fake.manifest(NAME, f"{tag_of(one.digest)}.sig", json.dumps(body).encode())
+    one.fake.manifest(NAME, f"{format_referrers_tag(one.digest)}.sig", json.dumps(body).encode())
 
 
 async def test_point_17_what_is_not_signed_by_who_counts_is_refused_before_any_of_it_is_fetched(tmp_path: Path) -> None:

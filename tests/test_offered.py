@@ -8,9 +8,9 @@ from typing import Any
 from msgspec.structs import replace
 
 from autoscaler.explain.decision_log import Log
-from autoscaler.explain.ladder import Step, ladder
+from autoscaler.explain.ladder import Step, explain_ladder
 from autoscaler.explain.model import explain_model
-from autoscaler.placement.model.types import Force
+from autoscaler.placement.model.types import EvictionLevel
 from autoscaler.planner.plan import plan
 from autoscaler.spec.model import Gpu, Model
 from autoscaler.state.capacity_orders import LeaseRefused, LeasesSeen, OffersSeen, ProviderTroubled
@@ -27,7 +27,7 @@ def explained(of: World, now_s: float = T0) -> tuple[str, ...]:
 
 def rungs(of: World, model: Model = A, now_s: float = T0) -> tuple[Step, ...]:
     """The ladder's Offers."""
-    steps = ladder(of, plan(of, now_s), model, Force.BUSY, now_s)
+    steps = explain_ladder(of, plan(of, now_s), model, EvictionLevel.BUSY, now_s)
     return tuple(one for one in steps if one.kind == "offer")
 
 

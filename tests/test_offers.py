@@ -11,12 +11,12 @@ from artifacts import digest
 from artifacts.download.partial_file import Partial
 from artifacts.oci import spans
 from artifacts.peers import offers
-from artifacts.peers.offers import Coming, Offers, Rebuilt, Whole
-from artifacts.store.layout import Key
+from artifacts.peers.offers import Coming, CompleteBlob, Offers, Rebuilt
+from artifacts.store.layout import CopyKey
 from artifacts.store.store import Store
 
 CONTENT = bytes(range(250)) * 100
-DIGEST, KEY = digest.of(CONTENT), Key("registry.example", digest.of(b"{}"))
+DIGEST, KEY = digest.compute_digest(CONTENT), CopyKey("registry.example", digest.compute_digest(b"{}"))
 PART = 10_000
 
 
@@ -32,7 +32,7 @@ def partial(store: Store, monkeypatch: pytest.MonkeyPatch) -> Partial:
     return Partial(store.layout.partial(KEY) / "blobs", DIGEST, len(CONTENT))
 
 
-def look(store: Store, *, private: bool = True) -> Whole | Coming | None:
+def look(store: Store, *, private: bool = True) -> CompleteBlob | Coming | None:
     found = Offers(store.layout, private=private).blob(KEY.room, DIGEST)
     assert not isinstance(found, Rebuilt)
     if found is not None:
@@ -63,7 +63,7 @@ def test_one_that_a_pull_has_summed_is_whole_before_the_copy_is(store: Store, pa
     folder = store.layout.partial(KEY) / "blobs"
     assert partial.publish(folder / DIGEST.replace(":", "-"))
     found = look(store)
-    assert isinstance(found, Whole)
+    assert isinstance(found, CompleteBlob)
     assert found.size == len(CONTENT)
 
 
@@ -96,7 +96,7 @@ def test_links_and_folders_in_the_place_of_a_blob_are_none(store: Store, tmp_pat
     assert look(store) is None
     path.rmdir()
     path.write_bytes(CONTENT)
-    assert isinstance(look(store), Whole)
+    assert isinstance(look(store), CompleteBlob)
 
 
 def test_a_room_that_is_none_leads_nowhere(store: Store) -> None:
@@ -108,4 +108,4 @@ def test_a_room_that_is_none_leads_nowhere(store: Store) -> None:
 def test_what_is_fetched_of_another_registry_is_not_seen(store: Store, partial: Partial) -> None:
     partial.put(0, [CONTENT[:PART]])
     assert look(store) is not None
-    assert Offers(store.layout, private=True).blob(Key("other.example", KEY.digest).room, DIGEST) is None
+    assert Offers(store.layout, private=True).blob(CopyKey("other.example", KEY.digest).room, DIGEST) is None

@@ -9,32 +9,32 @@ from msgspec.structs import replace
 from autoscaler.contract import DeviceReport, ModelName, NodeReport, ReplicaId
 from autoscaler.demand.desired_replicas import LIVE
 from autoscaler.explain.decision_log import Log
-from autoscaler.explain.model import explain_model, status
+from autoscaler.explain.model import explain_model, list_status_rows
 from autoscaler.fold.fold import Observation, fold
 from autoscaler.planner.plan import plan
-from autoscaler.queries.cordons import FORCE_S, closed, moving, must_go
-from autoscaler.queries.gateways import verdict
-from autoscaler.queries.node_reports import measured
-from autoscaler.server.api import nodes
+from autoscaler.queries.cordons import FORCE_S, explain_closed_slice, find_drain_cordon, is_stop_ordered
+from autoscaler.queries.gateways import decide_stop
+from autoscaler.queries.node_reports import find_device_report
+from autoscaler.server.api import list_nodes
 from autoscaler.state.actions import (
     AcquireLease,
     Acted,
-    CutNode,
     DrainReplica,
     FailStart,
     ReleaseLease,
+    RepartitionNode,
     ReviveReplica,
     StartReplica,
 )
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.operator_orders import Cordon, CordonsSeen, ModelStopped, ModelWoken, NodeReported, Place
+from autoscaler.state.operator_orders import Cordon, CordonsSeen, CordonTarget, ModelStopped, ModelWoken, NodeReported
 from autoscaler.state.world import History, SliceId, World
 from tests.kit.budget import examples
 from tests.kit.worlds import T0, Scene, device, folded, gateway, kinds, level, model, replica, use, world
 from tests.test_plan import worlds
 
 A = model("a", 20, idle_seconds=600.0)
-GPU0, NODE = Place("device", "gpu0"), Place("node", "n0")
+GPU0, NODE = CordonTarget("device", "gpu0"), CordonTarget("node", "n0")
 
 
 def after(at: World, *batch: Observation, now_s: float = T0) -> World:
@@ -42,7 +42,7 @@ def after(at: World, *batch: Observation, now_s: float = T0) -> World:
     return made
 
 
-def cordon(place: Place = GPU0, *, drain: bool = False, force: bool = False) -> CordonsSeen:
+def cordon(place: CordonTarget = GPU0, *, drain: bool = False, force: bool = False) -> CordonsSeen:
     return CordonsSeen(cordons=(Cordon(place=place, node="n0", since_s=T0, drain=drain, force=force),))
 
 
@@ -87,7 +87,7 @@ def test_a_stop_drains_every_replica_though_calls_run_and_wait() -> None:
     assert {action.reason for action in made.actions} == {"stopped by an operator"}
     drained = folded(stopped, made.actions)
     assert kinds(plan(drained, T0)) == [], "not revived, nothing started beside it"
-    why = {row.model: row.why for row in status(drained, made, T0)}
+    why = {row.model: row.why for row in list_status_rows(drained, made, T0)}
     assert why[b.name] == "stopped by an operator"
 
 
@@ -126,10 +126,10 @@ def test_a_forced_stop_waits_for_calls_for_a_short_while_only() -> None:
     at = after(at, ModelStopped(model=A.name))
     at = folded(at, plan(at, T0).actions)
     drains = at.replicas[ReplicaId("r1")]
-    assert verdict(at, drains, T0 + FORCE_S).next_s == T0 + A.spec.drain_seconds_max
+    assert decide_stop(at, drains, T0 + FORCE_S).next_s == T0 + A.spec.drain_seconds_max
     forced = after(at, ModelStopped(model=A.name, force=True), now_s=T0 + 5)
-    assert not verdict(forced, drains, T0 + 5 + FORCE_S - 0.1).stop
-    assert verdict(forced, drains, T0 + 5 + FORCE_S).stop
+    assert not decide_stop(forced, drains, T0 + 5 + FORCE_S - 0.1).stop
+    assert decide_stop(forced, drains, T0 + 5 + FORCE_S).stop
     calmer = after(forced, ModelStopped(model=A.name), now_s=T0 + 6)
     assert calmer.stops[A.name].force, "what is forced stays forced"
 
@@ -145,7 +145,7 @@ def test_nothing_new_is_placed_on_a_cordoned_device_and_explain_says_why() -> No
     (unmet,) = made.unmet
     assert unmet.reason == "needs 20Gi on one device; device gpu0 is cordoned by an operator"
     assert not unmet.never
-    assert status(at, made, T0)[0].why == unmet.reason
+    assert list_status_rows(at, made, T0)[0].why == unmet.reason
     told = explain_model(at, made, Log(), A.name, T0)
     assert told.candidates[0].ruled_out == "device gpu0 is cordoned by an operator"
     opened = after(at, CordonsSeen(cordons=()))
@@ -213,8 +213,8 @@ def test_a_forced_drain_starts_elsewhere_and_drains_at_once() -> None:
     busy = replace(then, gateways={g.id: replace(g, uses={u.replica: u for u in [use("r1", 1)]})
                                    for g in then.gateways.values()})  # fmt: skip
     drains = busy.replicas[ReplicaId("r1")]
-    assert not verdict(busy, drains, T0 + FORCE_S - 1).stop
-    assert verdict(busy, drains, T0 + FORCE_S).stop
+    assert not decide_stop(busy, drains, T0 + FORCE_S - 1).stop
+    assert decide_stop(busy, drains, T0 + FORCE_S).stop
 
 
 def test_two_devices_drained_move_one_replica_at_a_time() -> None:
@@ -231,7 +231,7 @@ def test_two_devices_drained_move_one_replica_at_a_time() -> None:
 @st.composite
 def ordered(draw: st.DrawFn) -> World:
     """A World with any orders about its three devices, its node and its Models."""
-    places = [NODE, *(Place("device", f"g{i}") for i in range(3))]
+    places = [NODE, *(CordonTarget("device", f"g{i}") for i in range(3))]
     drains = st.tuples(st.sampled_from(places), st.booleans(), st.booleans())
     cordons = {
         place: Cordon(place=place, node="n0", since_s=T0 - 5, drain=drain, force=drain and force)
@@ -250,18 +250,18 @@ def test_whatever_is_ordered_the_plan_settles_and_nothing_goes_where_it_may_not(
         made = plan(at, T0)
         for action in made.actions:
             if isinstance(action, StartReplica):
-                assert not any(closed(at, at.slices[id]) for id in action.replica.slices)
+                assert not any(explain_closed_slice(at, at.slices[id]) for id in action.replica.slices)
                 assert action.replica.model not in at.stops
             elif isinstance(action, ReviveReplica):
-                assert not must_go(at, at.replicas[action.replica])
-            if not isinstance(action, StartReplica | FailStart | CutNode | AcquireLease | ReleaseLease):
+                assert not is_stop_ordered(at, at.replicas[action.replica])
+            if not isinstance(action, StartReplica | FailStart | RepartitionNode | AcquireLease | ReleaseLease):
                 word = f"{type(action).__name__} {action.replica}"
                 assert word not in seen
                 seen.add(word)
         at = folded(at, made.actions)
     assert plan(at, T0).actions == ()
     for replica_ in at.replicas.values():
-        cordon_ = moving(at, replica_)
+        cordon_ = find_drain_cordon(at, replica_)
         if replica_.model in at.stops or (cordon_ is not None and cordon_.force):
             assert replica_.state not in LIVE
 
@@ -275,7 +275,7 @@ def report(sequence: int, boot: str = "b1", used: int = 5) -> NodeReported:
 
 
 def used_bytes(at: World, now_s: float = T0) -> int | None:
-    found = measured(at, at.slices[SliceId("gpu0")], now_s)
+    found = find_device_report(at, at.slices[SliceId("gpu0")], now_s)
     return None if found is None else found.used_bytes
 
 
@@ -286,7 +286,7 @@ def test_the_last_report_of_a_node_counts_until_it_is_too_old() -> None:
     assert used_bytes(at) == 5
     assert used_bytes(at, T0 + 9.9) == 5
     assert used_bytes(at, T0 + 10.0) is None
-    (shown,) = nodes(at, T0 + 11)
+    (shown,) = list_nodes(at, T0 + 11)
     assert (shown.name, shown.age_seconds, shown.fresh) == ("n0", 11.0, False)
 
 

@@ -204,7 +204,7 @@ async def test_the_page_loads_nothing_and_runs_only_its_own_script(aiohttp_clien
 
 async def test_the_page_reads_paths_and_fields_that_exist(aiohttp_client: AiohttpClient) -> None:
     client = await connect(aiohttp_client, *lived())
-    text = ops.operator().body.decode()
+    text = ops.load_operator_page().body.decode()
     for path, fields in (
         ("status", ("model", "state", "replicas", "waiting", "running", "devices", "since_s", "why")),
         ("devices", ("id", "product", "healthy", "closed", "memory_bytes", "replicas")),

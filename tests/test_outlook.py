@@ -8,22 +8,27 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
-from autoscaler.placement.learning.expected_demand import HALF_LIFE_S, KINDS_MAX, histogram, outlook
+from autoscaler.placement.learning.expected_demand import (
+    HALF_LIFE_S,
+    KINDS_MAX,
+    build_demand_histogram,
+    build_restart_costs,
+)
 from autoscaler.spec.model import Gpu, Model
 from autoscaler.spec.pod import Pod, Resources
 from autoscaler.spec.settings import Settings
-from autoscaler.state.resources import CPU_MAX, Isolation, Kind
+from autoscaler.state.resources import CPU_MAX, Isolation, RequestShape
 from autoscaler.state.world import History, World
 from tests.kit.worlds import GI, T0, device, gateway, level, model, replica, world
 
 
-def kind(memory_gi: float, devices: int = 1, compute_percent: int = 0) -> Kind:
-    return Kind(devices, int(memory_gi * GI), compute_percent, cpu_milli=100)
+def kind(memory_gi: float, devices: int = 1, compute_percent: int = 0) -> RequestShape:
+    return RequestShape(devices, int(memory_gi * GI), compute_percent, cpu_milli=100)
 
 
-def shares(made: World) -> dict[Kind, float]:
+def shares(made: World) -> dict[RequestShape, float]:
     """Kind -> its part of the whole."""
-    found = histogram(made, T0)
+    found = build_demand_histogram(made, T0)
     total = sum(weight for _, weight in found)
     return {kind: weight / total for kind, weight in found}
 
@@ -63,9 +68,9 @@ def test_a_kind_is_isolation_products_and_what_is_requested_beside_devices_too()
     made = world(models, histories={"a": called(), "b": called(), "c": called()})
     given = Settings(pod=Pod(resources=Resources(requests={"cpu": 2}, limits={"memory": "100m"})))
     assert set(shares(replace(made, settings=given))) == {
-        Kind(1, 8 * GI, 0, Isolation.HARDWARE, ("*h100*",), 1_500, 2 * GI),
-        Kind(1, 8 * GI, cpu_milli=2_000, host_bytes=GI // 2),
-        Kind(1, 8 * GI, cpu_milli=CPU_MAX, host_bytes=1),
+        RequestShape(1, 8 * GI, 0, Isolation.HARDWARE, ("*h100*",), 1_500, 2 * GI),
+        RequestShape(1, 8 * GI, cpu_milli=2_000, host_bytes=GI // 2),
+        RequestShape(1, 8 * GI, cpu_milli=CPU_MAX, host_bytes=1),
     }
 
 
@@ -88,7 +93,7 @@ def test_no_model_counts_for_more_replicas_than_it_may_have() -> None:
 
 def test_while_nobody_has_called_nothing_is_expected() -> None:
     made = world([model("a", 1)], histories={"a": History(starts_s=(3.0,))})
-    assert histogram(made, T0) == ()
+    assert build_demand_histogram(made, T0) == ()
 
 
 def many() -> list[Model]:
@@ -97,23 +102,23 @@ def many() -> list[Model]:
 
 def test_the_histogram_is_bounded_and_keeps_the_most_wanted() -> None:
     rare = {str(m.name): called(HALF_LIFE_S * (1 + n / 100)) for n, m in enumerate(many())}
-    made = histogram(world(many(), histories=rare), T0)
+    made = build_demand_histogram(world(many(), histories=rare), T0)
     assert [one.kind for one in made] == [kind(1 + number / 7) for number in range(KINDS_MAX)]
 
 
 def test_the_order_of_what_was_observed_does_not_show() -> None:
     known = {str(m.name): called(17.0 * n, n % 9) for n, m in enumerate(many())}
-    one = histogram(world(many(), histories=known), T0)
+    one = build_demand_histogram(world(many(), histories=known), T0)
     models, names = many(), list(known)
     Random(1).shuffle(models)
     Random(2).shuffle(names)
-    other = histogram(world(models, histories={name: known[name] for name in names}), T0)
+    other = build_demand_histogram(world(models, histories={name: known[name] for name in names}), T0)
     assert other == one
 
 
 def test_a_restart_costs_the_median_of_the_starts_that_are_remembered() -> None:
     a, b = model("a", 1), model("b", 1)
     known = {"a": History(starts_s=(1.0, 9.0, 3.0))}
-    made = outlook(world([a, b], [device()], [replica(a, "ra"), replica(b, "rb")], histories=known))
+    made = build_restart_costs(world([a, b], [device()], [replica(a, "ra"), replica(b, "rb")], histories=known))
     assert made.start_s == {ModelName("a"): 3.0}
     assert made.restart_s(ModelName("b")) == 60.0

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoscaler.kubernetes.api import Object
-from autoscaler.spec.ownership import ANYBODYS, INSTALLATION, Ownership, identity
+from autoscaler.spec.ownership import ANYBODYS, INSTALLATION, Ownership, installation_id
 
 LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 NAMESPACES = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", fullmatch=True)
-ONE, OTHER = Ownership(identity("team", "a-pilotlight")), Ownership(identity("team-a", "pilotlight"))
+ONE, OTHER = Ownership(installation_id("team", "a-pilotlight")), Ownership(installation_id("team-a", "pilotlight"))
 
 
 def labelled(**labels: str) -> Object:
@@ -21,12 +21,14 @@ def labelled(**labels: str) -> Object:
 
 @given(NAMESPACES, st.text(max_size=253))
 def test_an_identity_is_a_value_of_a_label(namespace: str, lease: str) -> None:
-    assert LABEL.fullmatch(identity(namespace, lease))
+    assert LABEL.fullmatch(installation_id(namespace, lease))
 
 
 @given(NAMESPACES, NAMESPACES, NAMESPACES, NAMESPACES)
 def test_two_installations_have_two_identities(namespace: str, lease: str, other: str, others: str) -> None:
-    assert (identity(namespace, lease) == identity(other, others)) == ((namespace, lease) == (other, others))
+    assert (installation_id(namespace, lease) == installation_id(other, others)) == (
+        (namespace, lease) == (other, others)
+    )
 
 
 def test_objects_of_another_installation_are_not_owned() -> None:

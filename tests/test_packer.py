@@ -12,51 +12,62 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.placement.eviction import EVICT, TIES_MAX, Key, Search, cost_of, option, sum_of, willing
+from autoscaler.placement.eviction import (
+    EVICT,
+    TIES_MAX,
+    Key,
+    Search,
+    eviction_cost,
+    find_eviction_option,
+    list_evictable_occupants,
+    sum_amounts,
+)
 from autoscaler.placement.index.arrays import LANES_MAX
-from autoscaler.placement.index.index import Yard
-from autoscaler.placement.model.predicates import admits, need
-from autoscaler.placement.model.types import Force, Incumbent, Outlook, Packing, Shelf, Want
+from autoscaler.placement.index.index import SliceIndex
+from autoscaler.placement.model.predicates import find_required_amount, has_matching_labels
+from autoscaler.placement.model.types import Bin, EvictionLevel, Occupant, PackResult, PlacementRequest, RestartCosts
 from autoscaler.placement.packer import pack
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.resources import Isolation, Room
+from autoscaler.state.resources import Isolation, ResourceAmount
 from autoscaler.state.world import Copy, NodeId, Slice
 from tests.kit.budget import examples
 from tests.kit.worlds import GI, T0, device
 
 
-def on(name: str, memory_gi: float, compute_percent: int = 0, **fields: Any) -> Incumbent:
+def on(name: str, memory_gi: float, compute_percent: int = 0, **fields: Any) -> Occupant:
     """An idle ready Replica of Model `name`, long resident."""
-    made = Incumbent(
+    made = Occupant(
         replica=ReplicaId(f"{name}-r"),
         model=ModelName(name),
         state=S.READY,
-        room=Room(int(memory_gi * GI), compute_percent),
+        room=ResourceAmount(int(memory_gi * GI), compute_percent),
     )
     return made._replace(**fields)
 
 
-def shelf(slice_: Slice, *incumbents: Incumbent, locked: bool = False) -> Shelf:
-    free, coming = Room(slice_.memory_bytes, slice_.compute_percent), Room(0, 0)
+def shelf(slice_: Slice, *incumbents: Occupant, locked: bool = False) -> Bin:
+    free, coming = ResourceAmount(slice_.memory_bytes, slice_.compute_percent), ResourceAmount(0, 0)
     for incumbent in incumbents:
         free = free.less(incumbent.room)
         coming = coming.plus(incumbent.room) if incumbent.leaving and not incumbent.stuck else coming
-    return Shelf(slice=slice_, whole=True, incumbents=incumbents, free=free, coming=coming, locked=locked)
+    return Bin(slice=slice_, whole=True, incumbents=incumbents, free=free, coming=coming, locked=locked)
 
 
-def want(name: str, memory_gi: float = 10, **fields: Any) -> Want:
-    return Want(model=ModelName(name), memory_bytes=int(memory_gi * GI), force=Force.BUSY)._replace(**fields)
+def want(name: str, memory_gi: float = 10, **fields: Any) -> PlacementRequest:
+    return PlacementRequest(model=ModelName(name), memory_bytes=int(memory_gi * GI), force=EvictionLevel.BUSY)._replace(
+        **fields
+    )
 
 
-def run(wants: Iterable[Want], shelves: Iterable[Shelf], copies: frozenset[Copy] = frozenset()) -> Packing:
-    return pack(tuple(wants), Yard(shelves), copies, Outlook(start_s={ModelName("cheap"): 1.0}), T0)
+def run(wants: Iterable[PlacementRequest], shelves: Iterable[Bin], copies: frozenset[Copy] = frozenset()) -> PackResult:
+    return pack(tuple(wants), SliceIndex(shelves), copies, RestartCosts(start_s={ModelName("cheap"): 1.0}), T0)
 
 
-def placed(packing: Packing) -> list[tuple[str, ...]]:
+def placed(packing: PackResult) -> list[tuple[str, ...]]:
     return [(placement.want.model, *placement.slices) for placement in packing.placements]
 
 
-def victims(packing: Packing) -> list[str]:
+def victims(packing: PackResult) -> list[str]:
     return [victim.model for victim in packing.victims]
 
 
@@ -87,7 +98,7 @@ def test_compute_is_shared_out_too() -> None:
 
 def test_isolation_is_a_property_of_the_slice_or_of_being_alone() -> None:
     beside = shelf(device("g0", 80), on("x", 1))
-    apart = want("a", isolation=Isolation.HARDWARE, force=Force.NONE)
+    apart = want("a", isolation=Isolation.HARDWARE, force=EvictionLevel.NONE)
     assert placed(run([apart], [beside])) == []
     alone = run([apart], [beside, shelf(device("g1", 40))]).placements[0]
     assert (alone.slices, alone.memory_bytes) == (("g1",), 40 * GI)
@@ -100,7 +111,7 @@ def test_several_devices_are_whole_free_ones_of_one_node() -> None:
     big = want("a", 20, devices=2)
     assert run([big], spread).unmet[0].reason == "needs 2 whole devices of 20Gi of one node; the largest node has 1"
     beside = [shelf(device("g2", node="n1"), on("x", 1)), shelf(device("g3", node="n1"))]
-    assert placed(run([big._replace(force=Force.NONE)], [*spread, *beside])) == [("a", "g1", "g3")]
+    assert placed(run([big._replace(force=EvictionLevel.NONE)], [*spread, *beside])) == [("a", "g1", "g3")]
     assert victims(run([big], [spread[0], *beside])) == ["x"]
 
 
@@ -138,20 +149,20 @@ def test_nobody_goes_before_the_end_of_residency() -> None:
     assert answer.unmet[0].reason == (
         "needs 20Gi on one device; the largest has 6Gi free of 24Gi, held by llama-8b (busy, residency ends in 12 s)"
     )
-    after = pack((want("a", 20),), Yard(slices), frozenset(), Outlook(), T0 + 12)
+    after = pack((want("a", 20),), SliceIndex(slices), frozenset(), RestartCosts(), T0 + 12)
     assert [victim.model for victim in after.victims] == ["llama-8b"]
 
 
 def test_priority_protects_and_takes() -> None:
     slices = [shelf(device(), on("x", 20, priority=5))]
     assert victims(run([want("a")], slices)) == []
-    assert victims(run([want("a", priority=6, force=Force.LOWER)], slices)) == ["x"]
+    assert victims(run([want("a", priority=6, force=EvictionLevel.LOWER)], slices)) == ["x"]
 
 
 def test_force_says_who_may_be_evicted() -> None:
     idle, busy = [shelf(device(), on("x", 20))], [shelf(device(), on("x", 20, busy=True))]
-    assert [victims(run([want("a", force=force)], idle)) for force in Force] == [[], [], ["x"], ["x"]]
-    assert [victims(run([want("a", force=force)], busy)) for force in Force] == [[], [], [], ["x"]]
+    assert [victims(run([want("a", force=force)], idle)) for force in EvictionLevel] == [[], [], ["x"], ["x"]]
+    assert [victims(run([want("a", force=force)], busy)) for force in EvictionLevel] == [[], [], [], ["x"]]
     kept = [shelf(device(), on("x", 20, kept=True))]
     assert victims(run([want("a")], kept)) == []
 
@@ -190,14 +201,14 @@ NAMES = st.sampled_from([ModelName(name) for name in "abcdef"])
 
 
 @st.composite
-def incumbents(draw: st.DrawFn, index: int) -> tuple[Incumbent, ...]:
+def incumbents(draw: st.DrawFn, index: int) -> tuple[Occupant, ...]:
     many = draw(st.integers(0, 3))
     return tuple(
-        Incumbent(
+        Occupant(
             replica=ReplicaId(f"g{index}-{i}"),
             model=draw(NAMES),
             state=S.READY,
-            room=Room(draw(st.integers(1, 8)) * GI, draw(st.sampled_from([0, 30]))),
+            room=ResourceAmount(draw(st.integers(1, 8)) * GI, draw(st.sampled_from([0, 30]))),
             priority=draw(st.integers(0, 2)),
             busy=draw(st.booleans()),
             kept=draw(st.booleans()),
@@ -213,8 +224,8 @@ ZONES = ("z1", "z2")
 
 
 @st.composite
-def benches(draw: st.DrawFn) -> list[Shelf]:
-    made: list[Shelf] = []
+def benches(draw: st.DrawFn) -> list[Bin]:
+    made: list[Bin] = []
     zones = [{"zone": draw(st.sampled_from(ZONES))} for _ in range(2)]
     for i in range(draw(st.integers(1, 5))):
         zone = zones[i % 2]
@@ -224,9 +235,9 @@ def benches(draw: st.DrawFn) -> list[Shelf]:
 
 
 @st.composite
-def wanted(draw: st.DrawFn) -> list[Want]:
+def wanted(draw: st.DrawFn) -> list[PlacementRequest]:
     return [
-        Want(
+        PlacementRequest(
             model=draw(NAMES),
             ordinal=ordinal,
             devices=draw(st.sampled_from([1, 1, 1, 2])),
@@ -235,7 +246,7 @@ def wanted(draw: st.DrawFn) -> list[Want]:
             isolation=draw(st.sampled_from([Isolation.NONE, Isolation.NONE, Isolation.HARDWARE])),
             priority=draw(st.integers(0, 2)),
             unserved_since_s=draw(st.integers(0, 3)),
-            force=draw(st.sampled_from(list(Force))),
+            force=draw(st.sampled_from(list(EvictionLevel))),
             selector=draw(st.sampled_from([(), (), (("zone", ZONES[0]),), (("zone", ZONES[1]),)])),
         )
         for ordinal in range(draw(st.integers(1, 6)))
@@ -247,12 +258,12 @@ QUICK = settings(derandomize=True, deadline=None, max_examples=examples(150))
 
 @QUICK
 @given(wanted(), benches())
-def test_no_slice_is_ever_over_committed(wants: list[Want], shelves: list[Shelf]) -> None:
+def test_no_slice_is_ever_over_committed(wants: list[PlacementRequest], shelves: list[Bin]) -> None:
     taken = {one.slice.id: sum(i.room.memory_bytes for i in one.incumbents) for one in shelves}
     devices = {one.slice.id: one for one in shelves}
     answer = run(wants, shelves)
     for placement in answer.placements:
-        assert all(admits(placement.want.selector, devices[id].slice) for id in placement.slices)
+        assert all(has_matching_labels(placement.want.selector, devices[id].slice) for id in placement.slices)
         assert len(set(placement.slices)) == placement.want.devices
         for id in placement.slices:
             taken[id] += placement.memory_bytes
@@ -266,7 +277,7 @@ def test_no_slice_is_ever_over_committed(wants: list[Want], shelves: list[Shelf]
 
 @QUICK
 @given(wanted(), benches())
-def test_no_victim_is_protected(wants: list[Want], shelves: list[Shelf]) -> None:
+def test_no_victim_is_protected(wants: list[PlacementRequest], shelves: list[Bin]) -> None:
     known = {incumbent.replica: incumbent for one in shelves for incumbent in one.incumbents}
     answer = run(wants, shelves)
     assert len({victim.replica for victim in answer.victims}) == len(answer.victims)
@@ -276,22 +287,24 @@ def test_no_victim_is_protected(wants: list[Want], shelves: list[Shelf]) -> None
         assert incumbent.evictable_s <= T0
         assert incumbent.priority <= victim.want.priority
         assert incumbent.model != victim.want.model
-        assert victim.want.force > Force.NONE
+        assert victim.want.force > EvictionLevel.NONE
         if incumbent.priority == victim.want.priority:
             assert not incumbent.kept
-            assert victim.want.force >= (Force.BUSY if incumbent.busy else Force.IDLE)
+            assert victim.want.force >= (EvictionLevel.BUSY if incumbent.busy else EvictionLevel.IDLE)
 
 
 @QUICK
 @given(wanted(), benches(), st.randoms(use_true_random=False))
-def test_the_order_of_the_input_does_not_show(wants: list[Want], shelves: list[Shelf], rng: Random) -> None:
+def test_the_order_of_the_input_does_not_show(wants: list[PlacementRequest], shelves: list[Bin], rng: Random) -> None:
     mixed_wants, mixed = sorted(wants, key=lambda _: rng.random()), sorted(shelves, key=lambda _: rng.random())
     assert run(wants, shelves) == run(mixed_wants, mixed)
 
 
 @QUICK
 @given(wanted(), benches())
-def test_one_more_empty_device_never_makes_a_placed_want_unmet(wants: list[Want], shelves: list[Shelf]) -> None:
+def test_one_more_empty_device_never_makes_a_placed_want_unmet(
+    wants: list[PlacementRequest], shelves: list[Bin]
+) -> None:
     """For one Want at a time: best fit of several may be reordered by a Device that fits one of them better."""
     for one in wants:
         more = [*shelves, shelf(device("z9", 24, "n0"))]
@@ -301,16 +314,16 @@ def test_one_more_empty_device_never_makes_a_placed_want_unmet(wants: list[Want]
 
 @QUICK
 @given(wanted(), benches())
-def test_what_is_given_stays_as_it_is(wants: list[Want], shelves: list[Shelf]) -> None:
+def test_what_is_given_stays_as_it_is(wants: list[PlacementRequest], shelves: list[Bin]) -> None:
     before = [one.copy() for one in shelves]
     run(wants, shelves)
     assert before == shelves
 
 
-def floor(want: Want, shelf: Shelf, those: Iterable[Incumbent]) -> Key | None:
+def floor(want: PlacementRequest, shelf: Bin, those: Iterable[Occupant]) -> Key | None:
     """What victims cost there at least, where those are the ones who may have to go; None: they can make no room."""
-    costs, room = [cost_of((one,), Outlook()) for one in those], need(want, shelf)
-    if room is None or not costs or not shelf.free.plus(shelf.coming).plus(sum_of(those)).holds(room):
+    costs, room = [eviction_cost((one,), RestartCosts()) for one in those], find_required_amount(want, shelf)
+    if room is None or not costs or not shelf.free.plus(shelf.coming).plus(sum_amounts(those)).holds(room):
         return None
     least = tuple(map(min, zip(*costs, strict=True)))
     return (EVICT, *least, shelf.locked, want.kind.rank(shelf.slice.product) or 0, shelf.price, True)
@@ -318,16 +331,18 @@ def floor(want: Want, shelf: Shelf, those: Iterable[Incumbent]) -> Key | None:
 
 @QUICK
 @given(wanted(), benches())
-def test_the_search_for_victims_finds_what_looking_at_all_slices_finds(wants: list[Want], shelves: list[Shelf]) -> None:
+def test_the_search_for_victims_finds_what_looking_at_all_slices_finds(
+    wants: list[PlacementRequest], shelves: list[Bin]
+) -> None:
     for one in wants:
         if one.devices != 1:
             continue
-        everywhere = (option(one, shelf, Outlook(), T0, away=True) for shelf in shelves)
+        everywhere = (find_eviction_option(one, shelf, RestartCosts(), T0, away=True) for shelf in shelves)
         options = {found.shelf.slice.id: found for found in everywhere if found is not None and found.rung == EVICT}
-        who = [(shelf, willing(one, shelf, Outlook(), T0)) for shelf in shelves]
+        who = [(shelf, list_evictable_occupants(one, shelf, RestartCosts(), T0)) for shelf in shelves]
         for each, those in who:
-            known_who = option(one, each, Outlook(), T0, away=True, those=those)
-            assert known_who == option(one, each, Outlook(), T0, away=True), "it is only quicker"
+            known_who = find_eviction_option(one, each, RestartCosts(), T0, away=True, those=those)
+            assert known_who == find_eviction_option(one, each, RestartCosts(), T0, away=True), "it is only quicker"
         floors = [(floor(one, shelf, those), shelf.slice.id) for shelf, those in who]
         known = sorted((lowest, id) for lowest, id in floors if lowest is not None)
         assert {id for _, id in known} >= options.keys()
@@ -348,14 +363,14 @@ def test_a_slice_that_cannot_be_keeps_nobody_from_the_others() -> None:
     many = [shelf(device(f"g{number:05}", 1)) for number in range(LANES_MAX + 1)]
     assert placed(run([want("a", 1)], many)) == [("a", "g00000")]
     with pytest.raises(ValueError, match="two Slices have one id"):
-        Yard([shelf(device("g0")), shelf(device("g0"))])
+        SliceIndex([shelf(device("g0")), shelf(device("g0"))])
 
 
 def test_of_many_slices_that_cost_the_same_the_near_the_cheap_and_the_small_are_found() -> None:
     """More than are compared with each other."""
     many = 3 * TIES_MAX
 
-    def held(number: int, memory_gi: float = 24) -> Shelf:
+    def held(number: int, memory_gi: float = 24) -> Bin:
         return shelf(device(f"g{number:03}", memory_gi, f"n{number:03}"), on(f"x{number}", memory_gi))
 
     copies = frozenset({Copy(artifact="oci://a", node=NodeId("n150"))})
@@ -371,7 +386,7 @@ def test_all_that_a_victim_has_is_coming() -> None:
     """Of two Devices one is enough; who comes later waits for the other, and takes nobody else."""
     both = on("cheap", 20, others=1)
     slices = [shelf(device("g0"), both), shelf(device("g1"), both), shelf(device("g2"), on("y", 20))]
-    answer = run([want("a", 20), want("b", 20, force=Force.NONE)], slices)
+    answer = run([want("a", 20), want("b", 20, force=EvictionLevel.NONE)], slices)
     assert victims(answer) == ["cheap"]
     assert [one.reason for one in answer.unmet] == [
         "makes room on g0: cheap is to leave", "waits on g1 until cheap has left",

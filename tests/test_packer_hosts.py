@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoscaler.contract import ReplicaId
-from autoscaler.placement.index.index import Yard
-from autoscaler.placement.model.predicates import evictable, need
-from autoscaler.placement.model.types import Force, Incumbent, Outlook, Packing, Shelf, Want
+from autoscaler.placement.index.index import SliceIndex
+from autoscaler.placement.model.predicates import can_evict, find_required_amount
+from autoscaler.placement.model.types import Bin, EvictionLevel, Occupant, PackResult, PlacementRequest, RestartCosts
 from autoscaler.placement.packer import pack
-from autoscaler.state.resources import NOTHING, Beside, Host, Room
+from autoscaler.state.resources import NOTHING, HostRequest, HostResources, ResourceAmount
 from autoscaler.state.world import NodeId, SliceId
 from tests.kit.budget import examples
 from tests.kit.worlds import GI, T0, device
@@ -26,26 +26,26 @@ N0, N1 = NodeId("n0"), NodeId("n1")
 CORES = 1000
 
 
-def host_of(shelves: Iterable[Shelf], cores: int, memory_gi: int = 64) -> Host:
+def host_of(shelves: Iterable[Bin], cores: int, memory_gi: int = 64) -> HostResources:
     """A node with these on it."""
-    size = Beside(cores * CORES, memory_gi * GI)
-    host, coming = Host(*size, *size), NOTHING
+    size = HostRequest(cores * CORES, memory_gi * GI)
+    host, coming = HostResources(*size, *size), NOTHING
     for one in {i.replica: i for each in shelves for i in each.incumbents}.values():
         host = host.without(one.beside)
         coming = coming.plus(one.beside) if one.leaving and not one.stuck else coming
     return host._replace(coming=coming)
 
 
-def run(wants: Iterable[Want], shelves: list[Shelf], cores: Mapping[NodeId, int]) -> Packing:
+def run(wants: Iterable[PlacementRequest], shelves: list[Bin], cores: Mapping[NodeId, int]) -> PackResult:
     hosts = {node: host_of([one for one in shelves if one.slice.node == node], many) for node, many in cores.items()}
-    return pack(tuple(wants), Yard(shelves, hosts), frozenset(), Outlook(), T0)
+    return pack(tuple(wants), SliceIndex(shelves, hosts), frozenset(), RestartCosts(), T0)
 
 
-def cores(many: int, memory_gi: int = 0) -> Beside:
-    return Beside(many * CORES, memory_gi * GI)
+def cores(many: int, memory_gi: int = 0) -> HostRequest:
+    return HostRequest(many * CORES, memory_gi * GI)
 
 
-def asks(name: str, many: int, memory_gi: float = 10, **fields: object) -> Want:
+def asks(name: str, many: int, memory_gi: float = 10, **fields: object) -> PlacementRequest:
     return want(name, memory_gi, cpu_milli=many * CORES, **fields)
 
 
@@ -151,10 +151,10 @@ WANTS = st.lists(
 
 
 @st.composite
-def benches(draw: st.DrawFn) -> list[Shelf]:
-    found: list[Shelf] = []
+def benches(draw: st.DrawFn) -> list[Bin]:
+    found: list[Bin] = []
     for number in range(draw(st.integers(1, 5))):
-        there: list[Incumbent] = []
+        there: list[Occupant] = []
         for at in range(draw(st.integers(0, 3))):
             beside = cores(draw(st.integers(0, 4)), draw(st.sampled_from([0, 10])))
             one = on(f"x{number}{at}", draw(st.sampled_from([2, 8])), beside=beside)
@@ -172,7 +172,9 @@ def benches(draw: st.DrawFn) -> list[Shelf]:
 
 @QUICK
 @given(WANTS, benches(), st.integers(4, 14))
-def test_no_node_is_ever_over_committed_nor_promised_twice(wants: list[Want], shelves: list[Shelf], many: int) -> None:
+def test_no_node_is_ever_over_committed_nor_promised_twice(
+    wants: list[PlacementRequest], shelves: list[Bin], many: int
+) -> None:
     wants = [one._replace(ordinal=number) for number, one in enumerate(wants)]
     size = {N0: many, N1: many // 2}
     answer = run(wants, shelves, size)
@@ -188,9 +190,9 @@ def test_no_node_is_ever_over_committed_nor_promised_twice(wants: list[Want], sh
     soon = {node: left[node].plus(hosts[node].coming) for node in left}
     at = {i.replica: one.slice.node for one in shelves for i in one.incumbents}
     for victim in answer.victims:
-        assert evictable(victim.want, known[victim.replica], T0)
+        assert can_evict(victim.want, known[victim.replica], T0)
         soon[at[victim.replica]] = soon[at[victim.replica]].plus(known[victim.replica].beside)
-    need_at: dict[NodeId, Beside] = defaultdict(lambda: NOTHING)
+    need_at: dict[NodeId, HostRequest] = defaultdict(lambda: NOTHING)
     for missing in answer.unmet:
         if missing.promised:
             words = map(SliceId, missing.reason.replace(":", " ").split())
@@ -202,7 +204,7 @@ def test_no_node_is_ever_over_committed_nor_promised_twice(wants: list[Want], sh
 @QUICK
 @given(WANTS, benches(), st.integers(4, 14))
 def test_a_way_is_found_where_there_is_one_and_nobody_goes_who_need_not(
-    wants: list[Want], shelves: list[Shelf], many: int
+    wants: list[PlacementRequest], shelves: list[Bin], many: int
 ) -> None:
     size = {N0: many, N1: many // 2}
     for one in (each for each in wants if each.devices == 1):
@@ -216,19 +218,19 @@ def test_a_way_is_found_where_there_is_one_and_nobody_goes_who_need_not(
             assert frozenset() not in ways, "nobody goes while room is coming"
 
 
-def _ways(one: Want, on_it: Shelf, shelves: list[Shelf], size: dict[NodeId, int]) -> list[frozenset[ReplicaId]]:
+def _ways(one: PlacementRequest, on_it: Bin, shelves: list[Bin], size: dict[NodeId, int]) -> list[frozenset[ReplicaId]]:
     """Who may go so that it can be there, by trying: the least sets."""
-    room, node = need(one, on_it), on_it.slice.node
+    room, node = find_required_amount(one, on_it), on_it.slice.node
     beside = [each for each in shelves if each.slice.node == node]
     host = host_of(beside, size[node])
-    willing = {i.replica: i for each in beside for i in each.incumbents if evictable(one, i, T0)}
+    willing = {i.replica: i for each in beside for i in each.incumbents if can_evict(one, i, T0)}
     here = {i.replica for i in on_it.incumbents}
     found: list[frozenset[ReplicaId]] = []
     for count in range(len(willing) + 1):
         for some in map(frozenset, combinations(sorted(willing), count)):
             if room is None or any(less <= some for less in found):
                 continue
-            gone, amounts = Room(0, 0), NOTHING
+            gone, amounts = ResourceAmount(0, 0), NOTHING
             for id in some:
                 gone = gone.plus(willing[id].room) if id in here else gone
                 amounts = amounts.plus(willing[id].beside)
@@ -238,7 +240,7 @@ def _ways(one: Want, on_it: Shelf, shelves: list[Shelf], size: dict[NodeId, int]
     return found
 
 
-@pytest.mark.parametrize("force", [Force.NONE, Force.IDLE])
-def test_who_may_evict_nobody_waits(force: Force) -> None:
+@pytest.mark.parametrize("force", [EvictionLevel.NONE, EvictionLevel.IDLE])
+def test_who_may_evict_nobody_waits(force: EvictionLevel) -> None:
     slices = [shelf(device("g0", node="n0"), on("x", 1, beside=cores(4), busy=True))]
     assert victims(run([asks("a", 3)._replace(force=force)], slices, {N0: 4})) == []

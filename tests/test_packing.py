@@ -24,7 +24,7 @@ from artifacts.oci import manifest
 from artifacts.oci.descriptor import BadManifestError, Platform
 from artifacts.oci.manifest import Index, Manifest
 from artifacts.pack import oci_layout
-from artifacts.pack.oci_layout import Layout
+from artifacts.pack.oci_layout import OciLayout
 from pilotlight.cli.main import cli
 from tests.kit.archives import read
 from tests.kit.budget import examples
@@ -60,15 +60,15 @@ def pack(source: Path, to: Path, *words: str) -> Result:
     return CliRunner().invoke(cli, ["weights", "pack", str(source), "--to", str(to), *words], prog_name="pilotlight")
 
 
-def packed(source: Path, to: Path, *words: str) -> Layout:
+def packed(source: Path, to: Path, *words: str) -> OciLayout:
     done = pack(source, to, *words)
     assert done.exit_code == 0, done.output
-    return Layout(to)
+    return OciLayout(to)
 
 
-def files_of(at: Layout) -> tuple[contents.File, ...]:
+def files_of(at: OciLayout) -> tuple[contents.File, ...]:
     entry = at.entry(AMD)
-    return contents.read(entry.manifest, entry.config).files()
+    return contents.read_contents(entry.manifest, entry.config).files()
 
 
 def pieces(path: Path) -> Iterator[bytes]:
@@ -76,7 +76,7 @@ def pieces(path: Path) -> Iterator[bytes]:
         yield from iter(lambda: file.read(1000), b"")
 
 
-def unpacked(at: Layout, into: Path, files: tuple[contents.File, ...]) -> dict[str, bytes]:
+def unpacked(at: OciLayout, into: Path, files: tuple[contents.File, ...]) -> dict[str, bytes]:
     into.mkdir()
     folder = os.open(into, os.O_RDONLY | os.O_DIRECTORY)
     with Unpacking(folder, safe_paths.Tree(), 1 << 30) as unpacking:
@@ -102,7 +102,7 @@ def test_every_layer_is_an_archive_of_one_file_whose_bytes_begin_at_a_block(mode
     at = packed(model, tmp_path / "oci")
     for one in files_of(at):
         content = at.path(one.digest).read_bytes()
-        assert digest.of(content) == one.digest
+        assert digest.compute_digest(content) == one.digest
         assert read(content) == [(one.path, len(FILES[one.path]), "file", FILES[one.path])]
         with tarfile.open(fileobj=io.BytesIO(content)) as archive:
             (info,) = archive.getmembers()
@@ -113,20 +113,20 @@ def test_every_layer_is_an_archive_of_one_file_whose_bytes_begin_at_a_block(mode
 
 def test_the_same_blobs_are_an_image_for_each_platform(model: Path, tmp_path: Path) -> None:
     at = packed(model, tmp_path / "oci")
-    index = manifest.parse(at.document(at.top()))
+    index = manifest.parse_manifest(at.document(at.top()))
     assert isinstance(index, Index)
-    assert manifest.choose(index, AMD).artifact_type == "application/vnd.cncf.model.manifest.v1+json"
+    assert manifest.select_manifest(index, AMD).artifact_type == "application/vnd.cncf.model.manifest.v1+json"
     whole = at.entry(AMD).manifest
     images = [one for one in index.entries if one.platform is not None]
     assert [str(one.platform) for one in images] == ["linux/amd64", "linux/arm64"]
     for one in images:
-        image = manifest.parse(at.document(one))
+        image = manifest.parse_manifest(at.document(one))
         assert isinstance(image, Manifest)
         assert [layer.digest for layer in image.layers] == [layer.digest for layer in whole.layers]
         config = json.loads(at.document(image.config))
         assert config["rootfs"] == {"type": "layers", "diff_ids": [layer.digest for layer in image.layers]}
         assert f"{config['os']}/{config['architecture']}" == str(one.platform)
-        found = contents.read(image, at.document(image.config))
+        found = contents.read_contents(image, at.document(image.config))
         assert found.dialect == "image (modelcar or image volume)"
         assert unpacked(at, tmp_path / config["architecture"], found.files()) == FILES
 
@@ -184,7 +184,7 @@ def test_a_modelfile_of_ollama_is_packed(tmp_path: Path) -> None:
     done = pack(tmp_path / "in", tmp_path / "oci", "--output", "json")
     told = json.loads(done.stdout)
     assert told["left"] == [{"path": "REQUIRES", "reason": "it is an order to Ollama, and no part of the model"}]
-    at = Layout(tmp_path / "oci")
+    at = OciLayout(tmp_path / "oci")
     files = files_of(at)
     found = unpacked(at, tmp_path / "out", files)
     assert {path: content for path, content in found.items() if not path.endswith(".json")} == {
@@ -234,12 +234,12 @@ def test_what_a_registry_may_not_give_us_is_left_out_and_told(model: Path, tmp_p
     for name in ("pytorch_model.bin", "modeling.py", "strange.xyz"):
         assert f"left out: {name}: " in done.stderr
     assert "--allow-unsafe packs it all the same" in done.stderr
-    assert not {"pytorch_model.bin", "modeling.py"} & {one.path for one in files_of(Layout(tmp_path / "oci"))}
+    assert not {"pytorch_model.bin", "modeling.py"} & {one.path for one in files_of(OciLayout(tmp_path / "oci"))}
     at = packed(model, tmp_path / "all", "--allow-unsafe")
     entry = at.entry(AMD)
-    assert len(contents.read(entry.manifest, entry.config, allow_unsafe=True).files()) == len(FILES) + 3
+    assert len(contents.read_contents(entry.manifest, entry.config, allow_unsafe=True).files()) == len(FILES) + 3
     with pytest.raises(contents.RefusedError):
-        contents.read(entry.manifest, entry.config).files()
+        contents.read_contents(entry.manifest, entry.config).files()
 
 
 @pytest.mark.parametrize(
@@ -285,13 +285,13 @@ def test_what_is_there_is_not_written_over(model: Path, tmp_path: Path) -> None:
 def test_a_file_that_changes_meanwhile_is_noticed_and_nothing_is_left(
     size: int, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = oci_layout.write
+    write = oci_layout.write_layout
 
     def later(*args: object, **named: object) -> oci_layout.Written:
         (model / "model-00001-of-00002.safetensors").write_bytes(as_safetensors(b"x" * size))
         return write(*args, **named)  # type: ignore[arg-type]  # as they came
 
-    monkeypatch.setattr(oci_layout, "write", later)
+    monkeypatch.setattr(oci_layout, "write_layout", later)
     done = pack(model, tmp_path / "oci")
     assert "model-00001-of-00002.safetensors: has changed while it was packed; pack again" in done.output
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
@@ -302,19 +302,19 @@ def test_a_damaged_layout_is_noticed(model: Path, tmp_path: Path) -> None:
     path = at.path(at.top().digest)
     path.write_bytes(path.read_bytes()[:-1] + b" ")
     with pytest.raises(BadManifestError, match="is damaged"):
-        Layout(tmp_path / "oci").entry(AMD)
+        OciLayout(tmp_path / "oci").entry(AMD)
     with pytest.raises(BadManifestError, match="is no OCI image layout"):
-        Layout(model)
+        OciLayout(model)
 
 
 @settings(derandomize=True, deadline=None, max_examples=examples(150))
 @given(st.text("ab\u00e9/.", min_size=1, max_size=120), st.integers(0, 1 << 43))
 def test_frames_are_read_by_python_as_they_are_meant(path: str, size: int) -> None:
     try:
-        safe_paths.check(path)
+        safe_paths.check_path(path)
     except safe_paths.BadPathError:
         return
-    head, tail = tar_writer.frame(path, size)
+    head, tail = tar_writer.build_frame(path, size)
     with tarfile.open(fileobj=io.BytesIO(head + bytes(1024)), mode="r:") as archive:
         info = archive.next()
     assert info is not None
@@ -333,10 +333,10 @@ def test_memory_does_not_grow_with_the_files(tmp_path: Path) -> None:
         file.truncate(300 << 20)
     program = (
         "import sys, resource\nfrom pathlib import Path\n"
-        "from artifacts.pack import oci_layout\nfrom pilotlight import packing\n"
-        "plan = packing.planned(Path(sys.argv[1]))\n"
+        "from artifacts.pack import oci_layout\nfrom pilotlight.cli.weights import pack\n"
+        "plan = pack.plan_artifact(Path(sys.argv[1]))\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "oci_layout.write(Path(sys.argv[2]), plan, 'modelpack')\n"
+        "oci_layout.write_layout(Path(sys.argv[2]), plan, 'modelpack')\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
     )
     command = [sys.executable, "-c", program, str(tmp_path / "in"), str(tmp_path / "oci")]

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from autoscaler.slicing.mig_geometry import GEOMETRIES, Cut, Geometry, Layout, starts
+from autoscaler.slicing.mig_geometry import GEOMETRIES, Cut, Geometry, Layout, list_starts
 
 Counts = tuple[tuple[str, int], ...]
 
@@ -24,7 +24,7 @@ def legal(geometry: Geometry) -> set[Counts]:
         on = left.pop()
         found.add(tuple(sorted(Counter(cut.profile for cut in on).items())))
         for profile in geometry.profiles:
-            for start in starts(geometry, on, profile.name):
+            for start in list_starts(geometry, on, profile.name):
                 more = tuple(sorted((*on, Cut(profile.name, start))))
                 if more not in seen:
                     seen.add(more)
@@ -37,7 +37,7 @@ def orders(geometry: Geometry, counts: Counts, end: int, on: Layout = ()) -> Ite
     if not counts:
         yield ()
     for at, (name, many) in enumerate(counts):
-        free = starts(geometry, on, name)
+        free = list_starts(geometry, on, name)
         if free:
             rest = (*counts[:at], *([(name, many - 1)] if many > 1 else []), *counts[at + 1 :])
             after = tuple(sorted((*on, Cut(name, free[end]))))

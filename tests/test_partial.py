@@ -159,7 +159,7 @@ def test_what_comes_through_this_process_in_order_is_summed_and_not_read_again(
     for order, again in (((0, 1, 2), []), ((1, 0, 2), [3000])):  # what came ahead of its turn is
         read.clear()
         one = Partial(tmp_path, DIGEST, len(SHORT))
-        one.ledger = spans.Ledger(len(SHORT), 3000)
+        one.ledger = spans.BlobProgress(len(SHORT), 3000)
         for each in order:
             first, end = cuts[each], cuts[each + 1]
             one.put(first, [SHORT[first : first + 1000], SHORT[first + 1000 : end]])

@@ -13,30 +13,33 @@ from artifacts.digest import Digest
 from artifacts.download import pacing, progress_file
 from artifacts.download.pacing import Judge, Window
 from artifacts.oci import spans as parts
-from artifacts.oci.spans import Ledger, Span, part_bytes
+from artifacts.oci.spans import BlobProgress, Span, part_bytes
 
 DIGEST = Digest("sha256:" + "a" * 64)
 MIB = 1 << 20
 
 
 def test_small_blobs_come_by_one_request_and_large_ones_by_parts() -> None:
-    assert Ledger(200 * MIB, part_bytes(200 * MIB)).spans() == [Span(0, 200 * MIB)]
-    large = Ledger(300 * MIB, part_bytes(300 * MIB))
+    assert BlobProgress(200 * MIB, part_bytes(200 * MIB)).spans() == [Span(0, 200 * MIB)]
+    large = BlobProgress(300 * MIB, part_bytes(300 * MIB))
     assert large.spans()[:2] == [Span(0, 32 * MIB), Span(32 * MIB, 64 * MIB)]
     assert large.spans()[-1] == Span(288 * MIB, 300 * MIB)
     assert part_bytes(16 << 40) * parts.PARTS_MAX >= 16 << 40  # the largest has no more parts than others
-    assert Ledger(0, part_bytes(0)).complete
-    assert Ledger(200 * MIB, 8 * MIB, frozenset({0, 3})).spans() == [Span(8 * MIB, 24 * MIB), Span(32 * MIB, 200 * MIB)]
+    assert BlobProgress(0, part_bytes(0)).complete
+    assert BlobProgress(200 * MIB, 8 * MIB, frozenset({0, 3})).spans() == [
+        Span(8 * MIB, 24 * MIB),
+        Span(32 * MIB, 200 * MIB),
+    ]
 
 
 @pytest.mark.parametrize(("size", "part", "done"), [(10, 0, ()), (-1, 4, ()), (10, 4, (3,)), (1 << 40, 1, ())])
 def test_a_layout_that_is_none_is_refused(size: int, part: int, done: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"parts"):
-        Ledger(size, part, frozenset(done))
+        BlobProgress(size, part, frozenset(done))
 
 
 def test_a_gap_in_a_part_is_refused() -> None:
-    ledger = Ledger(100, 30)
+    ledger = BlobProgress(100, 30)
     ledger.wrote(30, 40)
     for at in (0 + 1, 71, 30, 100):
         with pytest.raises(ValueError, match="is not where its part ends"):
@@ -46,7 +49,7 @@ def test_a_gap_in_a_part_is_refused() -> None:
 @settings(deadline=None)
 @given(st.integers(0, 200), st.integers(1, 40), st.randoms(use_true_random=False))
 def test_however_parts_come_the_frontier_is_the_first_missing_byte(size: int, part: int, random: Random) -> None:
-    ledger, there = Ledger(size, part), bytearray(size)
+    ledger, there = BlobProgress(size, part), bytearray(size)
     while not ledger.complete:
         spans = ledger.spans()
         missing = [at for span in spans for at in range(*span)]
@@ -66,19 +69,22 @@ BOOT = "3c0f2a5e-7c6d-4c58-8a55-6a1c2d6f0b1e"
 
 
 def text(done: range) -> bytes:
-    return progress_file.head(DIGEST, 1000, 100) + progress_file.lines(done)
+    return progress_file.format_header(DIGEST, 1000, 100) + progress_file.format_parts(done)
 
 
 def test_a_sidecar_says_which_parts_are_there() -> None:
-    found = progress_file.read(text(range(3)) + progress_file.lines([7]), DIGEST, 1000, BOOT)
+    found = progress_file.parse_progress(text(range(3)) + progress_file.format_parts([7]), DIGEST, 1000, BOOT)
     assert found is not None
     assert found.full == {0, 1, 2, 7}
     assert (found.size, found.part) == (1000, 100)
 
 
 def test_a_part_that_was_only_in_memory_is_there_for_as_long_as_the_machine_runs() -> None:
-    said = text(range(2)) + progress_file.lines([4, 5], BOOT) + progress_file.lines([5, 6], "another")
-    found, later = progress_file.read(said, DIGEST, 1000, BOOT), progress_file.read(said, DIGEST, 1000, "a third")
+    said = text(range(2)) + progress_file.format_parts([4, 5], BOOT) + progress_file.format_parts([5, 6], "another")
+    found, later = (
+        progress_file.parse_progress(said, DIGEST, 1000, BOOT),
+        progress_file.parse_progress(said, DIGEST, 1000, "a third"),
+    )
     assert found is not None
     assert later is not None
     assert found.full == {0, 1, 4, 5}
@@ -86,9 +92,12 @@ def test_a_part_that_was_only_in_memory_is_there_for_as_long_as_the_machine_runs
 
 
 def test_of_parts_that_have_begun_the_last_mark_of_this_run_of_the_machine_counts() -> None:
-    said = text(range(2)) + progress_file.marks({1: 50, 4: 30}, BOOT) + progress_file.marks({4: 60}, BOOT)
-    said += progress_file.marks({4: 70, 5: 20}, "another")
-    found, later = progress_file.read(said, DIGEST, 1000, BOOT), progress_file.read(said, DIGEST, 1000, "a third")
+    said = text(range(2)) + progress_file.format_marks({1: 50, 4: 30}, BOOT) + progress_file.format_marks({4: 60}, BOOT)
+    said += progress_file.format_marks({4: 70, 5: 20}, "another")
+    found, later = (
+        progress_file.parse_progress(said, DIGEST, 1000, BOOT),
+        progress_file.parse_progress(said, DIGEST, 1000, "a third"),
+    )
     assert found is not None
     assert later is not None
     assert (found.full, found.begun(), found.came) == ({0, 1}, {4: 60}, 260)
@@ -99,7 +108,7 @@ def test_of_parts_that_have_begun_the_last_mark_of_this_run_of_the_machine_count
 @settings(deadline=None)
 @given(st.integers(0, 400), st.binary(max_size=40))
 def test_a_sidecar_that_was_cut_off_says_less_and_never_more(cut: int, noise: bytes) -> None:
-    found = progress_file.read(text(range(5))[:cut] + noise, DIGEST, 1000, BOOT)
+    found = progress_file.parse_progress(text(range(5))[:cut] + noise, DIGEST, 1000, BOOT)
     assert found is None or found.full <= set(range(5))
 
 
@@ -107,13 +116,13 @@ def test_a_sidecar_that_was_cut_off_says_less_and_never_more(cut: int, noise: by
     "said",
     [
         b"",
-        progress_file.head(Digest("sha256:" + "b" * 64), 1000, 100),
-        progress_file.head(DIGEST, 999, 100),
-        progress_file.head(DIGEST, 1000, 0),
-        progress_file.head(DIGEST, 1000, 100) + progress_file.lines([10]),
-        progress_file.head(DIGEST, 1000, 100) + progress_file.marks({3: 100}, BOOT),
-        progress_file.head(DIGEST, 1000, 100) + progress_file.marks({10: 1}, BOOT),
-        progress_file.head(DIGEST, 1000, 100).replace(b"-1", b"-2"),
+        progress_file.format_header(Digest("sha256:" + "b" * 64), 1000, 100),
+        progress_file.format_header(DIGEST, 999, 100),
+        progress_file.format_header(DIGEST, 1000, 0),
+        progress_file.format_header(DIGEST, 1000, 100) + progress_file.format_parts([10]),
+        progress_file.format_header(DIGEST, 1000, 100) + progress_file.format_marks({3: 100}, BOOT),
+        progress_file.format_header(DIGEST, 1000, 100) + progress_file.format_marks({10: 1}, BOOT),
+        progress_file.format_header(DIGEST, 1000, 100).replace(b"-1", b"-2"),
         b"\xff\xfe %08x\n" % zlib.crc32(b"\xff\xfe"),
     ],
     ids=[
@@ -129,7 +138,7 @@ def test_a_sidecar_that_was_cut_off_says_less_and_never_more(cut: int, noise: by
     ],
 )
 def test_a_sidecar_of_something_else_says_nothing(said: bytes) -> None:
-    assert progress_file.read(said, DIGEST, 1000, BOOT) is None
+    assert progress_file.parse_progress(said, DIGEST, 1000, BOOT) is None
 
 
 # --- how many --------------------------------------------------------------------------------------------------------

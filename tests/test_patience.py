@@ -12,7 +12,7 @@ from aiohttp.test_utils import TestServer
 
 from autoscaler.kubernetes import api as client
 from autoscaler.kubernetes.api import TRIES_MAX, Api, ApiError, FencedError
-from autoscaler.kubernetes.kubeconfig import Access
+from autoscaler.kubernetes.kubeconfig import ApiAccess
 
 pytestmark = pytest.mark.standard
 
@@ -58,7 +58,10 @@ async def ask(busy: Busy, method: str, writes_s: float, monkeypatch: pytest.Monk
 
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", busy.answer)
-    async with TestServer(app) as server, Api(cast("Access", Way(str(server.make_url("/")))), lambda: writes_s) as api:
+    async with (
+        TestServer(app) as server,
+        Api(cast("ApiAccess", Way(str(server.make_url("/")))), lambda: writes_s) as api,
+    ):
         monkeypatch.setattr(asyncio, "sleep", counted)
         try:
             return (await api.create("/pods", {}) if method == "POST" else await api.get("/pods")), waits

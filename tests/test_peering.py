@@ -20,7 +20,7 @@ from artifacts.peers.selection import Board
 from artifacts.registry.client import Client
 from artifacts.store.store import Store
 from pilotlight.agent.weights import peering
-from pilotlight.agent.weights.peering import access_of
+from pilotlight.agent.weights.peering import build_peer_access
 from pilotlight.net.access import Access
 from pilotlight.net.listen import Address
 from pilotlight.net.renewal import Files
@@ -46,7 +46,7 @@ async def test_without_a_token_only_what_needed_no_login_is_given(
     token = tmp_path / "token"
     token.write_text(TOKEN)
     token.chmod(0o600)
-    shown = access_of(token if with_token else None, None, None, None)
+    shown = build_peer_access(token if with_token else None, None, None, None)
     runner = await peering.open_port(tmp_path / "store", Address("127.0.0.1", 0), shown, Files())
     try:
         url = f"http://127.0.0.1:{runner.addresses[0][1]}{BLOB}"
@@ -62,13 +62,13 @@ async def test_without_a_token_only_what_needed_no_login_is_given(
 
 def test_each_address_is_one_peer_and_its_name_shows_none() -> None:
     urls = ["https://a:1", "https://b:1", "https://a:1"]
-    found = peering.among(urls, access_of(None, None, None, None)).peers()
+    found = peering.build_static_peering(urls, build_peer_access(None, None, None, None)).peers()
     assert [(one.name, one.url) for one in found] == [("peer-1", "https://a:1"), ("peer-2", "https://b:1")]
 
 
 def test_a_machine_that_is_called_as_a_peer_asks_that_peer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("socket.gethostname", lambda: "peer-1")
-    made = peering.among(["https://a:1"], access_of(None, None, None, None))
+    made = peering.build_static_peering(["https://a:1"], build_peer_access(None, None, None, None))
     assert [one.url for one in Board(made.peers(), made.own).peers] == ["https://a:1"]
 
 
@@ -90,8 +90,12 @@ async def filled_node(tmp_path: Path) -> AsyncIterator[tuple[FakeRegistry, refer
     async with FakeRegistry().serving() as fake:
         async with Client(Site(fake.host), pace=StillClock()) as client:
             await packed.push(client, layout)
-        of = reference.parse(f"oci://{fake.host}/{packed.NAME}:v1")
-        (await registry.obtain(of, Store(tmp_path / "a", spare_bytes=0).open(), Registries(pace=StillClock()))).close()
+        of = reference.parse_reference(f"oci://{fake.host}/{packed.NAME}:v1")
+        (
+            await registry.fetch_from_registry(
+                of, Store(tmp_path / "a", spare_bytes=0).open(), Registries(pace=StillClock())
+            )
+        ).close()
         fake.seen.clear()
         yield fake, of
 
@@ -119,14 +123,14 @@ async def test_nodes_give_each_other_weights_over_tls_and_only_to_whom_they_know
         def side(name: str, of_side: Shown) -> Access:
             cert, key = write(tmp_path, name, leaf(of_side.by)) if of_side.by else (None, None)
             ca = write_authority(tmp_path, of_side.believes) if of_side.believes else None
-            return access_of(shown if token else None, cert, key, ca)
+            return build_peer_access(shown if token else None, cert, key, ca)
 
         runner = await peering.open_port(tmp_path / "a", Address("127.0.0.1", 0), side("node", node), Files())
         try:
             url = f"https://127.0.0.1:{runner.addresses[0][1]}"
-            among = replace(peering.among([url], side("other", other)), own="b")
+            among = replace(peering.build_static_peering([url], side("other", other)), own="b")
             ways = Registries(pace=StillClock(), peering=among)
-            with await registry.obtain(of, Store(tmp_path / "b", spare_bytes=0).open(), ways) as copy:
+            with await registry.fetch_from_registry(of, Store(tmp_path / "b", spare_bytes=0).open(), ways) as copy:
                 assert {path: (copy.folder / path).read_bytes() for path in WEIGHTS} == WEIGHTS
         finally:
             await runner.cleanup()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 
-from artifacts.digest import Digest, of
+from artifacts.digest import Digest, compute_digest
 from artifacts.peers import selection
-from artifacts.peers.selection import Board, Peer, Wait, order
+from artifacts.peers.selection import Board, Peer, Wait, order_requests
 
-ONE, TWO = of(b"one"), of(b"two")
+ONE, TWO = compute_digest(b"one"), compute_digest(b"two")
 A, B, C = (Peer(f"node-{letter}", f"https://{letter}:1") for letter in "abc")
 
 
@@ -116,11 +116,11 @@ def test_who_gave_of_a_digest_that_lied_is_never_asked_for_it_again_and_for_othe
 
 def test_the_order_is_a_nodes_own_within_windows_and_keeps_to_the_front() -> None:
     count = 3 * selection.WINDOW + 5
-    mine, yours = order("a", "x", count), order("b", "x", count)
+    mine, yours = order_requests("a", "x", count), order_requests("b", "x", count)
     assert sorted(mine) == list(range(count))
     assert mine != yours
-    assert mine == order("a", "x", count)
-    assert mine != order("a", "y", count)
+    assert mine == order_requests("a", "x", count)
+    assert mine != order_requests("a", "y", count)
     for place, number in enumerate(mine):
         assert place // selection.WINDOW == number // selection.WINDOW
 
@@ -128,5 +128,5 @@ def test_the_order_is_a_nodes_own_within_windows_and_keeps_to_the_front() -> Non
 def test_of_four_nodes_few_begin_with_the_same_parts() -> None:
     first: Counter[int] = Counter()
     for node in "abcd":
-        first.update(order(f"node-{node}", Digest(ONE), selection.WINDOW)[:8])
+        first.update(order_requests(f"node-{node}", Digest(ONE), selection.WINDOW)[:8])
     assert len(first) >= 24

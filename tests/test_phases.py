@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaler.demand.history import limit_s
-from autoscaler.drivers.kubernetes.objects.start_timing import Beginning
-from autoscaler.queries.start_phases import PARTS, last_phases_ms, parts_s, phases_s, told_s
+from autoscaler.demand.history import start_deadline_s
+from autoscaler.drivers.kubernetes.objects.start_timing import StartTiming
+from autoscaler.queries.start_phases import PARTS, last_phases_ms, parts_s, phases_s, phases_with_parts_s
 from autoscaler.state.actions import StartReplica
 from autoscaler.state.events import LeadingSeen, Seen, Synced
 from autoscaler.state.world import Placing, PodRef, Replica
@@ -28,7 +28,7 @@ def started(placing: Placing | None = None, **fields: float) -> Replica:
 def test_a_start_is_told_by_its_phases_with_the_parts_of_place_behind_it() -> None:
     one = started(Placing(asked_s=T0 + 2, bound_s=T0 + 4, prepared_s=T0 + 7))
     assert phases_s(one) == {"decide": 1, "place": 6, "image": 3, "load": 2}
-    assert list(told_s(one).items()) == [
+    assert list(phases_with_parts_s(one).items()) == [
         ("decide", 1), ("place", 6), ("place.write", 1), ("place.schedule", 2), ("place.kubelet", 3), ("image", 3),
         ("load", 2),
     ]  # fmt: skip
@@ -67,10 +67,10 @@ def test_phases_are_the_whole_start_and_parts_never_more_than_place(
     one = started(Placing(asked_s=asked_s, bound_s=bound_s, prepared_s=prepared_s), started_s=T0 + began_s)
     found = phases_s(one)
     if began_s < 1:
-        assert found == told_s(one) == {}, "its process is older than its order"
+        assert found == phases_with_parts_s(one) == {}, "its process is older than its order"
         return
     assert sum(found.values()) == pytest.approx(12)
-    assert set(told_s(one)) - set(found) <= set(PARTS)
+    assert set(phases_with_parts_s(one)) - set(found) <= set(PARTS)
     if asked_s is not None and bound_s is not None and one.created_s <= asked_s <= bound_s <= T0 + began_s:
         assert sum(parts_s(one).values()) <= found["place"] + 1e-9 or prepared_s is not None
 
@@ -84,7 +84,9 @@ def test_what_is_found_tells_no_phases_and_teaches_nothing() -> None:
     assert (at.replicas[R].found, phases_s(at.replicas[R])) == (True, {})
     assert at.histories.get(M) is None
     unready, _ = after(world([DOC]), seen(Seen.STARTING, started_s=T0 - 3600), now_s=T0)
-    assert limit_s(unready, unready.replicas[R]) == T0 + 100.0, "it may have been ready before: it has its time anew"
+    assert start_deadline_s(unready, unready.replicas[R]) == T0 + 100.0, (
+        "it may have been ready before: it has its time anew"
+    )
     at, _ = after(unready, seen(Seen.READY, started_s=T0 - 3600), now_s=T0 + 1)
     assert (at.histories[M].starts_s, last_phases_ms(at.replicas.values())) == ((), {})
 
@@ -116,7 +118,7 @@ def test_what_a_driver_sees_later_of_a_start_is_taken_and_nothing_is_forgotten()
 
 
 def test_the_moments_of_a_pod_are_those_at_which_they_were_first_seen() -> None:
-    one = Beginning()
+    one = StartTiming()
     one.ask(1.0)
     one.see(2.0, bound=False, prepared=False, runs=False)
     one.see(3.0, bound=True, prepared=False, runs=False)
@@ -132,7 +134,7 @@ def test_the_moments_of_a_pod_are_those_at_which_they_were_first_seen() -> None:
 def test_a_pod_that_a_watch_shows_before_the_server_answers_was_asked_for_by_then(
     answered_s: float | None,
 ) -> None:
-    one = Beginning()
+    one = StartTiming()
     one.see(2.0, bound=False, prepared=False, runs=False)
     one.ask(answered_s)
     one.see(3.0, bound=True, prepared=False, runs=False)
@@ -140,14 +142,14 @@ def test_a_pod_that_a_watch_shows_before_the_server_answers_was_asked_for_by_the
 
 
 def test_of_a_pod_that_ran_when_it_was_first_seen_nothing_is_made_up() -> None:
-    one = Beginning()
+    one = StartTiming()
     one.see(1.0, bound=True, prepared=True, runs=True)
     one.see(2.0, bound=True, prepared=True, runs=True)
     assert (one.placing, one.started_s) == (Placing(), None)
 
 
 def test_what_comes_at_once_with_the_process_is_not_told_apart() -> None:
-    one = Beginning()
+    one = StartTiming()
     one.ask(1.0)
     one.see(2.0, bound=True, prepared=True, runs=True)
     assert (one.placing, one.started_s) == (Placing(asked_s=1.0), 2.0)

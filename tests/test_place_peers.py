@@ -31,7 +31,7 @@ from tests.kit.weight_files import as_gguf
 pytestmark = pytest.mark.standard
 
 CONTENT = as_gguf(hashlib.shake_128(b"weights").digest(300_000))
-DIGEST = digest.of(CONTENT)
+DIGEST = digest.compute_digest(CONTENT)
 
 
 class Place(NamedTuple):
@@ -47,7 +47,7 @@ class Place(NamedTuple):
         pace = StillClock()
         among = Peering(lambda: [Peer("node-0", self.peer.url)], own=name, token=lambda: TOKEN)
         ways = Ways(Registries(pace=pace, peering=among), self.fake.env() if env is None else env, self.folder)
-        return await bring.bring(self.of, Store(self.folder / name, spare_bytes=0).open(), ways)
+        return await bring.fetch_artifact(self.of, Store(self.folder / name, spare_bytes=0).open(), ways)
 
     def gave(self) -> int:
         """How often the place gave of its bytes."""
@@ -63,7 +63,7 @@ async def place(folder: Path, scheme: str, *, summed: bool = True) -> AsyncItera
     store = Store(folder / "store", spare_bytes=0).open()
     async with hub.both(), s3.serving():
         fake, of = (hub, Hub("acme/tiny")) if scheme == "hf" else (s3, Bucket("models", "m/"))
-        (await bring.bring(of, store, Ways(Registries(pace=StillClock()), fake.env(), folder))).close()
+        (await bring.fetch_artifact(of, store, Ways(Registries(pace=StillClock()), fake.env(), folder))).close()
         async with serving(store) as peer:
             yield Place(of, fake, folder, peer)
 

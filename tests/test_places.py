@@ -8,11 +8,11 @@ import pytest
 from aiohttp import web
 from yarl import URL
 
-from artifacts.digest import of
+from artifacts.digest import compute_digest
 from artifacts.errors import DeniedError, PolicyError, UnreachableError
 from artifacts.http.transport import Limits
 from artifacts.registry.blobs import Blob
-from artifacts.sources.http_files import Lone, Place, Rules
+from artifacts.sources.http_files import FileHost, Lone, Rules
 from tests.kit.fake_registry import FakeRegistry, StillClock
 
 pytestmark = pytest.mark.standard
@@ -22,8 +22,8 @@ async def proof(_method: str, _url: URL, _headers: Mapping[str, str]) -> Mapping
     return {"Authorization": "the-proof"}
 
 
-def place(fake: FakeRegistry, clock: StillClock) -> Place:
-    return Place(URL(fake.url + "/"), proof, lambda *_: "ask for it", Rules(Limits(), clock))
+def place(fake: FakeRegistry, clock: StillClock) -> FileHost:
+    return FileHost(URL(fake.url + "/"), proof, lambda *_: "ask for it", Rules(Limits(), clock))
 
 
 def busy(status: int = 503) -> web.Response:
@@ -61,9 +61,9 @@ async def test_what_is_too_large_is_not_read_and_a_refusal_has_none_of_its_words
         fake.always["GET", "/a"], fake.always["GET", "/b"] = large, refusing
         with pytest.raises(PolicyError, match="larger than 9 bytes"):
             await one.whole("GET", one.url("a"), bytes_max=9, what="a")
-        one.has(of(b"b"), one.url("b"))
+        one.has(compute_digest(b"b"), one.url("b"))
         with pytest.raises(DeniedError, match=r"blob .* of m: answered 403; ask for it") as caught:
-            async for _ in Lone(one).read(Blob("m", of(b"b"), 10)):
+            async for _ in Lone(one).read(Blob("m", compute_digest(b"b"), 10)):
                 pass
         assert "words" not in str(caught.value)
 
@@ -75,9 +75,9 @@ async def test_each_file_is_asked_for_with_what_belongs_to_it() -> None:
             return web.Response(body=b"b" * 10, headers={"ETag": 'W/"e"'})
 
         fake.always["GET", "/b"] = content
-        one.has(of(b"name"), one.url("b"), {"If-Match": '"e"'})
-        one.also(of(b"name"), of(b"b" * 10))
-        for name in (of(b"name"), of(b"b" * 10)):
+        one.has(compute_digest(b"name"), one.url("b"), {"If-Match": '"e"'})
+        one.also(compute_digest(b"name"), compute_digest(b"b" * 10))
+        for name in (compute_digest(b"name"), compute_digest(b"b" * 10)):
             pieces = [piece async for piece in Lone(one).read(Blob("m", name, 10))]
             assert b"".join(pieces) == b"b" * 10
         assert {seen.headers["if-match"] for seen in fake.seen} == {'"e"'}

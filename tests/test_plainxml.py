@@ -13,7 +13,7 @@ LIST = b"""<?xml version="1.0" encoding="UTF-8"?>
 
 
 def test_elements_are_found_by_name_whatever_their_namespace() -> None:
-    found = xml.parse(LIST)
+    found = xml.parse_xml(LIST)
     assert found.name == "List"
     assert found.one("Key") == "a & b"
     assert found.one("Owner", "ID") == "x"
@@ -36,4 +36,4 @@ def test_elements_are_found_by_name_whatever_their_namespace() -> None:
 )
 def test_what_is_dangerous_or_broken_is_refused(body: bytes, said: str) -> None:
     with pytest.raises(BadXmlError, match=said):
-        xml.parse(body)
+        xml.parse_xml(body)

@@ -6,9 +6,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from autoscaler.capacity.ordered_slices import CLAIMED, shut
+from autoscaler.capacity.ordered_slices import CLAIMED, list_withheld_slices
 from autoscaler.planner.plan import plan
-from autoscaler.provisioning.device_claims import CLAIM_S, Published, published
+from autoscaler.provisioning.device_claims import CLAIM_S, Published, find_published_devices
 from autoscaler.provisioning.release import WITHDRAW_S
 from autoscaler.spec.capacity import ProviderSettings, Redfish
 from autoscaler.spec.settings import Settings
@@ -17,12 +17,12 @@ from autoscaler.state.device_claims import (
     DRIVER,
     FAILED,
     RESCHEDULE,
-    Awaited,
     AwaitedSeen,
+    PendingDeviceClaim,
     device_of,
-    is_claims,
+    is_claim_owner,
     kind_of,
-    read,
+    read_pending_device_claims,
 )
 from autoscaler.state.events import SlicesSeen
 from autoscaler.state.world import World
@@ -43,7 +43,7 @@ def claim(*devices: str, name: str = "c", pool: str = "rack/w1", **status: Any) 
     return {"metadata": {"namespace": "n", "name": name, "uid": f"u-{name}"}, "status": {**given, **reserved, **status}}
 
 
-def fabric(*more: Offer, awaited: tuple[Awaited, ...] = (), publish: bool = True) -> World:
+def fabric(*more: Offer, awaited: tuple[PendingDeviceClaim, ...] = (), publish: bool = True) -> World:
     """Two A100 could be attached to w1, and nobody calls."""
     told_ = RACK.redfish
     assert told_ is not None
@@ -52,19 +52,19 @@ def fabric(*more: Offer, awaited: tuple[Awaited, ...] = (), publish: bool = True
     return told(begin, AwaitedSeen(awaited=awaited))
 
 
-def waits(*claims: dict[str, Any]) -> tuple[Awaited, ...]:
-    return tuple(awaited for one in claims for awaited in read(one))
+def waits(*claims: dict[str, Any]) -> tuple[PendingDeviceClaim, ...]:
+    return tuple(awaited for one in claims for awaited in read_pending_device_claims(one))
 
 
 def names(of: World, now_s: float = T0) -> list[str]:
-    found = published(of, now_s)
+    found = find_published_devices(of, now_s)
     assert found is not None
     return [device["name"] for pool in found.pools for device in pool.devices]
 
 
 def said(of: World, now_s: float = T0) -> list[tuple[str, str]]:
     """(condition, reason) of each device that is told of."""
-    found = published(of, now_s)
+    found = find_published_devices(of, now_s)
     assert found is not None
     return [(condition, reason) for one in found.told for condition, reason, _ in one.devices.values()]
 
@@ -73,18 +73,20 @@ def said(of: World, now_s: float = T0) -> list[tuple[str, str]]:
 
 
 def test_a_claim_that_was_given_some_of_ours_waits_for_it() -> None:
-    (one,) = read(claim(D1, D0))
+    (one,) = read_pending_device_claims(claim(D1, D0))
     assert (one.provider, one.node, one.kind, one.devices) == ("rack", "w1", kind_of("A100"), (D0, D1))
-    assert is_claims(one.owner)
+    assert is_claim_owner(one.owner)
 
 
 def test_who_waits_no_more_is_not_waited_for() -> None:
     condition = {"type": RESCHEDULE, "status": "True"}
     device = {"driver": DRIVER, "pool": "rack/w1", "device": D0, "conditions": [condition]}
-    assert not read(claim(D0, D1, devices=[device])), "the scheduler takes all of it back"
-    assert not read(claim(D0, reservedFor=[])), "no pod has it"
-    assert not read({"metadata": {}, "status": {"allocation": None}})
-    assert not read({"status": {"reservedFor": [{}], "allocation": {"devices": {"results": [7, {"driver": 1}]}}}})
+    assert not read_pending_device_claims(claim(D0, D1, devices=[device])), "the scheduler takes all of it back"
+    assert not read_pending_device_claims(claim(D0, reservedFor=[])), "no pod has it"
+    assert not read_pending_device_claims({"metadata": {}, "status": {"allocation": None}})
+    assert not read_pending_device_claims(
+        {"status": {"reservedFor": [{}], "allocation": {"devices": {"results": [7, {"driver": 1}]}}}}
+    )
 
 
 # --- what is ordered --------------------------------------------------------------------------------------------------
@@ -108,7 +110,7 @@ def test_a_claim_and_a_replica_are_not_promised_the_same_device() -> None:
     after, done = acted(begin)
     assert orders(done) == [("rack", 1)]
     (lease,) = after.capacity.leases.values()
-    assert is_claims(lease.owner), "the scheduler gave it away already"
+    assert is_claim_owner(lease.owner), "the scheduler gave it away already"
     assert "no provider offers" in plan(after, T0).unmet[0].reason, "no Replica waits for a claim's"
 
 
@@ -145,12 +147,12 @@ def test_it_is_told_when_it_is_there_and_seen_and_nobody_else_is_put_on_it() -> 
     here = arrived(after, T0 + 10)
     assert said(here, T0 + 10) == [(RESCHEDULE, "Attached")]
     assert len(names(here, T0 + 10)) == 1, "one is left"
-    assert shut(here) == {"new0": CLAIMED}
+    assert list_withheld_slices(here) == {"new0": CLAIMED}
 
 
 def test_all_of_a_claim_is_told_at_once_when_all_of_it_is_there() -> None:
     other = offer(name="w1b", product="L40")
-    both = read(claim(D0, device_of("L40", 0)))
+    both = read_pending_device_claims(claim(D0, device_of("L40", 0)))
     after, done = acted(fabric(offer(), other, awaited=both))
     assert len(orders(done)) == 2
     first = min(after.capacity.leases.values(), key=lambda one: one.id)
@@ -165,7 +167,7 @@ def test_what_is_refused_or_does_not_come_is_told_and_left_alone() -> None:
     (lease,) = after.capacity.leases.values()
     refused = told(after, LeaseRefused(id=lease.id, reason="others take what is free"))
     assert said(refused) == [(FAILED, "NotAttached")]
-    found = published(refused, T0)
+    found = find_published_devices(refused, T0)
     assert found is not None
     ((_, _, message),) = found.told[0].devices.values()
     assert message.startswith("others take what is free")
@@ -181,9 +183,9 @@ def test_what_is_refused_or_does_not_come_is_told_and_left_alone() -> None:
 def test_what_others_take_of_it_stays_and_what_nobody_takes_goes_back_and_is_not_ordered_again_soon() -> None:
     after, _ = acted(fabric(awaited=waits(claim(D0))))
     here = told(arrived(after, T0 + 10), AwaitedSeen(awaited=()), now_s=T0 + 10)
-    others = {here.slices[id].counted: 1 for id in shut(here)}
+    others = {here.slices[id].counted: 1 for id in list_withheld_slices(here)}
     used = told(here, SlicesSeen(slices=tuple(here.slices.values()), others=others), now_s=T0 + 12)
-    assert not shut(used), "it was given to somebody"
+    assert not list_withheld_slices(used), "it was given to somebody"
     assert not releases(plan(used, T0 + 12 + 3600).actions), "somebody has it"
 
     idle_s = T0 + 10 + CLAIM_S
@@ -222,7 +224,7 @@ def test_what_could_really_be_attached_is_published_and_what_is_pledged_keeps_it
 
 
 def test_a_device_says_what_the_drivers_of_nodes_would_and_that_it_must_come_first() -> None:
-    found = published(fabric(), T0)
+    found = find_published_devices(fabric(), T0)
     assert found is not None
     (pool,) = found.pools
     assert (pool.name, pool.node) == ("rack/w1", "w1")
@@ -235,14 +237,14 @@ def test_a_device_says_what_the_drivers_of_nodes_would_and_that_it_must_come_fir
 
 
 def test_nothing_is_published_unless_the_settings_say_so_nor_said_before_it_is_known() -> None:
-    assert published(fabric(publish=False), T0) == Published()
+    assert find_published_devices(fabric(publish=False), T0) == Published()
     assert said(fabric(publish=False, awaited=waits(claim(D0)))) == [(FAILED, "NotPublished")]
     ended = replace(fabric(awaited=waits(claim(D0))), settings=Settings())
-    found = published(ended, T0, {"rack"})
+    found = find_published_devices(ended, T0, {"rack"})
     assert found is not None
     assert [one.name for one in found.told] == ["c"], "the Settings did name it"
     begin = fabric()
     new = replace(begin, leading_since_s=T0, capacity=replace(begin.capacity, listed_s={}))
-    assert published(new, T0 + 1.0) is None, "what the leader before published stays"
-    assert published(new, T0 + 90.0) == Published(), "but not for ever"
-    assert published(replace(begin, leads=False), T0) is None
+    assert find_published_devices(new, T0 + 1.0) is None, "what the leader before published stays"
+    assert find_published_devices(new, T0 + 90.0) == Published(), "but not for ever"
+    assert find_published_devices(replace(begin, leads=False), T0) is None

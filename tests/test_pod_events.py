@@ -8,9 +8,9 @@ from typing import Any, cast
 import pytest
 
 from autoscaler.drivers.kubernetes.objects.pod import IMAGE_S_MAX, PodSeen
-from autoscaler.drivers.kubernetes.pod_events import LOOK_S, LOOK_S_MAX, PodEvents, failure_of
+from autoscaler.drivers.kubernetes.pod_events import LOOK_S, LOOK_S_MAX, PodEvents, find_volume_failure
 from autoscaler.kubernetes.api import Api, Object
-from autoscaler.kubernetes.watching import Key, Watched
+from autoscaler.kubernetes.watching import ObjectKey, Watched
 from tests.test_clearing import RUNS
 
 SECRET = 'MountVolume.SetUp failed for volume "a" : secret "weights-login" not found'
@@ -50,7 +50,7 @@ def event(reason: str, second: int, message: str = SECRET, version: int = 1, **m
     ],
 )
 def test_the_newest_event_counts(events: tuple[Object, ...], said: str) -> None:
-    assert failure_of(events) == said
+    assert find_volume_failure(events) == said
 
 
 class Rig:
@@ -58,7 +58,7 @@ class Rig:
 
     def __init__(self, *pods: PodSeen) -> None:
         self.now_s = 0.0
-        self.items = {Key(pod.namespace, pod.name): pod for pod in pods}
+        self.items = {ObjectKey(pod.namespace, pod.name): pod for pod in pods}
         self.events: list[Object] = []
         self.asked: list[str] = []
         self.changed: list[PodSeen] = []

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from autoscaler.drivers.kubernetes import pod_writer as orders_
 from autoscaler.drivers.kubernetes.objects import pod as pods
 from autoscaler.drivers.kubernetes.objects.pod import PodSeen
-from autoscaler.drivers.kubernetes.pod_writer import CONFLICTS_MAX, Hears, Orders
+from autoscaler.drivers.kubernetes.pod_writer import CONFLICTS_MAX, Orders, StartListener
 from autoscaler.kubernetes.api import Api, ApiError, FencedError, Object, UnreachableError
 from autoscaler.kubernetes.watching import Watched
 from autoscaler.state.capacity_orders import Marks
@@ -28,7 +28,7 @@ class Server:
     def __init__(self, meddles: int = 0, writes: int = 1000) -> None:
         self.one, model = replica("r1", ("engine", "{port}"), ("n/gpu0",))
         self.one = replace(self.one, drain=Drain(since_s=0.0, reason="idle", came_from=S.READY, epoch=EPOCH, version=1))
-        self.pod: Object | None = pods.manifest(self.one, model, launch(model, "", 1), "image")
+        self.pod: Object | None = pods.build_pod_manifest(self.one, model, launch(model, "", 1), "image")
         self.pod["metadata"] |= {"uid": "u1", "namespace": "n", "resourceVersion": "1"}
         self.meddles = meddles
         self.writes = writes
@@ -104,13 +104,13 @@ class Deaf:
 
 def orders(server: Server) -> Orders:
     deaf = Deaf()
-    return Orders(cast("Api", server), PATH, cast("Watched[PodSeen]", deaf), cast("Hears", deaf))
+    return Orders(cast("Api", server), PATH, cast("Watched[PodSeen]", deaf), cast("StartListener", deaf))
 
 
 def seen(server: Server) -> PodSeen:
     """Its pod, as a watch has it."""
     assert server.pod is not None
-    pod = pods.read(server.pod)
+    pod = pods.read_replica_pod(server.pod)
     assert pod is not None
     return pod
 
@@ -132,7 +132,7 @@ async def test_a_mark_that_is_taken_away_is_made_again_and_the_pod_is_deleted() 
 async def test_who_lingers_is_not_waited_for_once_its_end_was_ordered(lingers: bool, grace_s: int) -> None:
     server = Server()
     if lingers and server.pod is not None:
-        pods.linger(server.pod)
+        pods.add_pre_stop_sleep(server.pod)
     await orders(server).delete(server.one, 5.0)
     assert server.graces == [grace_s]
 
@@ -207,7 +207,7 @@ async def test_who_kept_its_place_goes_when_its_pod_is_made_whatever_the_server_
     assert server.pod is not None
     hears = Hearing()
     watched = cast("Watched[PodSeen]", Deaf())
-    await Orders(cast("Api", server), PATH, watched, cast("Hears", hears)).create(server.one, server.pod)
+    await Orders(cast("Api", server), PATH, watched, cast("StartListener", hears)).create(server.one, server.pod)
     assert server.asked == ["create r1", "delete keeper"] * 2
     assert hears.heard == ["waits", "made"]
 
@@ -280,7 +280,7 @@ async def test_a_start_waits_while_the_api_server_fails_and_ends_when_it_refuses
     server, hears = Failing(), Hearing()
     assert server.pod is not None
     watched = cast("Watched[PodSeen]", Deaf())
-    await Orders(cast("Api", server), PATH, watched, cast("Hears", hears)).create(server.one, server.pod)
+    await Orders(cast("Api", server), PATH, watched, cast("StartListener", hears)).create(server.one, server.pod)
     assert hears.heard == (["waits", "made"] if passes else ["refused"])
 
 
@@ -296,5 +296,5 @@ async def test_a_delete_that_raises_is_reported_and_tried_again() -> None:
 
     server, hears = Odd(), Hearing()
     watched = cast("Watched[PodSeen]", Deaf())
-    await Orders(cast("Api", server), PATH, watched, cast("Hears", hears)).delete(server.one, 5.0)
+    await Orders(cast("Api", server), PATH, watched, cast("StartListener", hears)).delete(server.one, 5.0)
     assert (server.pod, hears.heard) == (None, ["KeyError"])

@@ -11,15 +11,15 @@ from autoscaler import engines
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers.kubernetes.objects import node as nodes
 from autoscaler.drivers.kubernetes.objects import pod as pods
-from autoscaler.drivers.kubernetes.objects.pod_overrides import claimed, lay
-from autoscaler.queries.stranded_pods import kept_off
+from autoscaler.drivers.kubernetes.objects.pod_overrides import apply_overrides, merge_resources
+from autoscaler.queries.stranded_pods import is_unschedulable
 from autoscaler.slicing.base import PodFields
 from autoscaler.slicing.vendors import RESOURCES
-from autoscaler.spec.load import DocumentError, load
+from autoscaler.spec.load import DocumentError, parse_documents
 from autoscaler.spec.model import Model
 from autoscaler.spec.pod import GPU, Pod, Resources, SecretName, Toleration
 from autoscaler.spec.settings import PriorityClass, Settings
-from autoscaler.state.resources import Beside
+from autoscaler.state.resources import HostRequest
 from autoscaler.state.world import Replica, SliceId
 
 TEXT = """
@@ -36,7 +36,7 @@ spec:
 
 def model(text: str = "", name: str = "ada") -> Model:
     lines = "\n".join("  " + line for line in text.splitlines())
-    return load([("a.yaml", TEXT % (name, lines))]).models[0]
+    return parse_documents([("a.yaml", TEXT % (name, lines))]).models[0]
 
 
 def replica(of: Model, *slices: str, id: str = "") -> Replica:
@@ -48,19 +48,19 @@ def replica(of: Model, *slices: str, id: str = "") -> Replica:
 
 def manifest(of: Model, *slices: str, defaults: Pod | None = None, ranked: str | None = None) -> dict[str, Any]:
     one = replica(of, *slices)
-    launch = engines.launch(of, None, pods.HOST, pods.port_of(one.id), {}, gpus=True)
-    return pods.manifest(one, of, launch, "engine:1", defaults, None, ranked)
+    launch = engines.build_launch_command(of, None, pods.HOST, pods.assign_engine_port(one.id), {}, gpus=True)
+    return pods.build_pod_manifest(one, of, launch, "engine:1", defaults, None, ranked)
 
 
 @pytest.mark.parametrize("resource", sorted({GPU, *RESOURCES}))
 def test_a_node_that_is_tainted_with_its_devices_is_for_who_asks_for_them(resource: str) -> None:
     """As Kubernetes' ExtendedResourceToleration does it, where that is on."""
     taints = [{"key": resource, "effect": "NoSchedule"}, {"key": "team", "effect": "NoSchedule"}]
-    seen = nodes.read({"metadata": {"name": "n1"}, "spec": {"taints": taints}, "status": {}})
+    seen = nodes.read_node({"metadata": {"name": "n1"}, "spec": {"taints": taints}, "status": {}})
     assert [one.key for one in seen.taints] == ["team"]
     one, asks = replica(model(), "n1/gpu0"), PodFields(limits={resource: "1"})
-    launch = engines.launch(model(), None, pods.HOST, pods.port_of(one.id), {}, gpus=True)
-    tolerated = pods.manifest(one, model(), launch, "engine:1", asks=asks)["spec"]["tolerations"]
+    launch = engines.build_launch_command(model(), None, pods.HOST, pods.assign_engine_port(one.id), {}, gpus=True)
+    tolerated = pods.build_pod_manifest(one, model(), launch, "engine:1", asks=asks)["spec"]["tolerations"]
     assert {"key": resource, "operator": "Exists"} in tolerated
     assert len(tolerated) == len({GPU, resource})
 
@@ -102,31 +102,35 @@ def test_a_replica_without_slices_is_placed_by_the_scheduler() -> None:
     pod = manifest(model("gpu: {count: 0}"))
     assert not pod["spec"].keys() & {"affinity", "tolerations"}
     assert pod["spec"]["containers"][0]["resources"] == {"requests": {"cpu": "100m"}}
-    seen = pods.read(alive(pod))
+    seen = pods.read_replica_pod(alive(pod))
     assert seen is not None
     assert seen.slices == ()
 
 
 def test_what_a_new_leader_must_know_stands_in_the_pod() -> None:
     of = model("tls: {serverName: engine.example}")
-    found = pods.read(alive(manifest(of, "n1/gpu0"), podIP="10.0.0.1"))
+    found = pods.read_replica_pod(alive(manifest(of, "n1/gpu0"), podIP="10.0.0.1"))
     assert found is not None
     assert found[:12] == (
         "ns", f"ada-{of.spec_hash()}-0123456789", "u1", f"ada-{of.spec_hash()}-0123456789", "ada", of.spec_hash(),
         "0123456789", ("n1/gpu0",), 5, 10, 3, "/health",
     )  # fmt: skip
-    assert (found.tls_name, found.ip, found.port) == ("engine.example", "10.0.0.1", pods.port_of(found.replica))
-    assert found.beside == Beside(100)
-    assert pods.same(found, replica(of, "n1/gpu0"))
-    assert not pods.same(found, replica(of, "n1/gpu1"))
-    assert not pods.same(found._replace(leaving=True), replica(of, "n1/gpu0"))
+    assert (found.tls_name, found.ip, found.port) == (
+        "engine.example",
+        "10.0.0.1",
+        pods.assign_engine_port(found.replica),
+    )
+    assert found.beside == HostRequest(100)
+    assert pods.is_pod_of_replica(found, replica(of, "n1/gpu0"))
+    assert not pods.is_pod_of_replica(found, replica(of, "n1/gpu1"))
+    assert not pods.is_pod_of_replica(found._replace(leaving=True), replica(of, "n1/gpu0"))
 
 
 @pytest.mark.parametrize("spoilt", [{"slots": "many"}, {"memory-bytes": ""}, {"intent": ""}])
 def test_a_pod_whose_notes_were_spoilt_is_not_ours(spoilt: dict[str, str]) -> None:
     pod = alive(manifest(model(), "n1/gpu0"))
     pod["metadata"]["annotations"] |= {f"pilotlight.dev/{name}": value for name, value in spoilt.items()}
-    assert pods.read(pod) is None
+    assert pods.read_replica_pod(pod) is None
 
 
 @pytest.mark.parametrize(
@@ -140,13 +144,13 @@ def test_a_pod_whose_notes_were_spoilt_is_not_ours(spoilt: dict[str, str]) -> No
     ],
 )
 def test_names_that_kubernetes_cannot_write_are_shortened(name: str, label: str, pod: str) -> None:
-    assert pods.label_of(ModelName(name))[:-8] == label[:-8]
-    assert len(pods.label_of(ModelName(name))) <= 63
-    assert pods.name_of(ReplicaId(f"{name}-h-i")) == pod
+    assert pods.format_model_label(ModelName(name))[:-8] == label[:-8]
+    assert len(pods.format_model_label(ModelName(name))) <= 63
+    assert pods.format_pod_name(ReplicaId(f"{name}-h-i")) == pod
 
 
 def test_each_replica_has_a_port_of_its_own_below_those_of_outgoing_connections() -> None:
-    ports = [pods.port_of(ReplicaId(f"ada-0011223344-{n:010x}")) for n in range(1000)]
+    ports = [pods.assign_engine_port(ReplicaId(f"ada-0011223344-{n:010x}")) for n in range(1000)]
     assert set(ports) <= set(pods.PORTS)
     assert len(set(ports)) > 900, "by chance some share one"
     assert pods.PORTS[-1] < 32_768
@@ -155,11 +159,11 @@ def test_each_replica_has_a_port_of_its_own_below_those_of_outgoing_connections(
 def test_a_pod_that_an_earlier_version_made_is_asked_where_it_listens() -> None:
     pod = alive(manifest(model(), "n1/gpu0"))
     pod["spec"]["containers"][0]["ports"] = [{"name": "http", "containerPort": 8000, "protocol": "TCP"}]
-    found = pods.read(pod)
+    found = pods.read_replica_pod(pod)
     assert found is not None
     assert found.port == 8000
     pod["spec"]["containers"][0]["ports"] = []
-    assert pods.read(pod) is None
+    assert pods.read_replica_pod(pod) is None
 
 
 def test_variables_that_the_kubelet_fills_in() -> None:
@@ -232,7 +236,7 @@ def test_a_priority_has_the_class_that_begins_the_highest_below_it(priority: int
 def test_a_table_of_priorities_that_is_wrong_is_one_line(table: str, line: str) -> None:
     text = f"apiVersion: pilotlight.dev/v1alpha1\nkind: Settings\npriorityClasses: {table}"
     with pytest.raises(DocumentError) as caught:
-        load([("a.yaml", text)])
+        parse_documents([("a.yaml", text)])
     assert line in str(caught.value)
 
 
@@ -247,13 +251,15 @@ def test_a_pod_has_the_class_of_its_priority_unless_a_document_names_one() -> No
 
 
 def test_a_cpu_limit_that_was_asked_for_is_its_request() -> None:
-    assert claimed({"requests": {"cpu": "100m"}}, Resources(limits={"cpu": 4})) == {"limits": {"cpu": "4"}}
+    assert merge_resources({"requests": {"cpu": "100m"}}, Resources(limits={"cpu": 4})) == {"limits": {"cpu": "4"}}
 
 
 def test_laying_changes_nothing_that_was_there() -> None:
     pod = manifest(model(), "n1/gpu0")
     before = msgspec.json.encode(pod)
-    lay(pod, Pod(labels={"a": "b"}, tolerations=(Toleration(key="x"),), resources=Resources(limits={"y": 1})))
+    apply_overrides(
+        pod, Pod(labels={"a": "b"}, tolerations=(Toleration(key="x"),), resources=Resources(limits={"y": 1}))
+    )
     assert msgspec.json.encode(pod) == before
 
 
@@ -317,7 +323,7 @@ def first(state: dict[str, Any], **more: Any) -> dict[str, Any]:
     ],
 )  # fmt: skip
 def test_a_pods_status_means(of: dict[str, Any], ended: str, waits: str, patience_s: float | None) -> None:
-    found = pods.read(alive(manifest(model(), "n1/gpu0"), **of))
+    found = pods.read_replica_pod(alive(manifest(model(), "n1/gpu0"), **of))
     assert found is not None
     assert (found.ended, found.waits, found.patience_s) == (ended, waits, patience_s)
 
@@ -334,7 +340,7 @@ def test_a_pods_status_means(of: dict[str, Any], ended: str, waits: str, patienc
 def test_an_engine_waits_for_a_native_sidecar_until_it_has_started(container: dict[str, Any], waits: str) -> None:
     pod = alive(manifest(model(), "n1/gpu0"), initContainerStatuses=[{"name": "istio-proxy", **container}])
     pod["spec"]["initContainers"] = [{"name": "istio-proxy", "restartPolicy": "Always"}]
-    found = pods.read(pod)
+    found = pods.read_replica_pod(pod)
     assert found is not None
     assert found.waits == waits
 
@@ -350,14 +356,14 @@ def test_an_engine_waits_for_a_native_sidecar_until_it_has_started(container: di
     ],
 )
 def test_a_pod_is_over_when_its_phase_is_final_and_no_container_runs(of: dict[str, Any], is_over: bool) -> None:
-    found = pods.read(alive(manifest(model(), "n1/gpu0"), **of))
+    found = pods.read_replica_pod(alive(manifest(model(), "n1/gpu0"), **of))
     assert found is not None
     assert found.is_over is is_over
 
 
 def test_who_ends_it_is_told() -> None:
     said = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI", "message": "drained"}
-    found = pods.read(alive(manifest(model()), conditions=[said]))
+    found = pods.read_replica_pod(alive(manifest(model()), conditions=[said]))
     assert found is not None
     assert found.disrupted == "EvictionByEvictionAPI: drained"
 
@@ -369,7 +375,7 @@ def test_who_was_preempted_by_kueue_says_so() -> None:
         "reason": "WorkloadEvictedDueToPreempted",
         "message": "for b",
     }
-    found = pods.read(alive(manifest(model()), conditions=[said]))
+    found = pods.read_replica_pod(alive(manifest(model()), conditions=[said]))
     assert found is not None
     assert found.disrupted == "WorkloadEvictedDueToPreempted: for b"
 
@@ -377,11 +383,11 @@ def test_who_was_preempted_by_kueue_says_so() -> None:
 @pytest.mark.parametrize(("drains_s", "seconds"), [(600, 590), (12, 6), (1, 1)])
 def test_who_a_queue_may_take_away_hears_its_signal_when_most_of_its_grace_is_over(drains_s: int, seconds: int) -> None:
     pod = manifest(model(f"drainSecondsMax: {drains_s}"))
-    before = pods.read(alive(pod))
-    pods.linger(pod)
+    before = pods.read_replica_pod(alive(pod))
+    pods.add_pre_stop_sleep(pod)
     assert pod["spec"]["terminationGracePeriodSeconds"] == drains_s
     assert pod["spec"]["containers"][0]["lifecycle"] == {"preStop": {"sleep": {"seconds": seconds}}}
-    after = pods.read(alive(pod))
+    after = pods.read_replica_pod(alive(pod))
     assert before is not None
     assert after is not None
     assert (before.lingers, after.lingers) == (False, True)
@@ -393,16 +399,16 @@ def test_a_pod_that_a_queue_has_not_let_go_is_kept_off_its_node() -> None:
     pod = alive(manifest(model()), conditions=[said])
     pod["spec"].pop("nodeName", None)
     pod["status"].pop("containerStatuses", None)
-    found = pods.read(pod)
+    found = pods.read_replica_pod(pod)
     assert found is not None
     assert found.waits == f"SchedulingGated: {message}"
-    assert kept_off(found.waits)
+    assert is_unschedulable(found.waits)
 
 
 def test_where_the_scheduler_chooses_the_node_it_is_told_its_labels_and_no_name() -> None:
     of = model("pod: {nodeSelector: {zone: z}}")
-    launch = engines.launch(of, None, pods.HOST, pods.PORTS[0], {}, gpus=True)
-    spec = pods.manifest(replica(of, "nodes[0]/gpu0"), of, launch, "engine:1", None, {"pool": "t4"})["spec"]
+    launch = engines.build_launch_command(of, None, pods.HOST, pods.PORTS[0], {}, gpus=True)
+    spec = pods.build_pod_manifest(replica(of, "nodes[0]/gpu0"), of, launch, "engine:1", None, {"pool": "t4"})["spec"]
     assert (spec["nodeSelector"], "affinity" in spec) == ({"pool": "t4", "zone": "z"}, False)
     assert spec["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "1"}
 
@@ -411,5 +417,5 @@ def test_where_the_scheduler_chooses_the_node_it_is_told_its_labels_and_no_name(
                                                        ("Unknown", False, True)])  # fmt: skip
 def test_a_node_that_is_silent_is_lost(ready: str, usable: bool, lost: bool) -> None:
     node = {"metadata": {"name": "n"}, "spec": {}, "status": {"conditions": [{"type": "Ready", "status": ready}]}}
-    seen = nodes.read(node)
-    assert (seen.usable, seen.lost, nodes.slices([seen])) == (usable, lost, ())
+    seen = nodes.read_node(node)
+    assert (seen.usable, seen.lost, nodes.build_slices([seen])) == (usable, lost, ())

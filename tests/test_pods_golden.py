@@ -10,11 +10,11 @@ from autoscaler.contract import ModelName
 from autoscaler.drivers.kubernetes.inventory import resource_claims
 from autoscaler.drivers.kubernetes.objects import pod
 from autoscaler.kubernetes.api import Object
-from autoscaler.queries.memory import given
+from autoscaler.queries.memory import compute_engine_limits
 from autoscaler.slicing import registry
 from autoscaler.slicing.base import NodeFacts
 from autoscaler.spec.model import Gpu, Model, ModelSpec
-from pilotlight.processes.cluster import launch
+from pilotlight.processes.cluster import build_pod_launch
 from tests.kit import sliced
 from tests.kit.golden import agrees
 from tests.kit.worlds import replica
@@ -34,16 +34,18 @@ EMITTED = {name: one.node for name, one in sliced.EXAMPLES.items() if one.open} 
 
 def emitted(node: NodeFacts, devices: int = 1) -> list[Object]:
     """The pod of a Replica of vLLM on the first open Slices, as the driver makes it, and its claims."""
-    slices = {one.id: one for one in registry.inventory(node)}
+    slices = {one.id: one for one in registry.list_slices(node)}
     on = [one for one in slices.values() if not one.closed][:devices]
     memory_bytes = min(12 * GIB, on[0].memory_bytes) if on[0].shared and devices == 1 else on[0].memory_bytes
     spec = ModelSpec(engine="vllm", artifact="hf://org/qwen@main", image="vllm:1", gpu=Gpu(count=devices))
     of = Model(name=ModelName("qwen"), spec=spec, memory_bytes=memory_bytes, slots=64)
     one = replica(of, "qwen-1", on=[each.id for each in on], memory_bytes=memory_bytes)
-    asks = registry.fields(one, slices)
+    asks = registry.build_pod_fields(one, slices)
     assert asks is not None
-    started = launch(of, pod.HOST, pod.port_of(one.id), given(of, one, asks.memory_fraction))
-    return [pod.manifest(one, of, started, spec.image, asks=asks), *resource_claims.wanted(one, asks)]
+    started = build_pod_launch(
+        of, pod.HOST, pod.assign_engine_port(one.id), compute_engine_limits(of, one, asks.memory_fraction)
+    )
+    return [pod.build_pod_manifest(one, of, started, spec.image, asks=asks), *resource_claims.build_claims(one, asks)]
 
 
 @pytest.mark.parametrize("name", EMITTED)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from autoscaler.engines import EngineError
-from autoscaler.slicing.base import Part
-from autoscaler.slicing.registry import is_amount, is_choice
-from autoscaler.spec.load import DocumentError, Documents, load, to_yaml
+from autoscaler.slicing.base import SliceShare
+from autoscaler.slicing.registry import is_device_annotation, is_device_resource
+from autoscaler.spec.load import DocumentError, Documents, parse_documents, to_yaml
 from autoscaler.spec.model import Model
 from autoscaler.spec.pod import Pod, SecretName, Toleration
-from pilotlight.models.documents import launcher
+from pilotlight.models.documents import build_launcher
 from tests.kit.sliced import EXAMPLES
 
 FULL = """
@@ -41,17 +41,17 @@ def document(text: str, kind: str = "Model") -> str:
 
 
 def one(text: str) -> Model:
-    return load([("a.yaml", document(text))]).models[0]
+    return parse_documents([("a.yaml", document(text))]).models[0]
 
 
 def test_all_that_may_be_said_of_a_pod_is_read_and_written_again() -> None:
-    found = load([("a.yaml", document(FULL)), ("s.yaml", document(FULL, "Settings"))])
+    found = parse_documents([("a.yaml", document(FULL)), ("s.yaml", document(FULL, "Settings"))])
     pod = found.models[0].spec.pod
     assert pod == found.settings.pod
     assert pod.tolerations == (Toleration(key="team", operator="Equal", value="ml", effect="NoSchedule"),)
     assert pod.image_pull_secrets == (SecretName(name="second"),)
     assert pod.resources.limits == {"rdma/hca": 1}
-    again = load([("b.yaml", to_yaml(Documents(models=found.models, settings=found.settings)))])
+    again = parse_documents([("b.yaml", to_yaml(Documents(models=found.models, settings=found.settings)))])
     assert (again.models, again.settings) == (found.models, found.settings)
 
 
@@ -96,7 +96,7 @@ def test_what_the_plan_owns_and_what_is_wrong_is_refused_by_path(pod: str, line:
     for prefix, text in (("Model a: spec.pod.", document(f"pod: {{{pod}}}")),
                          ("Settings: pod.", document(f"pod: {{{pod}}}", "Settings"))):  # fmt: skip
         with pytest.raises(DocumentError) as error:
-            load([("a.yaml", text)])
+            parse_documents([("a.yaml", text)])
         found = str(error.value)
         assert found.startswith(f"a.yaml: {prefix}")
         assert found.removeprefix(f"a.yaml: {prefix}") == line
@@ -149,17 +149,17 @@ def test_what_chooses_no_device_is_allowed(text: str) -> None:
 def test_every_resource_and_annotation_of_the_slicing_kinds_is_the_plans() -> None:
     """So that a new kind cannot be forgotten."""
     for example in EXAMPLES.values():
-        parts = [Part(one, one.memory_bytes) for one in example.slicer.inventory(example.node) or ()][:1]
+        parts = [SliceShare(one, one.memory_bytes) for one in example.slicer.inventory(example.node) or ()][:1]
         if parts:
             fields = example.slicer.fields("m-1", parts)
-            assert [name for name in fields.limits if not is_amount(name)] == []
-            assert [name for name in fields.annotations if not is_choice(name)] == []
+            assert [name for name in fields.limits if not is_device_resource(name)] == []
+            assert [name for name in fields.annotations if not is_device_annotation(name)] == []
 
 
 def test_a_variable_that_a_kubelet_fills_in_is_none_of_a_process() -> None:
     of = one("env: {TOKEN: {valueFrom: {secretKeyRef: {name: hub, key: token}}}}")
     with pytest.raises(EngineError, match=r"Model a: spec.env.TOKEN.valueFrom: only pods have one"):
-        launcher()(of, "127.0.0.1", 1)
+        build_launcher()(of, "127.0.0.1", 1)
 
 
 @pytest.mark.parametrize(

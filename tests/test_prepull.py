@@ -10,13 +10,13 @@ from msgspec.structs import replace
 
 from autoscaler.agent_contract import ImageWant
 from autoscaler.contract import ModelName, NodeReport
-from autoscaler.placement.model.types import Choice
+from autoscaler.placement.model.types import NodeConstraints
 from autoscaler.spec.model import Gpu, Model
 from autoscaler.spec.pod import Pod
-from autoscaler.state.images import NodeImages, image
+from autoscaler.state.images import NodeImages, make_image
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.operator_orders import Node
-from autoscaler.state.resources import Kind
+from autoscaler.state.operator_orders import NodeAgentStatus
+from autoscaler.state.resources import RequestShape
 from autoscaler.state.world import NodeId, Replica, World
 from autoscaler.weights import image_prepull
 from autoscaler.weights.image_prepull import NODE_MAX, NODES_ENOUGH, ImageWants
@@ -31,7 +31,7 @@ def needs(name: str = "a", memory_gi: float = 20, of: str = ENGINE.image, **more
 
 
 def having(*nodes: str, of: str = ENGINE.image) -> dict[str, NodeImages]:
-    return {node: NodeImages((), (image((of,)),)) for node in nodes}
+    return {node: NodeImages((), (make_image((of,)),)) for node in nodes}
 
 
 def at(
@@ -39,7 +39,7 @@ def at(
 ) -> World:
     """Nodes n0 and so on with a device each; of those of even number it is small."""
     there = [device(f"n{n}/g", 24 if n % 2 else 8, f"n{n}", product="L4" if n % 2 else "T4") for n in range(MANY)]
-    nodes = {f"n{n}": Node(report=NodeReport(node=f"n{n}", boot="b", sequence=1), seen_s=T0) for n in agents}
+    nodes = {f"n{n}": NodeAgentStatus(report=NodeReport(node=f"n{n}", boot="b", sequence=1), seen_s=T0) for n in agents}
     return world(models, there, replicas, nodes=nodes, **more)
 
 
@@ -130,9 +130,9 @@ def test_who_was_asked_before_says_what_who_was_not_says() -> None:
 
 
 def test_where_an_engine_could_be_is_looked_for_once_while_no_place_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    looks, could_hold = list[Kind](), image_prepull._could_hold
+    looks, could_hold = list[RequestShape](), image_prepull._could_hold
 
-    def counted(one: World, kind: Kind, choice: Choice) -> set[NodeId]:
+    def counted(one: World, kind: RequestShape, choice: NodeConstraints) -> set[NodeId]:
         looks.append(kind)
         return could_hold(one, kind, choice)
 

@@ -9,10 +9,10 @@ import pytest
 from autoscaler.contract import ModelName, QueueLimits, TenantName
 from gateway.dispatch.call import Call
 from gateway.dispatch.fair_queue import Parked, Queue
-from gateway.dispatch.memory_pressure import Pressure, pressure
+from gateway.dispatch.memory_pressure import Pressure, compute_pressure
 from gateway.dispatch.reports import Account
 from gateway.memory import guard
-from gateway.memory.scale import Scale
+from gateway.memory.scale import MemoryGuard
 from tests.kit.dispatching import Script, warm
 from tests.kit.engine import HOLD, OK, ScriptedEngine
 from tests.kit.rig import rig
@@ -34,7 +34,7 @@ from tests.kit.rig import rig
     ],
 )
 def test_a_step_begins_at_its_share_and_ends_a_little_below(used: int, before: Pressure, expected: Pressure) -> None:
-    assert pressure(used, 100, before) is expected
+    assert compute_pressure(used, 100, before) is expected
 
 
 def test_short_memory_refuses_cold_calls_and_serves_warm_ones() -> None:
@@ -142,7 +142,7 @@ MIB = 1 << 20
 def test_memory_that_the_allocator_keeps_is_given_back_and_then_no_reason_to_refuse(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    machine, scale = Machine(monkeypatch, 50 * MIB), Scale(256 * MIB)
+    machine, scale = Machine(monkeypatch, 50 * MIB), MemoryGuard(256 * MIB)
     assert scale.weigh(0.0, 0, Pressure.NONE) is Pressure.NONE
     machine.resident_bytes, machine.free_bytes = 240 * MIB, 190 * MIB
     assert scale.weigh(0.5, 0, Pressure.NONE) is Pressure.NONE
@@ -150,7 +150,7 @@ def test_memory_that_the_allocator_keeps_is_given_back_and_then_no_reason_to_ref
 
 
 def test_what_does_not_go_back_counts_only_while_much_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine, scale = Machine(monkeypatch, 50 * MIB), Scale(256 * MIB)
+    machine, scale = Machine(monkeypatch, 50 * MIB), MemoryGuard(256 * MIB)
     scale.weigh(0.0, 0, Pressure.NONE)
     machine.resident_bytes = 240 * MIB
     assert scale.weigh(0.5, 200 * MIB, Pressure.NONE) is Pressure.NO_CALLS
@@ -159,7 +159,7 @@ def test_what_does_not_go_back_counts_only_while_much_is_held(monkeypatch: pytes
 
 
 def test_memory_is_given_back_when_it_has_grown_and_not_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine, scale = Machine(monkeypatch, 50 * MIB), Scale(200 * MIB)
+    machine, scale = Machine(monkeypatch, 50 * MIB), MemoryGuard(200 * MIB)
     for step in range(100):
         scale.weigh(step * 0.5, MIB, Pressure.NONE)
     assert machine.given_back == 0

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from autoscaler.contract import ModelName
 from autoscaler.placement.model.prices import Prices
 from autoscaler.planner.plan import plan
-from autoscaler.spec.load import DocumentError, load
+from autoscaler.spec.load import DocumentError, parse_documents
 from autoscaler.spec.model import Gpu, Model, Start
 from autoscaler.spec.pod import API_VERSION
 from autoscaler.spec.settings import Price, Settings
@@ -155,18 +155,20 @@ def test_whoever_comes_together_none_is_on_an_h100_while_a_t4_is_empty(
 )
 def test_a_price_that_is_wrong_is_one_line(entry: str, line: str) -> None:
     with pytest.raises(DocumentError, match=r"Settings|finite") as error:
-        load([("s.yaml", f"apiVersion: {API_VERSION}\nkind: Settings\nprices: [{entry}]")], {})
+        parse_documents([("s.yaml", f"apiVersion: {API_VERSION}\nkind: Settings\nprices: [{entry}]")], {})
     assert line in str(error.value)
     assert "\n" not in str(error.value)
 
 
 def test_a_product_may_have_a_price_of_each_class() -> None:
     both = "{device: T4, perHour: 1}, {device: T4, perHour: 0.4, class: spot}"
-    settings = load([("s.yaml", f"apiVersion: {API_VERSION}\nkind: Settings\nprices: [{both}]")], {}).settings
+    settings = parse_documents(
+        [("s.yaml", f"apiVersion: {API_VERSION}\nkind: Settings\nprices: [{both}]")], {}
+    ).settings
     assert [one.per_hour for one in settings.prices] == [1.0, 0.4]
 
 
 def test_prices_are_of_one_currency() -> None:
     entries = "[{device: T4, perHour: 1, currency: EUR}, {device: L4, perHour: 1}]"
     with pytest.raises(DocumentError, match=r"prices\[1\].currency: expected EUR as in the first: one for all"):
-        load([("s.yaml", f"apiVersion: {API_VERSION}\nkind: Settings\nprices: {entries}")], {})
+        parse_documents([("s.yaml", f"apiVersion: {API_VERSION}\nkind: Settings\nprices: {entries}")], {})

@@ -13,9 +13,24 @@ from pathlib import Path
 import pytest
 
 from autoscaler.drivers import probes
-from autoscaler.drivers.local.ports import HOST, REUSE_S, Ports, PortsTakenError, holds_one, listeners
-from autoscaler.drivers.probes import FAST_EVERY_S, LISTENS_EVERY_S, READY_EVERY_S, SLOW_EVERY_S, Pace, every_s, probe
-from gateway.upstream.pool import parse
+from autoscaler.drivers.local.ports import (
+    HOST,
+    REUSE_S,
+    Ports,
+    PortsTakenError,
+    has_open_socket,
+    list_listening_sockets,
+)
+from autoscaler.drivers.probes import (
+    FAST_EVERY_S,
+    LISTENS_EVERY_S,
+    READY_EVERY_S,
+    SLOW_EVERY_S,
+    Pace,
+    probe_engine,
+    probe_interval_s,
+)
+from gateway.upstream.pool import parse_address
 from tests.kit.certificates import OURS, THEIRS, leaf
 from tests.sim.virtual import run
 
@@ -52,7 +67,7 @@ async def test_only_a_200_is_ready(answer: bytes, ready: bool) -> None:
 
     async with await asyncio.start_server(engine, HOST, 0) as server:
         port = server.sockets[0].getsockname()[1]
-        assert await probe(HOST, port, "/health") is ready
+        assert await probe_engine(HOST, port, "/health") is ready
         assert (await asked).startswith(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1:")
 
 
@@ -66,15 +81,15 @@ async def test_an_engine_with_an_address_of_version_6_is_asked_by_it() -> None:
 
     async with await asyncio.start_server(engine, "::1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        assert await probe("::1", port, "/health") is True
+        assert await probe_engine("::1", port, "/health") is True
         assert b"\r\nHost: [::1]:%d\r\n" % port in await asked
-    assert await probe("::1", port, "/health") is None, "nobody listens any more"
+    assert await probe_engine("::1", port, "/health") is None, "nobody listens any more"
 
 
 @pytest.mark.parametrize("host", ["10.0.0.7", "fd00::7"])
 @pytest.mark.parametrize(("tls_name", "name"), [(None, None), ("", "HOST"), ("m.example", "m.example")])
 def test_an_engines_address_is_written_as_gateways_read_it(host: str, tls_name: str | None, name: str | None) -> None:
-    told = parse(probes.of_engine(host, 80, tls_name))
+    told = parse_address(probes.format_engine_address(host, 80, tls_name))
     assert told[:3] == (host, 80, host if name == "HOST" else name)
 
 
@@ -92,10 +107,10 @@ async def test_an_engine_with_tls_is_asked_over_tls_whoever_certified_it(who: st
 
     async with await asyncio.start_server(engine, HOST, 0, ssl=context) as server:
         port = server.sockets[0].getsockname()[1]
-        assert await probe(HOST, port, "/health", tls_name="m.example") is True
-        assert await probe(HOST, port, "/health") is False, "it does not answer in clear"
+        assert await probe_engine(HOST, port, "/health", tls_name="m.example") is True
+        assert await probe_engine(HOST, port, "/health") is False, "it does not answer in clear"
     assert names == ["m.example"]
-    assert await probe(HOST, port, "/health", tls_name=HOST) is None, "nobody listens any more"
+    assert await probe_engine(HOST, port, "/health", tls_name=HOST) is None, "nobody listens any more"
 
 
 async def test_an_engine_that_should_speak_tls_and_does_not_is_not_ready() -> None:
@@ -105,13 +120,13 @@ async def test_an_engine_that_should_speak_tls_and_does_not_is_not_ready() -> No
         writer.close()
 
     async with await asyncio.start_server(engine, HOST, 0) as server:
-        assert await probe(HOST, server.sockets[0].getsockname()[1], "/", tls_name=HOST) is False
+        assert await probe_engine(HOST, server.sockets[0].getsockname()[1], "/", tls_name=HOST) is False
 
 
 async def test_a_port_where_nobody_listens_is_decided_without_waiting(listener: socket.socket) -> None:
     port = listener.getsockname()[1]
     listener.close()
-    coroutine = probe(HOST, port, "/")
+    coroutine = probe_engine(HOST, port, "/")
     with pytest.raises(StopIteration) as done:
         coroutine.send(None)
     assert done.value.value is None
@@ -122,7 +137,7 @@ async def test_an_engine_that_accepts_and_says_nothing_costs_one_timeout(
 ) -> None:
     monkeypatch.setattr(probes, "PROBE_SECONDS_MAX", 0.05)
     began_s = time.monotonic()
-    assert not await probe(HOST, listener.getsockname()[1], "/")
+    assert not await probe_engine(HOST, listener.getsockname()[1], "/")
     assert time.monotonic() - began_s < 5.0
 
 
@@ -135,7 +150,7 @@ async def test_a_full_accept_queue_costs_one_timeout(monkeypatch: pytest.MonkeyP
         for other in others:
             other.setblocking(False)
             other.connect_ex(full.getsockname())
-        assert not await probe(HOST, full.getsockname()[1], "/")
+        assert not await probe_engine(HOST, full.getsockname()[1], "/")
         for other in others:
             other.close()
 
@@ -162,8 +177,15 @@ def test_probes_share_their_rate_fairly() -> None:
 
 
 def test_a_young_engine_is_asked_more_often() -> None:
-    assert (every_s(0.0), every_s(1.99), every_s(2.0)) == (FAST_EVERY_S, FAST_EVERY_S, SLOW_EVERY_S)
-    assert (every_s(1.99, listens=True), every_s(2.0, listens=True)) == (LISTENS_EVERY_S, SLOW_EVERY_S)
+    assert (probe_interval_s(0.0), probe_interval_s(1.99), probe_interval_s(2.0)) == (
+        FAST_EVERY_S,
+        FAST_EVERY_S,
+        SLOW_EVERY_S,
+    )
+    assert (probe_interval_s(1.99, listens=True), probe_interval_s(2.0, listens=True)) == (
+        LISTENS_EVERY_S,
+        SLOW_EVERY_S,
+    )
 
 
 def test_who_only_follows_asks_no_engine_in_haste() -> None:
@@ -197,17 +219,17 @@ def test_a_port_in_use_is_passed_over_and_no_port_at_all_is_an_error(monkeypatch
 
 
 def test_who_listens_is_found_by_the_socket_and_its_holder(listener: socket.socket) -> None:
-    inodes = listeners(listener.getsockname()[1])
+    inodes = list_listening_sockets(listener.getsockname()[1])
     assert inodes == {str(os.fstat(listener.fileno()).st_ino)}
-    assert holds_one([os.getpid()], inodes) is True
-    assert holds_one([], inodes) is False
-    assert listeners(1) == frozenset()
+    assert has_open_socket([os.getpid()], inodes) is True
+    assert has_open_socket([], inodes) is False
+    assert list_listening_sockets(1) == frozenset()
 
 
 def test_the_listener_of_all_addresses_counts_unless_one_listens_here_exactly() -> None:
     with socket.create_server(("0.0.0.0", 0)) as wide:
         port = wide.getsockname()[1]
-        assert listeners(port) == {str(os.fstat(wide.fileno()).st_ino)}
+        assert list_listening_sockets(port) == {str(os.fstat(wide.fileno()).st_ino)}
     with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as wide:
         port = wide.getsockname()[1]
-        assert listeners(port) == {str(os.fstat(wide.fileno()).st_ino)}
+        assert list_listening_sockets(port) == {str(os.fstat(wide.fileno()).st_ino)}

@@ -22,10 +22,10 @@ async def test_one_keeps_a_login_under_the_name_that_docker_gives_it(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     program(tmp_path, monkeypatch, "echo $1 >word; cat >told")
-    await credential_helpers.store("fake", HUB, Login("me", "pw"))
+    await credential_helpers.store_login("fake", HUB, Login("me", "pw"))
     assert (tmp_path / "word").read_text() == "store\n"
     assert json.loads((tmp_path / "told").read_text()) == {"ServerURL": DOCKER_KEY, "Username": "me", "Secret": "pw"}
-    await credential_helpers.store("fake", "reg.example", Login(identity_token="refresh"))
+    await credential_helpers.store_login("fake", "reg.example", Login(identity_token="refresh"))
     want = {"ServerURL": "reg.example", "Username": "<token>", "Secret": "refresh"}
     assert json.loads((tmp_path / "told").read_text()) == want
 
@@ -33,14 +33,14 @@ async def test_one_keeps_a_login_under_the_name_that_docker_gives_it(
 async def test_one_forgets_what_it_knew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     program(tmp_path, monkeypatch, 'echo $1 >>words; cat >told; echo \'{"Username": "me", "Secret": "pw"}\'')
-    assert await credential_helpers.erase("fake", HUB)
+    assert await credential_helpers.erase_login("fake", HUB)
     assert (tmp_path / "words").read_text() == "get\nerase\n"
     assert (tmp_path / "told").read_text() == DOCKER_KEY
     program(tmp_path, monkeypatch, "echo credentials not found in native keychain; exit 1")
-    assert not await credential_helpers.erase("fake", HUB)
+    assert not await credential_helpers.erase_login("fake", HUB)
     program(tmp_path, monkeypatch, 'echo \'{"Username": "me", "Secret": "s3cret"}\'; test $1 = get')
     with pytest.raises(DeniedError, match="ended with 1 and may still know the login") as refused:
-        await credential_helpers.erase("fake", HUB)
+        await credential_helpers.erase_login("fake", HUB)
     assert "s3cret" not in str(refused.value)
 
 
@@ -57,7 +57,7 @@ async def test_a_credential_program_that_fails(
 ) -> None:
     program(tmp_path, monkeypatch, text)
     with pytest.raises(DeniedError, match=said) as refused:
-        await credential_helpers.get("fake", "reg.example", 5)
+        await credential_helpers.get_login("fake", "reg.example", 5)
     assert "s3cret" not in str(refused.value)
 
 
@@ -66,7 +66,7 @@ async def test_a_credential_program_that_hangs_is_ended_with_its_children(
 ) -> None:
     program(tmp_path, monkeypatch, f"echo $$ >{tmp_path}/pid; sleep 600; echo never")
     with pytest.raises(DeniedError, match="did not say its login within"):
-        await credential_helpers.get("fake", "reg.example", 0.3)
+        await credential_helpers.get_login("fake", "reg.example", 0.3)
     assert not Path("/proc", (tmp_path / "pid").read_text().strip()).exists()
     with pytest.raises(DeniedError, match=r"docker-credential-absent, which knows its login, cannot be started"):
-        await credential_helpers.get("absent", "reg.example")
+        await credential_helpers.get_login("absent", "reg.example")

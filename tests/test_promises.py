@@ -17,9 +17,9 @@ from msgspec.structs import replace
 
 from autoscaler.contract import ReplicaId
 from autoscaler.fold.fold import fold
-from autoscaler.fold.indices import rebuild
-from autoscaler.placement.index.index import Yard
-from autoscaler.placement.model.types import Force, Outlook, Packing, Shelf, Want
+from autoscaler.fold.indices import rebuild_indices
+from autoscaler.placement.index.index import SliceIndex
+from autoscaler.placement.model.types import Bin, EvictionLevel, PackResult, PlacementRequest, RestartCosts
 from autoscaler.placement.packer import pack
 from autoscaler.planner.plan import plan
 from autoscaler.state.actions import DrainReplica, StartReplica, StopReplica
@@ -61,7 +61,7 @@ def test_no_slice_is_ever_over_committed_scrubbing_included(begin: World, seed: 
     rng, at, now_s = Random(seed), begin, T0
     for _ in range(12):
         now_s += rng.choice((0.5, 30.0, 700.0))
-        at = rebuild(at, now_s)
+        at = rebuild_indices(at, now_s)
         at = folded(at, plan(at, now_s).actions, now_s)
         _all_fit(at)
         for one in sorted(at.replicas.values(), key=lambda one: one.id):
@@ -88,7 +88,7 @@ def test_the_same_world_in_any_order_has_the_same_plan(begin: World, rng: Random
     def mixed(things: dict[K, V]) -> dict[K, V]:
         return {key: things[key] for key in sorted(things, key=lambda _: rng.random())}
 
-    other = rebuild(
+    other = rebuild_indices(
         replace(
             begin,
             models=mixed(begin.models),
@@ -136,7 +136,7 @@ def test_adding_capacity_never_makes_a_placed_replica_unplaced(begin: World, siz
 @QUICK
 @given(wanted(), benches(), ADDED)
 def test_one_that_finds_room_finds_it_when_there_is_more_and_else_takes_no_other_victims(
-    wants: list[Want], shelves: list[Shelf], sizes: list[int]
+    wants: list[PlacementRequest], shelves: list[Bin], sizes: list[int]
 ) -> None:
     added = [shelf(device(f"{'az'[number % 2]}{number}", one, f"n{number % 3}")) for number, one in enumerate(sizes)]
     for one in wants:
@@ -149,7 +149,7 @@ def test_one_that_finds_room_finds_it_when_there_is_more_and_else_takes_no_other
 
 def test_what_is_added_goes_to_who_waits_longest_also_where_that_leaves_a_later_one_without() -> None:
     """The order of Wants is kept, so a set of Wants may change: the first one never fitted before."""
-    first, second = want("first", 24, devices=2, force=Force.NONE), want("second", 24, unserved_since_s=1.0)
+    first, second = want("first", 24, devices=2, force=EvictionLevel.NONE), want("second", 24, unserved_since_s=1.0)
     assert placed(run([first, second], [shelf(device("g0"))])) == [("second", "g0")]
     assert placed(run([first, second], [shelf(device("g0")), shelf(device("g1"))])) == [("first", "g0", "g1")]
 
@@ -157,13 +157,13 @@ def test_what_is_added_goes_to_who_waits_longest_also_where_that_leaves_a_later_
 # --- victims ----------------------------------------------------------------------------------------------------------
 
 
-def without(shelves: list[Shelf], gone: set[ReplicaId]) -> list[Shelf]:
+def without(shelves: list[Bin], gone: set[ReplicaId]) -> list[Bin]:
     return [shelf(one.slice, *(i for i in one.incumbents if i.replica not in gone)) for one in shelves]
 
 
 @QUICK
 @given(wanted(), benches())
-def test_victims_are_minimal(wants: list[Want], shelves: list[Shelf]) -> None:
+def test_victims_are_minimal(wants: list[PlacementRequest], shelves: list[Bin]) -> None:
     """No proper subset of them makes the room, and all of them do."""
     for one in wants:
         chosen = {victim.replica for victim in run([one], shelves).victims}
@@ -250,7 +250,7 @@ def test_a_request_of_no_model_is_one_clear_error() -> None:
 def test_a_time_that_is_none_is_one_clear_error() -> None:
     """No residency would ever be over, or all of them."""
     with pytest.raises(ValueError, match=r"^now_s is nan: expected a time in seconds$"):
-        pack((want("a"),), Yard([shelf(device())]), frozenset(), Outlook(), nan)
+        pack((want("a"),), SliceIndex([shelf(device())]), frozenset(), RestartCosts(), nan)
 
 
 @pytest.mark.parametrize("second_gi", [10, 20])
@@ -280,6 +280,6 @@ def test_of_a_slice_that_cannot_be_nothing_is_taken_and_the_others_are_used(amou
 
 
 def test_what_is_empty_is_no_error() -> None:
-    assert run([], []) == Packing()
-    assert run([], [shelf(device())]) == Packing()
+    assert run([], []) == PackResult()
+    assert run([], [shelf(device())]) == PackResult()
     assert run([want("a")], []).unmet[0].reason == "needs 10Gi on one device; there is no device"

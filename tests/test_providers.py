@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from autoscaler.spec.capacity import KINDS, PROVIDERS_MAX, Cro, ProviderSettings, Redfish, check_providers
-from autoscaler.spec.decode import WrongKeyError, decode
-from autoscaler.spec.load import DocumentError, load
+from autoscaler.spec.decode import WrongKeyError, decode_value
+from autoscaler.spec.load import DocumentError, parse_documents
 from autoscaler.spec.pod import API_VERSION
 
 NO_URLS = [
@@ -20,18 +20,18 @@ REDFISH = "redfish: {url: 'https://fabric', systems: {w1: /redfish/v1/Systems/1}
 def wrong(*entries: str) -> str:
     text = f"apiVersion: {API_VERSION}\nkind: Settings\ncapacity: [{', '.join(entries)}]"
     with pytest.raises(DocumentError) as caught:
-        load([("s.yaml", text)], {})
+        parse_documents([("s.yaml", text)], {})
     return str(caught.value).removeprefix("s.yaml: Settings: ")
 
 
 def test_what_is_right_is_read() -> None:
     text = f"apiVersion: {API_VERSION}\nkind: Settings\ncapacity: [{{name: rack, cro: {{model: A100}}, hedge: true}}]"
-    (entry,) = load([("s.yaml", text)], {}).settings.capacity
+    (entry,) = parse_documents([("s.yaml", text)], {}).settings.capacity
     assert (entry.name, entry.kinds, entry.cro, entry.hedge) == ("rack", ("cro",), Cro(model="A100"), True)
     assert entry.keep_seconds == "auto"
-    (entry,) = load([("s.yaml", text.replace("hedge: true", "keepSeconds: 0"))], {}).settings.capacity
+    (entry,) = parse_documents([("s.yaml", text.replace("hedge: true", "keepSeconds: 0"))], {}).settings.capacity
     assert entry.keep_seconds == 0.0
-    (entry,) = load([("s.yaml", text.replace("cro: {model: A100}", REDFISH))], {}).settings.capacity
+    (entry,) = parse_documents([("s.yaml", text.replace("cro: {model: A100}", REDFISH))], {}).settings.capacity
     assert entry.redfish == Redfish(url="https://fabric", systems={"w1": "/redfish/v1/Systems/1"})
 
 
@@ -110,11 +110,11 @@ def test_a_fabrics_name_is_one_that_a_key_of_a_configmap_may_be(name: str) -> No
 
 def test_names_are_one_providers_each_and_there_are_not_too_many() -> None:
     entry = {"name": "a", "cro": {"model": "A100"}}
-    check_providers([decode(entry, ProviderSettings)])
+    check_providers([decode_value(entry, ProviderSettings)])
     with pytest.raises(WrongKeyError, match="`a` occurs twice"):
-        check_providers([decode(entry, ProviderSettings)] * 2)
+        check_providers([decode_value(entry, ProviderSettings)] * 2)
     with pytest.raises(WrongKeyError, match=f"at most {PROVIDERS_MAX}"):
-        check_providers([decode(entry, ProviderSettings)] * (PROVIDERS_MAX + 1))
+        check_providers([decode_value(entry, ProviderSettings)] * (PROVIDERS_MAX + 1))
 
 
 def test_a_system_of_a_fabric_is_one_entrys_but_for_one_that_closes() -> None:
@@ -125,7 +125,7 @@ def test_a_system_of_a_fabric_is_one_entrys_but_for_one_that_closes() -> None:
     )
     assert wrong(one, f"{{{two}}}") == refused
     text = f"apiVersion: {API_VERSION}\nkind: Settings\ncapacity: [{one}, {{{two}, closing: true}}]"
-    assert len(load([("s.yaml", text)], {}).settings.capacity) == 2
+    assert len(parse_documents([("s.yaml", text)], {}).settings.capacity) == 2
 
 
 def test_a_fabric_that_publishes_has_a_name_that_pools_may_have() -> None:

@@ -98,5 +98,5 @@ def test_keys_that_are_none_or_too_weak_are_refused_with_what_is_expected() -> N
     }
     for text, refusal in said.items():
         with pytest.raises(BadKeyError) as caught:
-            public_keys.parse(text)
+            public_keys.parse_public_key(text)
         assert str(caught.value) == refusal

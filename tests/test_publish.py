@@ -163,13 +163,13 @@ def test_nothing_is_said_when_nothing_changed() -> None:
 def test_a_gateway_that_lowered_its_hold_itself_is_not_told_so() -> None:
     """What it did is not repeated to it: a late echo must not raise what it has lowered further."""
     at = world([model("m")], replicas=[replica(model("m"), "r")], undivided=frozenset({M}), handed_over=True)
-    moved = slots.divide(at, T0)
+    moved = slots.divide_slots(at, T0)
     assert moved is not None
     at, _ = fold(at, [moved], T0)
     kept = ReplicaUse(replica=moved.holds[0][1], hold=1)
     lowered = Report(gateway=G1, boot="b", sequence=3, epoch=1, version=at.version, replicas=(kept,))
     after, _ = fold(at, [Reported(report=lowered)], T0)
-    assert slots.newest(after.gateways[G1], kept.replica) == 1
+    assert slots.read_latest_hold(after.gateways[G1], kept.replica) == 1
     assert publish.routes_delta(at, after, G1, T0) is None
 
 
@@ -301,7 +301,7 @@ def test_deltas_applied_in_order_give_what_the_full_message_gives(steps: list[tu
                 at, _ = fold(at, [observation], now_s)
             except IllegalIntentError:
                 continue
-        moved = slots.divide(at, now_s)
+        moved = slots.divide_slots(at, now_s)
         if moved is not None:
             at, _ = fold(at, [moved], now_s)
         if reads:

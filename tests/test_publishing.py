@@ -10,19 +10,25 @@ import pytest
 
 from autoscaler.providers.device_usage import SLICES
 from autoscaler.providers.kube import CONFLICT, AnswerError, Object
-from autoscaler.providers.redfish.dra_publisher import HOME, SWEEP_S, Publishing, name_of, spec_of
-from autoscaler.provisioning.device_claims import Pool, Published, Told
+from autoscaler.providers.redfish.dra_publisher import (
+    HOME,
+    SWEEP_S,
+    DraPublisher,
+    build_resource_slice_spec,
+    resource_slice_name,
+)
+from autoscaler.provisioning.device_claims import ClaimStatus, DevicePool, Published
 from autoscaler.spec.pod import MANAGED_BY
 from autoscaler.state.device_claims import DRIVER, FAILED, device_of
 from tests.kit.objects import PlayedServer
 from tests.sim.virtual import run
 
 D0 = device_of("A100", 0)
-POOL = Pool("rack/w1", "w1", ({"name": D0},))
-MORE = Pool("rack/w1", "w1", ({"name": D0}, {"name": device_of("A100", 1)}))
-AT = f"{SLICES}/{name_of(POOL.name)}"
+POOL = DevicePool("rack/w1", "w1", ({"name": D0},))
+MORE = DevicePool("rack/w1", "w1", ({"name": D0}, {"name": device_of("A100", 1)}))
+AT = f"{SLICES}/{resource_slice_name(POOL.name)}"
 CLAIM = "/apis/resource.k8s.io/v1/namespaces/n/resourceclaims/c"
-TOLD = Told("n", "c", "u", {D0: (FAILED, "NotAttached", "nothing is left")})
+TOLD = ClaimStatus("n", "c", "u", {D0: (FAILED, "NotAttached", "nothing is left")})
 
 
 class Server(PlayedServer):
@@ -47,7 +53,7 @@ class Stage:
         """Scene after scene, each until nothing is to be done any more."""
 
         async def scenario() -> None:
-            one = Publishing(self.server, self.place, lambda: self.due, asyncio.get_running_loop().time)
+            one = DraPublisher(self.server, self.place, lambda: self.due, asyncio.get_running_loop().time)
             running = asyncio.create_task(one.run())
             for scene in (lambda: None, *scenes):
                 scene()
@@ -75,38 +81,40 @@ def test_a_pool_is_made_once_and_its_generation_rises_when_it_is_otherwise() -> 
     stage.play(lambda: None, lambda: setattr(stage, "due", Published((MORE,))))
     assert stage.written() == ["POST", "PATCH", "PATCH"], "nothing is given of it before it was seen to be kept"
     assert stage.server.writes[0][2]["spec"]["pool"]["resourceSliceCount"] == 2
-    assert stage.spec() == spec_of(MORE, 3)
+    assert stage.spec() == build_resource_slice_spec(MORE, 3)
     assert stage.spec()["pool"] == {"name": "rack/w1", "generation": 3, "resourceSliceCount": 1}
     assert "nodeName" not in stage.spec(), "a kubelet that starts deletes those that are its node's"
 
 
 def test_what_a_leader_before_published_is_taken_over_and_what_is_due_no_more_goes() -> None:
     before = Stage()
-    before.due = Published((POOL, Pool("rack/w2", "w2", POOL.devices)))
+    before.due = Published((POOL, DevicePool("rack/w2", "w2", POOL.devices)))
     before.play()
     stage = Stage()
     stage.server = before.server
     stage.server.writes.clear()
     stage.play()
-    assert [(method, path) for method, path, _ in stage.server.writes] == [("DELETE", f"{SLICES}/{name_of('rack/w2')}")]
+    assert [(method, path) for method, path, _ in stage.server.writes] == [
+        ("DELETE", f"{SLICES}/{resource_slice_name('rack/w2')}")
+    ]
     assert stage.spec()["pool"]["generation"] == 2, "as it was"
 
 
 def test_of_two_installations_in_one_namespace_neither_withdraws_what_the_other_publishes() -> None:
     stage, other = Stage(), Stage()
     other.server, other.place = stage.server, ("home", "second")
-    other.due = Published((Pool("rack-b/w1", "w1", POOL.devices),))
+    other.due = Published((DevicePool("rack-b/w1", "w1", POOL.devices),))
     stage.play()
     other.play()
     stage.play()
-    assert set(stage.server.objects) == {AT, f"{SLICES}/{name_of('rack-b/w1')}"}
+    assert set(stage.server.objects) == {AT, f"{SLICES}/{resource_slice_name('rack-b/w1')}"}
     assert stage.written() == 2 * ["POST", "PATCH"]
     assert all(len(one["metadata"]["labels"][HOME]) <= 63 for one in stage.server.objects.values())
 
 
 def test_what_was_published_with_the_namespace_alone_as_its_label_is_taken_over_or_goes() -> None:
     stage = Stage()
-    stage.due = Published((POOL, Pool("rack/w2", "w2", POOL.devices)))
+    stage.due = Published((POOL, DevicePool("rack/w2", "w2", POOL.devices)))
     stage.play()
     of_old = {"metadata": {"labels": {HOME: "home"}}}
     for path in [*stage.server.objects]:
@@ -115,7 +123,7 @@ def test_what_was_published_with_the_namespace_alone_as_its_label_is_taken_over_
     stage.play()
     assert [*stage.server.objects] == [AT]
     assert stage.server.objects[AT]["metadata"]["labels"][HOME] != "home"
-    assert stage.spec() == spec_of(POOL, 3)
+    assert stage.spec() == build_resource_slice_spec(POOL, 3)
 
 
 def test_nothing_is_withdrawn_while_nothing_is_known_nor_what_is_anothers() -> None:
@@ -132,7 +140,7 @@ def test_what_somebody_deletes_is_published_again() -> None:
     stage = Stage()
 
     async def scenario() -> None:
-        one = Publishing(stage.server, stage.place, lambda: stage.due, asyncio.get_running_loop().time)
+        one = DraPublisher(stage.server, stage.place, lambda: stage.due, asyncio.get_running_loop().time)
         running = asyncio.create_task(one.run())
         await asyncio.sleep(1.0)
         del stage.server.objects[AT]
@@ -203,7 +211,7 @@ def test_a_server_that_keeps_no_binding_conditions_is_shown_nothing_that_it_coul
 
     stage = Stage()
     stage.server = Old(lambda: 0.0)
-    stage.due = Published((Pool("rack/w1", "w1", ({"name": D0, "bindingConditions": ["FabricDeviceReady"]},)),))
+    stage.due = Published((DevicePool("rack/w1", "w1", ({"name": D0, "bindingConditions": ["FabricDeviceReady"]},)),))
     stage.play()
     assert not stage.server.objects
     assert "DRADeviceBindingConditions" in caplog.text

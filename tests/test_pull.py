@@ -12,7 +12,7 @@ from aiohttp import web
 
 from artifacts.digest import Digest
 from artifacts.download import pacing
-from artifacts.download.pull import Wanted, fetch
+from artifacts.download.pull import BlobTarget, fetch_blobs
 from artifacts.errors import AbsentError, MismatchError, PolicyError, RegistryError, UnreachableError
 from artifacts.http.retry import TRIES_MAX
 from artifacts.http.transport import Limits, Site
@@ -76,11 +76,11 @@ async def test_sha512_is_summed_too(tmp_path: Path, way: str) -> None:
     async with place(tmp_path) as one:
         digest = Digest(f"sha512:{hashlib.sha512(CONTENT).hexdigest()}")
         one.fake.blobs[digest] = CONTENT
-        await one.fetch(Wanted(Blob(NAME, digest, len(CONTENT)), PATH))
+        await one.fetch(BlobTarget(Blob(NAME, digest, len(CONTENT)), PATH))
         assert one.file() == CONTENT
         one.fake.blobs[digest] = WRONG
         with pytest.raises(MismatchError, match="its bytes are others"):
-            await one.fetch(Wanted(Blob(NAME, digest, len(CONTENT)), Path("other")))
+            await one.fetch(BlobTarget(Blob(NAME, digest, len(CONTENT)), Path("other")))
         assert not (tmp_path / "other").exists()
 
 
@@ -258,7 +258,7 @@ async def test_point_12_a_connection_that_stalls_is_left_for_another(
     async with place(tmp_path) as one:
         one.next(breaking(one, "hang"))
         one.fake.always[one.url()] = drips
-        await fetch([one.wanted()], one.source, tmp_path, clock=lambda: float(next(seconds)))
+        await fetch_blobs([one.wanted()], one.source, tmp_path, clock=lambda: float(next(seconds)))
         assert one.file() == CONTENT
         spliced = "bytes=1000-4095" in one.ranges()
         assert spliced or one.ranges().count("bytes=0-4095") == 2  # what was not written yet is fetched again

@@ -11,13 +11,13 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from artifacts.credentials.docker_config import Config, Entry, Login, logins, of_secret
-from artifacts.credentials.keychain import Chain, Keychain, Known, each
+from artifacts.credentials.docker_config import AuthConfig, Config, Login, list_logins, parse_pull_secret
+from artifacts.credentials.keychain import Chain, Keychain, Known, try_each_login
 from artifacts.errors import AbsentError, DeniedError, PolicyError
 from artifacts.http.transport import Site
 from artifacts.registry import manifests
 from artifacts.registry.client import Client
-from artifacts.registry.manifests import Manifest
+from artifacts.registry.manifests import RawManifest
 from tests.kit.fake_registry import FakeRegistry
 
 JSON, OLD = "kubernetes.io/dockerconfigjson", "kubernetes.io/dockercfg"
@@ -34,14 +34,14 @@ def secret(type: str = JSON, **users: str) -> Config:
     auths = {key: entry(user) for key, user in keys.items()}
     text = json.dumps(auths if type == OLD else {"auths": auths, "credsStore": "evil"})
     name = ".dockercfg" if type == OLD else ".dockerconfigjson"
-    return of_secret(type, {name: base64.b64encode(text.encode()).decode()})
+    return parse_pull_secret(type, {name: base64.b64encode(text.encode()).decode()})
 
 
 @pytest.mark.parametrize("type", [JSON, OLD])
 def test_both_forms_are_read_and_name_no_programs(type: str) -> None:
     found = secret(type, reg_example="a")
-    assert logins([found], HOST, "team/model") == [Login("a", "pw")]
-    assert logins([found], "other.example", "team/model") == []
+    assert list_logins([found], HOST, "team/model") == [Login("a", "pw")]
+    assert list_logins([found], "other.example", "team/model") == []
     assert (found.creds_store, found.cred_helpers) == ("", {})
 
 
@@ -59,7 +59,7 @@ def test_both_forms_are_read_and_name_no_programs(type: str) -> None:
 )
 def test_a_secret_that_is_none_is_named_and_not_shown(type: str, data: dict[str, str], said: str) -> None:
     with pytest.raises(PolicyError, match=f"secret team/regcred: .*{said}") as refused:
-        of_secret(type, data, "secret team/regcred")
+        parse_pull_secret(type, data, "secret team/regcred")
     assert "s3cret" not in str(refused.value)
 
 
@@ -67,15 +67,15 @@ def test_a_secret_that_is_none_is_named_and_not_shown(type: str, data: dict[str,
 def test_whatever_a_secret_holds_it_is_read_or_refused(type: str, text: bytes) -> None:
     name = ".dockercfg" if type == OLD else ".dockerconfigjson"
     with contextlib.suppress(PolicyError):
-        logins([of_secret(type, {name: base64.b64encode(text).decode()})], HOST, "team/model")
+        list_logins([parse_pull_secret(type, {name: base64.b64encode(text).decode()})], HOST, "team/model")
 
 
 def test_the_more_exact_entry_is_first_whichever_secret_has_it_then_the_order_of_secrets() -> None:
     one = secret(reg_example="wide", star_example="star")
     two = secret(reg_example__team="narrow", reg_example="second", reg_example__other="not")
-    assert [found.user for found in logins([one, two], HOST, "team/model")] == ["narrow", "wide", "second", "star"]
-    assert [found.user for found in logins([two, one], HOST, "team/model")] == ["narrow", "second", "wide", "star"]
-    assert [found.user for found in logins([one, one], HOST, "team/model")] == ["wide", "star"]
+    assert [found.user for found in list_logins([one, two], HOST, "team/model")] == ["narrow", "wide", "second", "star"]
+    assert [found.user for found in list_logins([two, one], HOST, "team/model")] == ["narrow", "second", "wide", "star"]
+    assert [found.user for found in list_logins([one, one], HOST, "team/model")] == ["wide", "star"]
 
 
 async def tried(secrets: list[Config], fails: dict[str, Exception], rest: Keychain) -> tuple[list[str], str | None]:
@@ -92,7 +92,7 @@ async def tried(secrets: list[Config], fails: dict[str, Exception], rest: Keycha
         return user
 
     try:
-        return seen, await each(secrets, HOST, "team/model", rest, do)
+        return seen, await try_each_login(secrets, HOST, "team/model", rest, do)
     except (DeniedError, AbsentError):
         return seen, None
 
@@ -115,7 +115,7 @@ async def test_what_is_no_refusal_ends_it() -> None:
 
     seen = list[Keychain]()
     with pytest.raises(PolicyError, match="odd"):
-        await each([secret(reg_example="a"), secret(reg_example="b")], HOST, "x", Chain(), do)
+        await try_each_login([secret(reg_example="a"), secret(reg_example="b")], HOST, "x", Chain(), do)
     assert len(seen) == 1
 
 
@@ -127,16 +127,16 @@ async def test_the_login_that_a_registry_takes_is_found_among_several() -> None:
         asks = {"WWW-Authenticate": 'Basic realm="x"'}
         return None if request.headers.get("Authorization") == right else web.Response(status=401, headers=asks)
 
-    async def do(chain: Keychain) -> Manifest:
+    async def do(chain: Keychain) -> RawManifest:
         async with Client(Site(fake.host), chain) as client:
-            return await manifests.manifest(client, "team/model", "v1")
+            return await manifests.fetch_manifest(client, "team/model", "v1")
 
     async with FakeRegistry().serving() as fake:
         fake.manifest("team/model", "v1", b"{}")
         fake.judge = judge
-        secrets = [Config({fake.host: Entry(username=user, password="pw")}) for user in ("a", "b", "c")]
-        assert (await each(secrets, fake.host, "team/model", Chain(), do)).body == b"{}"
+        secrets = [Config({fake.host: AuthConfig(username=user, password="pw")}) for user in ("a", "b", "c")]
+        assert (await try_each_login(secrets, fake.host, "team/model", Chain(), do)).body == b"{}"
         assert right in [one.headers.get("authorization") for one in fake.seen]
         assert Login("c", "pw").basic not in [one.headers.get("authorization") for one in fake.seen]
         with pytest.raises(DeniedError, match="refuses the login"):
-            await each(secrets[::2], fake.host, "team/model", Chain(), do)
+            await try_each_login(secrets[::2], fake.host, "team/model", Chain(), do)

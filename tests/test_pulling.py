@@ -123,7 +123,7 @@ def test_a_bad_file_is_not_given_to_the_next_copy(tmp_path: Path, store: str) ->
 
 def test_code_is_pulled_for_who_allows_it_alone(tmp_path: Path, store: str) -> None:
     offered = [Offered("model.gguf", 4, content=b"GGUF"), Offered("run.py", 1, content=b"x")]
-    oci_layout.write(tmp_path / "code", pack.plan(offered, About(), allow_unsafe=True), "modelpack")
+    oci_layout.write_layout(tmp_path / "code", pack.build_plan(offered, About(), allow_unsafe=True), "modelpack")
     with packed.served(tmp_path / "code") as host:
         words = ("pull", f"oci://{host}/{NAME}:v1", "--store", store)
         before, allowed, after = run(*words), run(*words, "--allow-unsafe"), run(*words)

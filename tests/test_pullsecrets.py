@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from artifacts.credentials.docker_config import Config, Entry
+from artifacts.credentials.docker_config import AuthConfig, Config
 from artifacts.errors import PolicyError
 from pilotlight.agent.weights.fetch import NoSecretError, PullSecrets
 
@@ -54,7 +54,7 @@ async def cluster(folder: Path) -> AsyncIterator[Path]:
 async def test_both_forms_are_read_and_name_no_programs(tmp_path: Path, name: str) -> None:
     async with cluster(tmp_path) as kubeconfig:
         found = await PullSecrets("engines", kubeconfig)(name)
-    assert found == Config({"reg.example": Entry(username="ada", password="s3cret")})
+    assert found == Config({"reg.example": AuthConfig(username="ada", password="s3cret")})
 
 
 async def test_what_is_no_pull_secret_is_named_and_not_shown(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from autoscaler.contract import ModelName, QueueLimits, TenantName
 from gateway.dispatch.call import Call
-from gateway.dispatch.fair_queue import COMPACT_MIN, Deadlines, Line, Queue
+from gateway.dispatch.fair_queue import COMPACT_MIN, Deadlines, Queue, TenantQueue
 from gateway.dispatch.reports import Account
 from tests.kit.budget import examples
 from tests.kit.dispatching import call_of
@@ -17,7 +17,7 @@ from tests.kit.dispatching import call_of
 MODEL = ModelName("llama")
 
 
-def line_of(queue: Queue, tenant: str, *, priority: int = 0, weight: float = 1.0) -> Line:
+def line_of(queue: Queue, tenant: str, *, priority: int = 0, weight: float = 1.0) -> TenantQueue:
     name = TenantName(tenant)
     return queue.lines.get((name, priority)) or queue.open(name, priority, Account(MODEL, name), 1 / weight)
 

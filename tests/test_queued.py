@@ -7,11 +7,19 @@ from math import inf
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.capacity.lead_times import DUE_S, expected
+from autoscaler.capacity.lead_times import DUE_S, estimate_lead_time
 from autoscaler.contract import ModelName
 from autoscaler.planner.plan import plan
 from autoscaler.state.actions import AcquireLease, Acted, ReleaseLease
-from autoscaler.state.capacity_orders import Learnt, LearntSeen, LeasesSeen, Listed, Offer, OffersSeen, ProvidersSeen
+from autoscaler.state.capacity_orders import (
+    LeadTimeStats,
+    LearntSeen,
+    LeasesSeen,
+    Listed,
+    Offer,
+    OffersSeen,
+    ProvidersSeen,
+)
 from autoscaler.state.events import Reported
 from autoscaler.state.world import World
 from tests.kit.offered import (
@@ -41,7 +49,7 @@ def queue(**fields: object) -> Offer:
 
 
 def learnt(of: Offer, took_s: float) -> LearntSeen:
-    return LearntSeen(learnt={of.kind: Learnt(took_s=(took_s,) * 8, came=8)})
+    return LearntSeen(learnt={of.kind: LeadTimeStats(took_s=(took_s,) * 8, came=8)})
 
 
 def later(at: World, now_s: float, **fields: object) -> World:
@@ -55,7 +63,7 @@ def test_a_request_is_one_for_three_days_whatever_was_expected_or_learnt(
 ) -> None:
     of = queue(expected_s=expected_s)
     begin = surge(of) if took_s is None else told(surge(of), learnt(of, took_s))
-    p95_s = expected(of, begin.capacity.learnt.get(of.kind, Learnt())).p95_s
+    p95_s = estimate_lead_time(of, begin.capacity.learnt.get(of.kind, LeadTimeStats())).p95_s
     at, _ = acted(begin)
     for now_s in range(int(T0) + 600, int(T0) + DAYS_S, 600):
         at = later(told(at, OffersSeen(provider="cloud", offers=(of,)), now_s=now_s), now_s)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from autoscaler.spec import validation
-from autoscaler.spec.decode import WrongKeyError, dotted
-from autoscaler.spec.load import one
+from autoscaler.spec.decode import WrongKeyError, format_path
+from autoscaler.spec.load import read_document
 from autoscaler.spec.model import Model
-from pilotlight.processes.cluster_documents import ours, theirs
+from pilotlight.processes.cluster_documents import decode_custom_resource, decode_kubeai_model
 
 
 def document(namespace: str, **spec: object) -> dict[str, object]:
@@ -19,7 +19,7 @@ def document(namespace: str, **spec: object) -> dict[str, object]:
 
 
 def model(namespace: str, **spec: object) -> Model:
-    said = one(document(namespace, **spec))
+    said = read_document(document(namespace, **spec))
     assert isinstance(said, Model)
     return said
 
@@ -59,32 +59,32 @@ def volume(**source: object) -> dict[str, object]:
 )
 def test_what_reaches_into_the_pods_namespace_is_refused_by_path(path: str, spec: dict[str, object]) -> None:
     with pytest.raises(WrongKeyError, match="put the Model into namespace engines, or leave this out") as caught:
-        validation.check(model("team-a", **spec), "engines")
-    assert dotted(caught.value.path) == path
-    validation.check(model("engines", **spec), "engines")
+        validation.check_namespace_access(model("team-a", **spec), "engines")
+    assert format_path(caught.value.path) == path
+    validation.check_namespace_access(model("engines", **spec), "engines")
 
 
 def test_what_takes_nothing_of_a_namespace_is_let_through() -> None:
     pod = {"volumes": [{"name": "a", "emptyDir": {}}, {"name": "b", "downwardAPI": {}}], "nodeSelector": {"a": "b"}}
     sources = {"POD": {"valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}, "PLAIN": "text"}
-    validation.check(model("team-a", pod=pod, env=sources), "engines")
+    validation.check_namespace_access(model("team-a", pod=pod, env=sources), "engines")
 
 
 def test_custom_resources_are_read_by_that_rule() -> None:
-    assert ours("engines", document("team-a")).name == "a"
+    assert decode_custom_resource("engines", document("team-a")).name == "a"
     with pytest.raises(WrongKeyError, match="pods' namespace"):
-        ours("engines", document("team-a", pullSecret="registry"))
-    assert ours("team-a", document("team-a", pullSecret="registry")).name == "a"
+        decode_custom_resource("engines", document("team-a", pullSecret="registry"))
+    assert decode_custom_resource("team-a", document("team-a", pullSecret="registry")).name == "a"
 
 
 def test_models_of_kubeai_go_without_its_token_and_take_no_claim() -> None:
-    at_home, wrong, notes = theirs("kubeai", kubeai("kubeai", "hf://acme/tiny"))
+    at_home, wrong, notes = decode_kubeai_model("kubeai", kubeai("kubeai", "hf://acme/tiny"))
     assert at_home is not None
     assert ("HF_TOKEN" in at_home.spec.env, wrong, notes) == (True, "", ())
-    elsewhere, wrong, (note,) = theirs("engines", kubeai("kubeai", "hf://acme/tiny"))
+    elsewhere, wrong, (note,) = decode_kubeai_model("engines", kubeai("kubeai", "hf://acme/tiny"))
     assert elsewhere is not None
     assert ("HF_TOKEN" in elsewhere.spec.env, wrong) == (False, "")
     assert note.startswith("HF_TOKEN: KubeAI's Secret is only for Models of the pods' namespace")
-    none, wrong, _ = theirs("engines", kubeai("kubeai", "pvc://weights/a"))
+    none, wrong, _ = decode_kubeai_model("engines", kubeai("kubeai", "pvc://weights/a"))
     assert none is None
     assert wrong.startswith("spec.pod.volumes[0].persistentVolumeClaim: is of the pods' namespace")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from artifacts.archives import reassembly, tar
-from artifacts.archives.reassembly import Piece, Place, Recipe
+from artifacts.archives.reassembly import ArchivedFile, FileRange, Recipe
 from artifacts.oci.spans import Span
 
 
@@ -26,18 +26,18 @@ def archive(files: dict[str, bytes]) -> bytes:
 
 def recipe_of(content: bytes, piece_bytes: int) -> Recipe:
     """As a fill makes it, the archive read in such pieces."""
-    reader, places = tar.Reader(), list[Place]()
+    reader, places = tar.Reader(), list[ArchivedFile]()
     for at in range(0, len(content), piece_bytes):
         for event in reader.feed(content[at : at + piece_bytes]):
             if isinstance(event, tar.Member) and event.size:
-                places.append(Place(reader.at, event.size, event.path))
-    rest = b"".join(content[one.first : one.end] for one in reassembly.gaps(len(content), places))
+                places.append(ArchivedFile(reader.at, event.size, event.path))
+    rest = b"".join(content[one.first : one.end] for one in reassembly.list_gaps(len(content), places))
     return Recipe(len(content), tuple(places), rest)
 
 
 def joined(recipe: Recipe, files: dict[str, bytes], first: int, end: int) -> bytes:
-    found = reassembly.pieces(recipe, first, end)
-    return b"".join(files[one.path][one.first : one.end] if isinstance(one, Piece) else one for one in found)
+    found = reassembly.iter_archive_range(recipe, first, end)
+    return b"".join(files[one.path][one.first : one.end] if isinstance(one, FileRange) else one for one in found)
 
 
 FILES = st.dictionaries(
@@ -48,7 +48,7 @@ FILES = st.dictionaries(
 @given(FILES, st.integers(1, 3000), st.data())
 def test_any_range_of_any_archive_is_the_same_bytes(files: dict[str, bytes], piece: int, data: st.DataObject) -> None:
     content = archive(files)
-    recipe = reassembly.read(reassembly.written(recipe_of(content, piece)))
+    recipe = reassembly.decode_recipe(reassembly.encode_recipe(recipe_of(content, piece)))
     assert recipe is not None
     assert joined(recipe, files, 0, len(content)) == content
     first = data.draw(st.integers(0, len(content) - 1))
@@ -58,23 +58,29 @@ def test_any_range_of_any_archive_is_the_same_bytes(files: dict[str, bytes], pie
 
 
 def test_what_lies_between_files_is_found() -> None:
-    places = [Place(10, 5, "a"), Place(15, 5, "b"), Place(30, 1, "c")]
-    assert reassembly.gaps(40, places) == [Span(0, 10), Span(20, 30), Span(31, 40)]
-    assert reassembly.gaps(5, [Place(0, 5, "a")]) == []
+    places = [ArchivedFile(10, 5, "a"), ArchivedFile(15, 5, "b"), ArchivedFile(30, 1, "c")]
+    assert reassembly.list_gaps(40, places) == [Span(0, 10), Span(20, 30), Span(31, 40)]
+    assert reassembly.list_gaps(5, [ArchivedFile(0, 5, "a")]) == []
 
 
 @pytest.mark.parametrize(
-    "places", [[Place(0, 6, "a")], [Place(0, 3, "a"), Place(2, 3, "b")], [Place(0, 0, "a")], [Place(-1, 2, "a")]]
+    "places",
+    [
+        [ArchivedFile(0, 6, "a")],
+        [ArchivedFile(0, 3, "a"), ArchivedFile(2, 3, "b")],
+        [ArchivedFile(0, 0, "a")],
+        [ArchivedFile(-1, 2, "a")],
+    ],
 )
-def test_files_that_do_not_fit_are_no_recipe(places: list[Place]) -> None:
+def test_files_that_do_not_fit_are_no_recipe(places: list[ArchivedFile]) -> None:
     with pytest.raises(ValueError, match="lie over each other, or outside"):
-        reassembly.gaps(5, places)
-    assert reassembly.read(reassembly.written(Recipe(5, tuple(places), b""))) is None
+        reassembly.list_gaps(5, places)
+    assert reassembly.decode_recipe(reassembly.encode_recipe(Recipe(5, tuple(places), b""))) is None
 
 
 def test_a_recipe_that_is_cut_off_or_says_another_length_is_none() -> None:
-    good = reassembly.written(Recipe(5, (Place(1, 3, "a"),), b"xy"))
-    assert reassembly.read(good) is not None
-    assert reassembly.read(good[:-1]) is None
-    assert reassembly.read(b"") is None
-    assert reassembly.read(reassembly.written(Recipe(5, (Place(1, 3, "a"),), b"x"))) is None
+    good = reassembly.encode_recipe(Recipe(5, (ArchivedFile(1, 3, "a"),), b"xy"))
+    assert reassembly.decode_recipe(good) is not None
+    assert reassembly.decode_recipe(good[:-1]) is None
+    assert reassembly.decode_recipe(b"") is None
+    assert reassembly.decode_recipe(reassembly.encode_recipe(Recipe(5, (ArchivedFile(1, 3, "a"),), b"x"))) is None

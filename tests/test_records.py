@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.drivers.local.state_directory import EPOCH, InUseError, Record, StateDirectory, StateError
+from autoscaler.drivers.local.state_directory import EPOCH, InUseError, ReplicaRecord, StateDirectory, StateError
 
 
-def record(name: str) -> Record:
-    return Record(id=ReplicaId(name), model=ModelName("m"), spec_hash="h", intent="i", slices=(), memory_bytes=1)
+def record(name: str) -> ReplicaRecord:
+    return ReplicaRecord(id=ReplicaId(name), model=ModelName("m"), spec_hash="h", intent="i", slices=(), memory_bytes=1)
 
 
 def test_it_is_made_for_its_owner_only_and_keeps_its_name(tmp_path: Path) -> None:

@@ -11,8 +11,14 @@ import pytest
 
 from autoscaler.providers.provider import RefusedError
 from autoscaler.providers.redfish.client import Login
-from autoscaler.providers.redfish.cluster import NOTES, Access, AccessError, ConfigMapNotes, OpenSites
-from autoscaler.providers.redfish.inventory import Noted
+from autoscaler.providers.redfish.cluster import (
+    NOTES,
+    ConfigMapNotes,
+    OpenSites,
+    RedfishCredentials,
+    RedfishCredentialsError,
+)
+from autoscaler.providers.redfish.inventory import StoredMarks
 from autoscaler.providers.redfish.provider import RedfishFabric
 from autoscaler.spec.capacity import ProviderSettings, Redfish
 from autoscaler.spec.ownership import Ownership
@@ -42,12 +48,12 @@ def node(name: str, *, ready: bool = True) -> dict[str, object]:
 
 def test_a_login_is_read_anew_and_says_nothing_of_itself(tmp_path: Path) -> None:
     async def scenario() -> None:
-        access = Access("fabric", None, mounted(tmp_path, username=USER, password=f"{PASSWORD}\n"))
+        access = RedfishCredentials("fabric", None, mounted(tmp_path, username=USER, password=f"{PASSWORD}\n"))
         assert await access.login() == Login(USER, PASSWORD)
         mounted(tmp_path, password="another")
         assert (await access.login() or Login("", "")).password == "another"
         assert PASSWORD not in repr(Login(USER, PASSWORD))
-        assert await Access(None, None, tmp_path).login() is None
+        assert await RedfishCredentials(None, None, tmp_path).login() is None
 
     asyncio.run(scenario())
 
@@ -56,8 +62,8 @@ def test_a_secret_that_lacks_something_is_named(tmp_path: Path) -> None:
     no_text = mounted(tmp_path / "other", username="a")
     (no_text / "fabric" / "password").write_bytes(b"\xe9")
     for folder in (tmp_path, mounted(tmp_path, username="a"), no_text):
-        with pytest.raises(AccessError) as caught:
-            asyncio.run(Access("fabric", None, folder).login())
+        with pytest.raises(RedfishCredentialsError) as caught:
+            asyncio.run(RedfishCredentials("fabric", None, folder).login())
         assert str(caught.value) == "Secret fabric is not there, or has no username and password"
 
 
@@ -69,7 +75,7 @@ def test_a_provider_says_in_words_which_secret_it_lacks(tmp_path: Path) -> None:
                 PlayedServer(lambda: 0.0), lambda: World(epoch=1), "engines", "home", stack, secrets=tmp_path
             )
             told = Redfish(url=fabric.url, systems={"w1": fabric.path("1")}, secret_ref="fabric")
-            provider = capacity_providers.redfish(ProviderSettings(name="rack", redfish=told), around)
+            provider = capacity_providers.build_redfish_provider(ProviderSettings(name="rack", redfish=told), around)
             for asked in (provider.list(), provider.offers()):
                 with pytest.raises(RefusedError, match=r"^Secret fabric is not there, or has no username"):
                     await asked
@@ -81,14 +87,17 @@ def test_an_authority_is_of_the_secret_or_of_a_file(tmp_path: Path) -> None:
     async def scenario() -> None:
         folder = mounted(tmp_path, ca_crt=certificates.pem(certificates.OURS))
         path = certificates.write_authority(tmp_path, certificates.OURS)
-        for access in (Access("fabric", None, folder), Access(None, str(path), folder)):
+        for access in (RedfishCredentials("fabric", None, folder), RedfishCredentials(None, str(path), folder)):
             found = await access.tls()
             assert len(found.get_ca_certs()) == 1
             assert (found.verify_mode, found.check_hostname) == (ssl.CERT_REQUIRED, True)
-        assert len((await Access("other", None, folder).tls()).get_ca_certs()) != 1, "the system's"
+        assert len((await RedfishCredentials("other", None, folder).tls()).get_ca_certs()) != 1, "the system's"
         mounted(tmp_path, ca_crt="x")
-        for wrong in (Access("fabric", None, folder), Access(None, str(tmp_path / "none"), folder)):
-            with pytest.raises(AccessError):
+        for wrong in (
+            RedfishCredentials("fabric", None, folder),
+            RedfishCredentials(None, str(tmp_path / "none"), folder),
+        ):
+            with pytest.raises(RedfishCredentialsError):
                 await wrong.tls()
 
     asyncio.run(scenario())
@@ -102,14 +111,14 @@ def test_without_a_certificate_nobody_is_trusted_by_what_should_have_one(tmp_pat
     folder, path = mounted(tmp_path), tmp_path / "ca.pem"
     for file in (path, folder / "fabric" / "ca.crt"):
         file.write_bytes(told)
-    for access in (Access("fabric", None, folder), Access(None, str(path), folder)):
-        with pytest.raises(AccessError, match=r"has no certificates \(PEM\) that can be read: put "):
+    for access in (RedfishCredentials("fabric", None, folder), RedfishCredentials(None, str(path), folder)):
+        with pytest.raises(RedfishCredentialsError, match=r"has no certificates \(PEM\) that can be read: put "):
             asyncio.run(access.tls())
 
 
 def test_what_is_written_beside_certificates_may_be_in_any_language(tmp_path: Path) -> None:
     folder = mounted(tmp_path, ca_crt=f"# Autorité de la salle\n{certificates.pem(certificates.OURS)}")
-    assert len(asyncio.run(Access("fabric", None, folder).tls()).get_ca_certs()) == 1
+    assert len(asyncio.run(RedfishCredentials("fabric", None, folder).tls()).get_ca_certs()) == 1
 
 
 def test_notes_are_of_one_provider_and_written_only_over_what_was_read() -> None:
@@ -117,15 +126,15 @@ def test_notes_are_of_one_provider_and_written_only_over_what_was_read() -> None
         played = PlayedServer(lambda: 0.0)
         mine, others = ConfigMapNotes(played, "home", "pod2"), ConfigMapNotes(played, "home", "pod3")
         empty = await mine.read()
-        assert await mine.write(Noted({"/redfish/v1/b": "pilotlight name=a b"}, empty.version))
-        assert not await others.write(Noted({"/x": "y"}, empty.version)), "somebody made it meanwhile"
+        assert await mine.write(StoredMarks({"/redfish/v1/b": "pilotlight name=a b"}, empty.version))
+        assert not await others.write(StoredMarks({"/x": "y"}, empty.version)), "somebody made it meanwhile"
         first = await others.read()
         assert not first.marks
-        assert await others.write(Noted({"/x": "y z"}, first.version))
-        assert not await mine.write(Noted({}, first.version))
+        assert await others.write(StoredMarks({"/x": "y z"}, first.version))
+        assert not await mine.write(StoredMarks({}, first.version))
         now = await mine.read()
         assert now.marks == {"/redfish/v1/b": "pilotlight name=a b"}
-        assert await mine.write(Noted({}, now.version))
+        assert await mine.write(StoredMarks({}, now.version))
         assert played.objects[f"/api/v1/namespaces/home/configmaps/{NOTES}"]["data"] == {"pod3": "/x y z\n"}
 
     asyncio.run(scenario())
@@ -135,7 +144,7 @@ def test_notes_of_two_installations_of_a_namespace_are_apart_and_those_of_an_ear
     async def scenario() -> None:
         played = PlayedServer(lambda: 0.0)
         earlier = ConfigMapNotes(played, "home", "pod2")
-        assert await earlier.write(Noted({"/a": "x"}, (await earlier.read()).version))
+        assert await earlier.write(StoredMarks({"/a": "x"}, (await earlier.read()).version))
         played.owner = Ownership("home-1")
         mine = ConfigMapNotes(played, "home", "pod2")
         found = await mine.read()
@@ -172,7 +181,7 @@ def test_an_entry_of_the_settings_attaches_and_detaches(tmp_path: Path, *, keeps
         async with AsyncExitStack() as stack, FakeFabric(keeps=keeps).serving(certificates.sides().server) as fabric:
             around = Around(played, lambda: World(epoch=1), "engines", "home", stack, secrets=secrets)
             told = Redfish(url=fabric.url, systems={"w1": fabric.path("1")}, secret_ref="fabric")
-            provider = capacity_providers.redfish(ProviderSettings(name="rack", redfish=told), around)
+            provider = capacity_providers.build_redfish_provider(ProviderSettings(name="rack", redfish=told), around)
             assert isinstance(provider, RedfishFabric)
             attending = asyncio.create_task(provider.attend(lambda: None))
             (offer,) = [one for one in await provider.offers() if one.product == A100[0]]

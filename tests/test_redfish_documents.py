@@ -8,7 +8,7 @@ import pytest
 
 from autoscaler.contract import ModelName
 from autoscaler.providers.redfish import schema as documents
-from autoscaler.providers.redfish.schema import DocumentError, Mark
+from autoscaler.providers.redfish.schema import BlockMark, RedfishDocumentError
 
 BLOCK = {
     "@odata.id": "/redfish/v1/CompositionService/ResourceBlocks/DeviceBlock-41",
@@ -29,13 +29,13 @@ def body(**more: object) -> bytes:
 
 
 def test_a_block_is_read_with_and_without_a_place_for_names() -> None:
-    one = documents.block(body())
+    one = documents.parse_block(body())
     assert (one.free_for, one.sound, one.etag) == (None, True, "")
     assert one.processors == ("/redfish/v1/Chassis/Chassis-1/Processors/PROC-550001",)
     assert one.zones == ("/redfish/v1/CompositionService/ResourceZones/GlobalZone",)
-    kept = documents.block(body(Client=None, **{"@odata.etag": 'W/"1"'}))
+    kept = documents.parse_block(body(Client=None, **{"@odata.etag": 'W/"1"'}))
     assert (kept.free_for, kept.etag) == ("", 'W/"1"')
-    assert documents.block(body(), '"head"').etag == '"head"'
+    assert documents.parse_block(body(), '"head"').etag == '"head"'
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_a_block_is_read_with_and_without_a_place_for_names() -> None:
     ],
 )
 def test_of_a_location_only_the_path_and_query_count(told: str, place: str) -> None:
-    assert documents.place_of(told) == place
+    assert documents.parse_location(told) == place
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_of_a_location_only_the_path_and_query_count(told: str, place: str) -> N
     ],
 )
 def test_a_block_that_is_not_well_is_not_sound(told: dict[str, object]) -> None:
-    assert not documents.block(body(**told)).sound
+    assert not documents.parse_block(body(**told)).sound
 
 
 @pytest.mark.parametrize(
@@ -87,14 +87,14 @@ def test_a_block_that_is_not_well_is_not_sound(told: dict[str, object]) -> None:
     ],
 )
 def test_no_path_leads_out_of_the_service(path: str) -> None:
-    with pytest.raises(DocumentError):
-        documents.block(body(**{"@odata.id": path}))
+    with pytest.raises(RedfishDocumentError):
+        documents.parse_block(body(**{"@odata.id": path}))
 
 
 @pytest.mark.parametrize("told", [b"", b"{}", b"[]", b"null", b"<html>", b"\xff", b"[" * 5000, b'{"@odata.id": 7}'])
 def test_garbage_is_no_document(told: bytes) -> None:
-    for read in (documents.block, documents.system, documents.collection):
-        with pytest.raises(DocumentError, match="expected"):
+    for read in (documents.parse_block, documents.parse_system, documents.parse_collection):
+        with pytest.raises(RedfishDocumentError, match="expected"):
             read(told)
 
 
@@ -118,12 +118,12 @@ def test_garbage_is_no_document(told: bytes) -> None:
 )
 def test_a_gpu_is_one_whose_memory_is_known(told: dict[str, object], memory_mib: int | None) -> None:
     one = {"ProcessorType": "GPU", "Model": "NVIDIA A100 PCIe", "UUID": "GPU-7", **told}
-    assert documents.gpu(json.dumps({**one, "ProcessorType": "CPU"}).encode()) is None
+    assert documents.parse_gpu(json.dumps({**one, "ProcessorType": "CPU"}).encode()) is None
     for less in (one if memory_mib is None else {}, {**one, "ProcessorType": None}, {**one, "Model": ""}):
-        with pytest.raises(DocumentError, match="type, model and memory"):
-            documents.gpu(json.dumps(less).encode())
+        with pytest.raises(RedfishDocumentError, match="type, model and memory"):
+            documents.parse_gpu(json.dumps(less).encode())
     if memory_mib is not None:
-        found = documents.gpu(json.dumps(one).encode())
+        found = documents.parse_gpu(json.dumps(one).encode())
         assert found is not None
         assert (found.memory_bytes >> 20, found.product, found.uuid) == (memory_mib, "NVIDIA-A100-PCIe", "GPU-7")
 
@@ -131,10 +131,10 @@ def test_a_gpu_is_one_whose_memory_is_known(told: dict[str, object], memory_mib:
 def test_the_uuid_of_a_gpu_is_as_its_driver_calls_it() -> None:
     bare = "B0AED23C-0000-1111-2222-333344445555"
     one = {"ProcessorType": "GPU", "Model": "NVIDIA L40S", "UUID": bare, "MemorySummary": {"TotalMemorySizeMiB": 46068}}
-    found = documents.gpu(json.dumps(one).encode())
+    found = documents.parse_gpu(json.dumps(one).encode())
     assert found is not None
     assert found.uuid == f"GPU-{bare.lower()}"
-    other = documents.gpu(json.dumps({**one, "Model": "Instinct MI300X"}).encode())
+    other = documents.parse_gpu(json.dumps({**one, "Model": "Instinct MI300X"}).encode())
     assert other is not None
     assert other.uuid == bare
 
@@ -142,15 +142,15 @@ def test_the_uuid_of_a_gpu_is_as_its_driver_calls_it() -> None:
 @pytest.mark.parametrize(("model", "uuid"), [("NVIDIA L40S", ""), ("Instinct MI300X", "1650323")])
 def test_no_serial_number_stands_for_a_uuid_that_an_agent_would_never_see(model: str, uuid: str) -> None:
     one = {"ProcessorType": "GPU", "Model": model, "MemorySummary": {"TotalMemorySizeMiB": 46068}}
-    found = documents.gpu(json.dumps({**one, "SerialNumber": "1650323"}).encode())
+    found = documents.parse_gpu(json.dumps({**one, "SerialNumber": "1650323"}).encode())
     assert found is not None
     assert found.uuid == uuid
 
 
 def test_a_mark_is_read_as_it_was_written() -> None:
     for gone in (False, True):
-        one = Mark("pilotlight-a-0123456789", ModelName("team/llama-8b:q4"), 7, 2, "worker-1", "rack", 4, gone)
-        assert documents.mark(one.text()) == one
+        one = BlockMark("pilotlight-a-0123456789", ModelName("team/llama-8b:q4"), 7, 2, "worker-1", "rack", 4, gone)
+        assert documents.parse_mark(one.text()) == one
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_a_mark_is_read_as_it_was_written() -> None:
     ],
 )
 def test_what_is_no_mark_of_ours_is_somebody_elses(text: str | None) -> None:
-    assert documents.mark(text) is None
+    assert documents.parse_mark(text) is None
 
 
 @pytest.mark.parametrize(
@@ -185,5 +185,5 @@ def test_what_is_no_mark_of_ours_is_somebody_elses(text: str | None) -> None:
     ],
 )
 def test_a_task_is_over_and_well_or_not(told: dict[str, str], *, over: bool, well: bool) -> None:
-    found = documents.task(json.dumps(told).encode())
+    found = documents.parse_task(json.dumps(told).encode())
     assert (found.over, found.well and found.over) == (over, well)

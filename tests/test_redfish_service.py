@@ -12,7 +12,7 @@ from autoscaler.providers.provider import RefusedError
 from autoscaler.providers.redfish.client import POLL_S, NoAnswerError, StatusError
 from autoscaler.providers.redfish.inventory import Reading
 from autoscaler.providers.redfish.provider import RedfishFabric
-from autoscaler.providers.redfish.schema import Mark
+from autoscaler.providers.redfish.schema import BlockMark
 from autoscaler.providers.redfish.system_writer import NOTHING_S
 from tests.contracts.provider import order, release
 from tests.kit.fake_redfish import A100, BLOCKS, PASSWORD, SYSTEMS, TOKEN, FakeFabric
@@ -218,7 +218,7 @@ def test_a_mark_is_not_written_over_anothers_where_the_collection_tells_no_etags
         reading = Reading(rig.service(rig.logins), rig.systems, rig.name)
         first, second = (f"{BLOCKS}/Gpu-{one}" for one in (1, 2))
         blocks = (await reading.read()).blocks
-        block, mark = rig.fabric.blocks["Gpu-1"], Mark("lease", ModelName("m"), 1, 1, "w1", rig.name)
+        block, mark = rig.fabric.blocks["Gpu-1"], BlockMark("lease", ModelName("m"), 1, 1, "w1", rig.name)
         block.client, block.version = "somebody else's", block.version + 1
         try:
             with pytest.raises(StatusError, match="412"):

@@ -10,16 +10,26 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.capacity.attachable_nodes import Site
-from autoscaler.providers.redfish.planning import Claim, Fabric, Held, before, claim, links, listed, offers, uuids
-from autoscaler.providers.redfish.schema import Block, Gpu, Mark, System
+from autoscaler.capacity.attachable_nodes import AttachableNode
+from autoscaler.providers.redfish.planning import (
+    BlockClaim,
+    Fabric,
+    LeaseProgress,
+    build_offers,
+    count_foreign_devices,
+    list_attached_uuids,
+    list_leases,
+    plan_claim,
+    plan_links,
+)
+from autoscaler.providers.redfish.schema import Block, BlockMark, ComputerSystem, RedfishGpu
 from autoscaler.state.capacity_orders import OFFERS_MAX, AcquireOrder, Offer
 from tests.contracts.provider import OWNER, order
 from tests.kit.redfish_rig import terms
 
 GIB = 1 << 30
-OPEN = {"w1": Site("w1", 8)}
-A100 = Gpu("A100", 40 * GIB, "GPU-1", 250.0)
+OPEN = {"w1": AttachableNode("w1", 8)}
+A100 = RedfishGpu("A100", 40 * GIB, "GPU-1", 250.0)
 
 
 def block(path: str, **fields: Any) -> Block:
@@ -27,17 +37,17 @@ def block(path: str, **fields: Any) -> Block:
     return plain._replace(**fields)
 
 
-def fabric(*pool: Block, marks: dict[str, Mark] | None = None, keeps: bool = True) -> Fabric:
+def fabric(*pool: Block, marks: dict[str, BlockMark] | None = None, keeps: bool = True) -> Fabric:
     """Node w1 with its own block and those that have it as their system."""
     own = block("own", systems=("s1",), zones=("z1",))
     blocks = {one.path: one for one in (own, *pool)}
     there = tuple(one.path for one in blocks.values() if "s1" in one.systems)
     gpus = {one.path: A100._replace(uuid=f"GPU-{one.path}") for one in pool}
-    return Fabric(blocks, {"w1": System("s1", "", there)}, gpus, marks or {}, keeps)
+    return Fabric(blocks, {"w1": ComputerSystem("s1", "", there)}, gpus, marks or {}, keeps)
 
 
-def mark(name: str = "lease", *, gone: bool = False, devices: int = 1) -> Mark:
-    return Mark(name, OWNER, 1, devices, "w1", "rack", gone=gone)
+def mark(name: str = "lease", *, gone: bool = False, devices: int = 1) -> BlockMark:
+    return BlockMark(name, OWNER, 1, devices, "w1", "rack", gone=gone)
 
 
 def wanted(devices: int = 1) -> AcquireOrder:
@@ -58,33 +68,33 @@ def wanted(devices: int = 1) -> AcquireOrder:
     ids=["attached", "somebody's", "reserved", "under way", "broken", "of another zone"],
 )
 def test_only_what_is_free_and_may_go_there_is_offered(other: Block) -> None:
-    (offer,) = offers(fabric(block("a", zones=("z1", "z3")), other), terms(), OPEN)
+    (offer,) = build_offers(fabric(block("a", zones=("z1", "z3")), other), terms(), OPEN)
     assert (offer.name, offer.node, offer.devices_max, offer.memory_bytes) == ("w1/A100", "w1", 1, 40 * GIB)
     assert (offer.bought, offer.price_per_hour, offer.watts, offer.expected_s) == ("fabric", 1.0, 250.0, 6.0)
-    assert not offers(fabric(other), terms(), OPEN)
+    assert not build_offers(fabric(other), terms(), OPEN)
 
 
 def test_no_more_is_offered_than_the_node_has_a_place_for() -> None:
-    pool, full = fabric(block("a"), block("b")), {"w1": Site("w1", 1)}
-    (offer,) = offers(pool, terms(), full)
+    pool, full = fabric(block("a"), block("b")), {"w1": AttachableNode("w1", 1)}
+    (offer,) = build_offers(pool, terms(), full)
     assert offer.devices_max == 1
-    assert claim(pool, wanted(2), terms(), full["w1"]).refused == "w1 can have a place for 1 now, not 2"
-    assert not offers(pool, terms()._replace(seen_on=lambda _: 1), full)
-    assert not offers(fabric(block("a"), block("b"), marks={"a": mark()}), terms(), full), "one is on its way"
-    assert not offers(pool, terms(), {}), "it is not open"
+    assert plan_claim(pool, wanted(2), terms(), full["w1"]).refused == "w1 can have a place for 1 now, not 2"
+    assert not build_offers(pool, terms()._replace(seen_on=lambda _: 1), full)
+    assert not build_offers(fabric(block("a"), block("b"), marks={"a": mark()}), terms(), full), "one is on its way"
+    assert not build_offers(pool, terms(), {}), "it is not open"
 
 
 def test_of_very_many_nodes_those_with_the_most_room_are_offered_and_no_product_is_left_out() -> None:
     names = [f"w{number:03}" for number in range(300)]
     pool = fabric(block("a"), block("b"), block("c"))
     pool = pool._replace(
-        systems={name: System(f"s{name}", "", ()) for name in names},
+        systems={name: ComputerSystem(f"s{name}", "", ()) for name in names},
         gpus={**pool.gpus, "c": A100._replace(product="L40S")},
     )
-    there = {name: Site(name, 1 if number < 100 else 8) for number, name in enumerate(names)}
-    found = offers(pool, terms(), there)
+    there = {name: AttachableNode(name, 1 if number < 100 else 8) for number, name in enumerate(names)}
+    found = build_offers(pool, terms(), there)
     assert len(found) == OFFERS_MAX
-    assert found == offers(pool, terms(), dict(reversed(there.items())))
+    assert found == build_offers(pool, terms(), dict(reversed(there.items())))
     by = {product: [one for one in found if one.product == product] for product in ("A100", "L40S")}
     assert [len(of) for of in by.values()] == [OFFERS_MAX // 2, OFFERS_MAX // 2]
     assert {one.devices_max for one in by["A100"]} == {2}
@@ -94,74 +104,79 @@ def test_of_very_many_nodes_those_with_the_most_room_are_offered_and_no_product_
 def test_devices_are_named_by_their_uuids_or_counted_after_those_before_them() -> None:
     a, b = block("a", systems=("s1",)), block("b", systems=("s1",))
     marks = {"a": mark("first")._replace(before=2), "b": mark("second")._replace(before=2)}
-    first, second = listed(fabric(a, b, marks=marks), terms(), {})
+    first, second = list_leases(fabric(a, b, marks=marks), terms(), {})
     assert (first.device_ids, first.counted_from) == (("w1/GPU-a",), 2)
     assert (second.device_ids, second.counted_from) == (("w1/GPU-b",), 3)
     assert not first.alone
-    assert listed(fabric(a, b, marks=marks), terms()._replace(tells=lambda _: False), {})[0].alone
-    assert before(fabric(a, b, marks=marks), "w1", terms()._replace(seen_on=lambda _: 4)) == 2
-    assert before(fabric(block("a")), "w1", terms()._replace(seen_on=lambda _: 4)) == 4
+    assert list_leases(fabric(a, b, marks=marks), terms()._replace(tells=lambda _: False), {})[0].alone
+    assert count_foreign_devices(fabric(a, b, marks=marks), "w1", terms()._replace(seen_on=lambda _: 4)) == 2
+    assert count_foreign_devices(fabric(block("a")), "w1", terms()._replace(seen_on=lambda _: 4)) == 4
 
 
 def test_a_gpu_that_is_attached_and_did_not_say_what_it_is_yet_is_one_of_which_nobody_knows_the_uuid() -> None:
     a, b = block("a", systems=("s1",)), block("b", systems=("s1",))
     there = fabric(a, b, marks={"a": mark(), "b": mark()})
-    assert uuids(there, "lease") == {"w1": ("GPU-a", "GPU-b")}
-    assert uuids(there._replace(gpus={"a": there.gpus["a"]}), "lease") == {"w1": ("GPU-a", "")}
+    assert list_attached_uuids(there, "lease") == {"w1": ("GPU-a", "GPU-b")}
+    assert list_attached_uuids(there._replace(gpus={"a": there.gpus["a"]}), "lease") == {"w1": ("GPU-a", "")}
 
 
 def test_whoever_looks_takes_the_same_blocks_for_a_name_and_others_for_another() -> None:
     names = [f"b{number}" for number in range(20)]
     there, turned = fabric(*map(block, names)), fabric(*map(block, reversed(names)))
-    first = claim(there, wanted(2), terms(), OPEN["w1"]).blocks
-    assert first == claim(turned, wanted(2), terms(), OPEN["w1"]).blocks
+    first = plan_claim(there, wanted(2), terms(), OPEN["w1"]).blocks
+    assert first == plan_claim(turned, wanted(2), terms(), OPEN["w1"]).blocks
     other = replace(wanted(2), id=order(wanted().offer, 1).id)
-    assert claim(there, other, terms(), OPEN["w1"]).blocks != first
+    assert plan_claim(there, other, terms(), OPEN["w1"]).blocks != first
 
 
 def test_what_was_begun_is_gone_on_with_and_not_taken_twice() -> None:
     name = wanted().id.name
     a, b = block("a"), block("b")
-    assert claim(fabric(a, b, marks={"a": mark(name)}), wanted(), terms(), OPEN["w1"]) == Claim()
-    assert claim(fabric(a, b, marks={"a": mark(name)}), wanted(2), terms(), OPEN["w1"]) == Claim(("b",))
+    assert plan_claim(fabric(a, b, marks={"a": mark(name)}), wanted(), terms(), OPEN["w1"]) == BlockClaim()
+    assert plan_claim(fabric(a, b, marks={"a": mark(name)}), wanted(2), terms(), OPEN["w1"]) == BlockClaim(("b",))
     here = block("a", systems=("s1",))
-    assert claim(fabric(here, b, marks={"a": mark(name)}), wanted(2), terms(), OPEN["w1"]) == Claim(), (
+    assert plan_claim(fabric(here, b, marks={"a": mark(name)}), wanted(2), terms(), OPEN["w1"]) == BlockClaim(), (
         "half of it has come"
     )
-    assert claim(fabric(here, b, marks={"a": mark(name, gone=True)}), wanted(), terms(), OPEN["w1"]) == Claim(("a",))
+    assert plan_claim(fabric(here, b, marks={"a": mark(name, gone=True)}), wanted(), terms(), OPEN["w1"]) == BlockClaim(
+        ("a",)
+    )
 
 
 def test_what_is_not_there_is_refused_in_words() -> None:
-    assert claim(fabric(block("a")), wanted(2), terms(), OPEN["w1"]).refused == "w1 can have 1 x A100 now, not 2"
-    assert "keeps no names" in claim(fabric(block("a"), keeps=False), wanted(), terms(), OPEN["w1"]).refused
+    assert plan_claim(fabric(block("a")), wanted(2), terms(), OPEN["w1"]).refused == "w1 can have 1 x A100 now, not 2"
+    assert "keeps no names" in plan_claim(fabric(block("a"), keeps=False), wanted(), terms(), OPEN["w1"]).refused
     assert (
-        claim(fabric(block("a")), wanted(), terms(), None).refused == "node w1 is not open, or no system of this fabric"
+        plan_claim(fabric(block("a")), wanted(), terms(), None).refused
+        == "node w1 is not open, or no system of this fabric"
     )
 
 
 def test_links_of_others_stay_and_ours_come_and_go() -> None:
     there = fabric(block("a", systems=("s1",)), block("b", systems=("s1",)), block("c"))
-    assert links(there, "w1", {"c"}, {"a"}) == ("own", "b", "c")
-    assert links(there, "w1", {"a"}, {"c"}) == ("own", "a", "b")
+    assert plan_links(there, "w1", {"c"}, {"a"}) == ("own", "b", "c")
+    assert plan_links(there, "w1", {"a"}, {"c"}) == ("own", "a", "b")
 
 
 def test_a_block_that_was_given_back_is_ours_only_while_it_is_attached() -> None:
     gone = {"a": mark(gone=True)}
-    assert not listed(fabric(block("a", free_for=mark(gone=True).text()), marks=gone), terms(), {})
-    (late,) = listed(fabric(block("a", systems=("s1",)), marks=gone), terms(), {})
+    assert not list_leases(fabric(block("a", free_for=mark(gone=True).text()), marks=gone), terms(), {})
+    (late,) = list_leases(fabric(block("a", systems=("s1",)), marks=gone), terms(), {})
     assert (late.phase, late.device_ids) == ("here", ("w1/GPU-a",))
-    assert len(offers(fabric(block("a", free_for=mark(gone=True).text()), marks=gone), terms(), OPEN)) == 1
+    assert len(build_offers(fabric(block("a", free_for=mark(gone=True).text()), marks=gone), terms(), OPEN)) == 1
 
 
 def test_phases_follow_what_is_attached_and_what_is_known() -> None:
     free, here = block("a"), block("a", systems=("s1",))
 
-    def phase(one: Block, held: Held) -> str:
-        return next((each.phase for each in listed(fabric(one, marks={"a": mark()}), terms(), {"lease": held})), "")
+    def phase(one: Block, held: LeaseProgress) -> str:
+        return next(
+            (each.phase for each in list_leases(fabric(one, marks={"a": mark()}), terms(), {"lease": held})), ""
+        )
 
-    assert phase(free, Held()) == "coming"
-    assert phase(here, Held()) == "here"
-    assert phase(here._replace(state="Composing"), Held()) == "coming"
-    assert phase(here, Held(leaving=True)) == "leaving"
-    assert phase(free, Held(failed="no")) == "failed"
-    assert not phase(free, Held(arrived=True)), "somebody detached it"
+    assert phase(free, LeaseProgress()) == "coming"
+    assert phase(here, LeaseProgress()) == "here"
+    assert phase(here._replace(state="Composing"), LeaseProgress()) == "coming"
+    assert phase(here, LeaseProgress(leaving=True)) == "leaving"
+    assert phase(free, LeaseProgress(failed="no")) == "failed"
+    assert not phase(free, LeaseProgress(arrived=True)), "somebody detached it"

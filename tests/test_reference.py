@@ -14,8 +14,8 @@ from artifacts.digest import BadDigestError
 from artifacts.reference import BadReferenceError
 from tests.kit.budget import examples
 
-A = digests.parse("sha256:" + "a" * 64)
-LONG = digests.parse("sha512:" + "0f" * 64)
+A = digests.parse_digest("sha256:" + "a" * 64)
+LONG = digests.parse_digest("sha512:" + "0f" * 64)
 
 
 @pytest.mark.parametrize(
@@ -44,12 +44,12 @@ def test_what_people_write(
 ) -> None:
     if registry is None:
         with pytest.raises(BadReferenceError, match="lower-case"):
-            reference.parse(text)
+            reference.parse_reference(text)
         return
-    found = reference.parse(text)
+    found = reference.parse_reference(text)
     assert found == (registry, repository, tag, digest)
     if not text.startswith("ollama://"):
-        assert reference.parse(str(found)) == found
+        assert reference.parse_reference(str(found)) == found
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_what_people_write(
 )
 def test_what_is_refused_in_one_line(text: str, said: str) -> None:
     with pytest.raises(BadReferenceError) as caught:
-        reference.parse(text)
+        reference.parse_reference(text)
     assert re.search(said, str(caught.value))
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 320
@@ -98,16 +98,16 @@ def test_what_is_refused_in_one_line(text: str, said: str) -> None:
 
 def test_a_password_is_not_shown() -> None:
     with pytest.raises(BadReferenceError) as caught:
-        reference.parse("oci://me:hunter2@ghcr.io/x")
+        reference.parse_reference("oci://me:hunter2@ghcr.io/x")
     assert "hunter2" not in str(caught.value)
 
 
 def test_what_is_asked_and_of_whom() -> None:
-    assert reference.parse("ghcr.io/x").asked == "latest"
-    assert reference.parse("ghcr.io/x:t").asked == "t"
-    assert reference.parse(f"ghcr.io/x:t@{A}").asked == A
-    assert reference.parse("x").host == "registry-1.docker.io"
-    assert reference.parse("ghcr.io/x").host == "ghcr.io"
+    assert reference.parse_reference("ghcr.io/x").asked == "latest"
+    assert reference.parse_reference("ghcr.io/x:t").asked == "t"
+    assert reference.parse_reference(f"ghcr.io/x:t@{A}").asked == A
+    assert reference.parse_reference("x").host == "registry-1.docker.io"
+    assert reference.parse_reference("ghcr.io/x").host == "ghcr.io"
 
 
 @pytest.mark.parametrize(
@@ -132,21 +132,21 @@ def test_what_is_asked_and_of_whom() -> None:
 )
 def test_point_03_a_digest_is_one_or_is_refused(text: object) -> None:
     with pytest.raises(BadDigestError, match="is no digest") as caught:
-        digests.parse(text)
+        digests.parse_digest(text)
     assert "\n" not in str(caught.value)
 
 
 def test_point_03_sha512_is_taken() -> None:
-    assert digests.algorithm(LONG) == "sha512"
-    assert digests.encoded(LONG) == "0f" * 64
-    assert digests.of(b"{}") == "sha256:44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"
+    assert digests.get_algorithm(LONG) == "sha512"
+    assert digests.get_hex(LONG) == "0f" * 64
+    assert digests.compute_digest(b"{}") == "sha256:44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"
 
 
 @settings(derandomize=True, deadline=None, max_examples=examples(400))
 @given(st.sampled_from(["", "oci://", "ollama://"]), st.text(max_size=20) | st.text("ab.:[]/@%\\-", max_size=30))
 def test_what_comes_out_may_stand_in_a_url(scheme: str, text: str) -> None:
     try:
-        found = reference.parse(scheme + text)
+        found = reference.parse_reference(scheme + text)
     except BadReferenceError:
         return
     assert re.fullmatch(r"[a-z0-9.:\[\]-]+", found.registry)

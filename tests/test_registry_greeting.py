@@ -18,12 +18,12 @@ pytestmark = pytest.mark.standard
 
 async def test_a_greeting_tries_the_login_without_wanting_anything() -> None:
     async with with_tokens(Login("me", "pw")) as (place, client, _):
-        assert await manifests.greeted(client)
+        assert await manifests.is_login_accepted(client)
         assert place.asked == [{"kept": ["1"], "service": ["reg"]}]
         place.fake.always["GET", "/token"] = says(401)
         async with Client(Site(place.fake.host), Known(place.fake.host, Login("me", "no"))) as other:
             with pytest.raises(DeniedError, match="refuses the login that there is"):
-                await manifests.greeted(other)
+                await manifests.is_login_accepted(other)
         place.fake.judge = lambda _: None
         async with Client(Site(place.fake.host)) as third:
-            assert not await manifests.greeted(third)
+            assert not await manifests.is_login_accepted(third)

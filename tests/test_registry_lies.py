@@ -41,7 +41,7 @@ class Place:
         self.fake.answers["GET", self.path].extend(answers)
 
     async def read(self, first: int = 0, end: int | None = None) -> bytes:
-        async with contextlib.aclosing(blobs.read(self.client, self.blob, first, end)) as pieces:
+        async with contextlib.aclosing(blobs.stream_blob(self.client, self.blob, first, end)) as pieces:
             return b"".join([piece async for piece in pieces])
 
     def ranges(self) -> list[str | None]:
@@ -128,12 +128,12 @@ async def test_a_manifest_by_tag_and_by_digest() -> None:
     async with place() as one:
         digest = one.fake.manifest(NAME, "v1", BODY)
         for asked in ("v1", digest):
-            found = await manifests.manifest(one.client, NAME, asked, len(BODY))
+            found = await manifests.fetch_manifest(one.client, NAME, asked, len(BODY))
             assert (found.digest, found.media_type, found.body) == (digest, MANIFEST, BODY)
         accept = one.fake.asked("GET", "/manifests/")[0].headers["accept"]
         assert MANIFEST in accept
         assert INDEX in accept
-        assert await manifests.permitted(one.client, NAME, Digest(digest))
+        assert await manifests.can_pull_manifest(one.client, NAME, Digest(digest))
 
 
 async def test_point_02_a_manifest_that_was_substituted() -> None:
@@ -142,12 +142,12 @@ async def test_point_02_a_manifest_that_was_substituted() -> None:
         other = BODY.replace(b"[]", b"[ ]")
         one.fake.manifests[NAME, digest] = (MANIFEST, other)
         with pytest.raises(MismatchError, match="its bytes are others than its digest says"):
-            await manifests.manifest(one.client, NAME, digest)
+            await manifests.fetch_manifest(one.client, NAME, digest)
         path = f"/v2/{NAME}/manifests/{digest}"  # a header is no evidence
         said = says(200, other, Content_Type=MANIFEST, Docker_Content_Digest=digest)
         one.fake.answers["GET", path].append(said)
         with pytest.raises(MismatchError):
-            await manifests.manifest(one.client, NAME, digest)
+            await manifests.fetch_manifest(one.client, NAME, digest)
 
 
 async def test_point_02_a_tag_that_moves_gives_the_digest_of_the_bytes_that_came() -> None:
@@ -158,11 +158,11 @@ async def test_point_02_a_tag_that_moves_gives_the_digest_of_the_bytes_that_came
         one.fake.answers["GET", path].append(
             says(200, moved, Content_Type=MANIFEST, Docker_Content_Digest=digest_of(BODY))
         )
-        found = await manifests.manifest(one.client, NAME, "v1")
+        found = await manifests.fetch_manifest(one.client, NAME, "v1")
         assert (found.digest, found.body) == (digest_of(moved), moved)
         one.fake.manifest(NAME, "v1", moved)
         with pytest.raises(MismatchError, match=f"has {len(moved)} bytes, and there should be {len(BODY)}"):
-            await manifests.manifest(one.client, NAME, "v1", len(BODY))
+            await manifests.fetch_manifest(one.client, NAME, "v1", len(BODY))
 
 
 @pytest.mark.parametrize("sized", [True, False], ids=["says its size", "says nothing"])
@@ -180,7 +180,7 @@ async def test_point_07_a_manifest_of_more_than_4_mib(*, sized: bool) -> None:
     async with place() as one:
         one.fake.answers["GET", f"/v2/{NAME}/manifests/v1"].append(large)
         with pytest.raises(PolicyError, match="larger than 4194304 bytes"):
-            await manifests.manifest(one.client, NAME, "v1")
+            await manifests.fetch_manifest(one.client, NAME, "v1")
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ async def test_point_07_manifests_that_are_none(body: bytes, header: str, said: 
     async with place() as one:
         one.fake.manifest(NAME, "v1", body, header)
         with pytest.raises(MismatchError, match=said):
-            await manifests.manifest(one.client, NAME, "v1")
+            await manifests.fetch_manifest(one.client, NAME, "v1")
 
 
 # --- answers ---------------------------------------------------------------------------------------------------------
@@ -319,11 +319,11 @@ async def test_point_12_an_encoding_that_a_proxy_added(encoding: str) -> None:
             says(200, BODY, Content_Type=MANIFEST, Content_Encoding=encoding)
         )
         with pytest.raises(PolicyError, match="came with a Content-Encoding"):
-            await manifests.manifest(one.client, NAME, "v1")
+            await manifests.fetch_manifest(one.client, NAME, "v1")
         assert {each.headers["accept-encoding"] for each in one.fake.seen} == {"identity"}
 
 
 async def test_point_12_where_nobody_listens() -> None:
     async with Client(Site("127.0.0.1:1"), pace=StillClock()) as client:
         with pytest.raises(UnreachableError, match=r"127.0.0.1:1: does not answer \(Connect"):
-            await manifests.manifest(client, NAME, "v1")
+            await manifests.fetch_manifest(client, NAME, "v1")

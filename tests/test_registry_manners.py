@@ -20,11 +20,11 @@ from artifacts.http.retry import FIRST_S, LONGEST_S, TRIES_MAX, WAIT_S_MAX, wait
 from artifacts.http.transport import Site
 from artifacts.registry import blobs, manifests, push
 from artifacts.registry.blobs import Blob
-from artifacts.registry.challenge import Challenge, challenges
+from artifacts.registry.challenge import Challenge, parse_challenges
 from artifacts.registry.client import Client
 from artifacts.registry.manifests import INDEX, MANIFEST
 from artifacts.registry.mirrors import Mirror, Mirrored
-from artifacts.registry.referrers import referrers, tag_of
+from artifacts.registry.referrers import format_referrers_tag, list_referrers
 from tests.kit.fake_registry import FakeRegistry, StillClock, digest_of, index, raw, says, whole_head
 
 pytestmark = pytest.mark.standard
@@ -60,7 +60,7 @@ BODY = json.dumps({"schemaVersion": 2, "mediaType": MANIFEST, "layers": []}).enc
     ],
 )
 def test_challenges_are_read(headers: list[str], found: list[Challenge]) -> None:
-    read = challenges(headers)
+    read = parse_challenges(headers)
     if headers == ['Bearer realm="no end']:
         assert read[0] == found[0]
     else:
@@ -115,25 +115,25 @@ async def with_tokens(login: Login | None = None) -> AsyncIterator[tuple[TokenPl
 
 
 async def read(client: Client | Mirrored, blob: Blob) -> bytes:
-    source = client.read(blob) if isinstance(client, Mirrored) else blobs.read(client, blob)
+    source = client.read(blob) if isinstance(client, Mirrored) else blobs.stream_blob(client, blob)
     async with contextlib.aclosing(source) as pieces:
         return b"".join([piece async for piece in pieces])
 
 
 async def test_a_token_is_asked_for_once_and_renewed_before_its_end() -> None:
     async with with_tokens(Login("me", "pw")) as (place, client, clock):
-        await asyncio.gather(*(manifests.manifest(client, NAME, "v1") for _ in range(5)))
+        await asyncio.gather(*(manifests.fetch_manifest(client, NAME, "v1") for _ in range(5)))
         assert place.asked == [{"kept": ["1"], "service": ["reg"], "scope": [f"repository:{NAME}:pull"]}]
         assert place.logins[0] is not None
         assert place.logins[0].startswith("Basic ")
         clock.now_s += 269
-        await manifests.manifest(client, NAME, "v1")
+        await manifests.fetch_manifest(client, NAME, "v1")
         assert len(place.asked) == 1
         clock.now_s += 2
-        await manifests.manifest(client, NAME, "v1")
+        await manifests.fetch_manifest(client, NAME, "v1")
         assert len(place.asked) == 2
         place.fake.manifest("team/other", "v1", BODY)
-        await manifests.manifest(client, "team/other", "v1")
+        await manifests.fetch_manifest(client, "team/other", "v1")
         assert place.asked[-1]["scope"] == ["repository:team/other:pull"]
 
 
@@ -145,7 +145,7 @@ async def test_point_12_a_token_that_ends_mid_pull_is_had_anew() -> None:
             place.good.clear()
             return await raw(place.fake, whole_head(len(CONTENT)) + CONTENT[:700])(request)
 
-        await manifests.manifest(client, NAME, "v1")
+        await manifests.fetch_manifest(client, NAME, "v1")
         place.fake.answers["GET", f"/v2/{NAME}/blobs/{blob.digest}"].append(breaks)
         assert await read(client, blob) == CONTENT
         assert len(place.asked) == 2
@@ -158,12 +158,12 @@ async def test_point_12_a_token_that_ends_mid_pull_is_had_anew() -> None:
 
 async def test_an_identity_token_goes_by_post_and_nothing_is_needed_for_public_ones() -> None:
     async with with_tokens(Login(identity_token="r+/=")) as (place, client, _):
-        await manifests.manifest(client, NAME, "v1")
+        await manifests.fetch_manifest(client, NAME, "v1")
         assert place.asked[0]["grant_type"] == ["refresh_token"]
         assert place.asked[0]["refresh_token"] == ["r+/="]
         assert place.logins == [None]
     async with with_tokens() as (place, client, _):
-        await manifests.manifest(client, NAME, "v1")
+        await manifests.fetch_manifest(client, NAME, "v1")
         assert place.logins == [None]
 
 
@@ -171,18 +171,18 @@ async def test_a_refused_login_ends_with_one_line() -> None:
     async with with_tokens(Login("me", "pw")) as (place, client, _):
         place.fake.always["GET", "/token"] = says(401)
         with pytest.raises(DeniedError, match=f"its realm refuses the login that there is for {client.said}"):
-            await manifests.manifest(client, NAME, "v1")
+            await manifests.fetch_manifest(client, NAME, "v1")
         place.fake.always["GET", "/token"] = says(200, b'{"token": "never-good"}')
         with pytest.raises(DeniedError, match="refuses the login"):
-            await manifests.manifest(client, NAME, "v1")
+            await manifests.fetch_manifest(client, NAME, "v1")
     async with FakeRegistry().serving() as fake:
         fake.judge = lambda _: web.Response(status=401, headers={"WWW-Authenticate": 'Basic realm="r"'})
         async with Client(Site(fake.host), pace=StillClock()) as client:
             with pytest.raises(DeniedError, match=r"there is none for .*; log in with `pilotlight weights login`"):
-                await manifests.manifest(client, NAME, "v1")
+                await manifests.fetch_manifest(client, NAME, "v1")
         async with Client(Site(fake.host), Known(fake.host, Login("a", "b"))) as client:
             with pytest.raises(DeniedError, match="refuses the login"):
-                await manifests.manifest(client, NAME, "v1")
+                await manifests.fetch_manifest(client, NAME, "v1")
 
 
 # --- lists -----------------------------------------------------------------------------------------------------------
@@ -194,15 +194,15 @@ async def test_tags_over_pages_of_the_registry_itself() -> None:
         more = f'<{path}?n=2&last=b>; rel="next"'
         fake.answers["GET", path].extend([says(200, b'{"tags":["a","b"]}', Link=more), says(200, b'{"tags":["c"]}')])
         async with Client(Site(fake.host), pace=StillClock()) as client:
-            assert await manifests.tags(client, NAME) == ["a", "b", "c"]
+            assert await manifests.list_tags(client, NAME) == ["a", "b", "c"]
             away = '<http://localhost:1/v2/x>; rel="next"'
             fake.answers["GET", path].append(says(200, b'{"tags":["a"]}', Link=away))
             with pytest.raises(PolicyError, match="its next page is somewhere else"):
-                await manifests.tags(client, NAME)
+                await manifests.list_tags(client, NAME)
             fake.always["GET", path] = says(200, b'{"tags":["a"]}', Link=more)
-            assert len(await manifests.tags(client, NAME)) == manifests.PAGES_MAX  # a list without end
+            assert len(await manifests.list_tags(client, NAME)) == manifests.PAGES_MAX  # a list without end
             with pytest.raises(PolicyError, match="is no repository"):
-                await manifests.tags(client, "../../admin")
+                await manifests.list_tags(client, "../../admin")
 
 
 SIGNATURE = "application/vnd.dev.sigstore.bundle.v0.3+json"
@@ -218,29 +218,29 @@ def attached(subject: str, artifact_type: str = SIGNATURE, n: int = 0) -> bytes:
 async def test_referrers_with_and_without_the_api() -> None:
     async with FakeRegistry().serving() as fake, Client(Site(fake.host), pace=StillClock()) as client:
         subject = Digest(fake.manifest(NAME, "v1", BODY))
-        assert await referrers(client, NAME, subject) == []
+        assert await list_referrers(client, NAME, subject) == []
         for n in range(2):
             body = attached(subject, n=n)
             await push.push_manifest(client, NAME, digest_of(body), body, MANIFEST)
         other = attached(subject, "application/other")
         await push.push_manifest(client, NAME, digest_of(other), other, MANIFEST)
         await push.push_manifest(client, NAME, digest_of(other), other, MANIFEST)  # not listed twice
-        found = await referrers(client, NAME, subject)
+        found = await list_referrers(client, NAME, subject)
         assert [one.digest for one in found][-1] == digest_of(other)
         assert len(found) == 3
-        assert {one.artifact_type for one in await referrers(client, NAME, subject, SIGNATURE)} == {SIGNATURE}
-        assert fake.manifests[NAME, tag_of(subject)][0] == INDEX
+        assert {one.artifact_type for one in await list_referrers(client, NAME, subject, SIGNATURE)} == {SIGNATURE}
+        assert fake.manifests[NAME, format_referrers_tag(subject)][0] == INDEX
 
         path = f"/v2/{NAME}/referrers/{subject}"  # a registry with the API that filters nothing
         one = {"mediaType": MANIFEST, "digest": digest_of(b"1"), "size": 1, "artifactType": SIGNATURE}
         listed = json.dumps(index(one, {**one, "artifactType": "x"})).encode()
         fake.always["GET", path] = says(200, listed, Content_Type=INDEX)
-        assert [each.digest for each in await referrers(client, NAME, subject, SIGNATURE)] == [one["digest"]]
+        assert [each.digest for each in await list_referrers(client, NAME, subject, SIGNATURE)] == [one["digest"]]
         fake.always["GET", path] = says(
             200, json.dumps(index({**one, "digest": "sha256:../x"})).encode(), Content_Type=INDEX
         )
         with pytest.raises(MismatchError, match="is no digest"):
-            await referrers(client, NAME, subject)
+            await list_referrers(client, NAME, subject)
 
 
 async def test_a_registry_that_keeps_referrers_gets_no_tag() -> None:
@@ -248,7 +248,7 @@ async def test_a_registry_that_keeps_referrers_gets_no_tag() -> None:
         fake.subjects = True
         subject = Digest(fake.manifest(NAME, "v1", BODY))
         await push.push_manifest(client, NAME, "sig", attached(subject), MANIFEST)
-        assert (NAME, tag_of(subject)) not in fake.manifests
+        assert (NAME, format_referrers_tag(subject)) not in fake.manifests
 
 
 # --- pushing ---------------------------------------------------------------------------------------------------------

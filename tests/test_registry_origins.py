@@ -46,7 +46,7 @@ BODY = json.dumps({"schemaVersion": 2, "mediaType": MANIFEST, "layers": []}).enc
 
 
 async def read(client: Client, digest: str) -> bytes:
-    async with contextlib.aclosing(blobs.read(client, Blob(NAME, Digest(digest), len(CONTENT)))) as pieces:
+    async with contextlib.aclosing(blobs.stream_blob(client, Blob(NAME, Digest(digest), len(CONTENT)))) as pieces:
         return b"".join([piece async for piece in pieces])
 
 
@@ -122,15 +122,15 @@ async def test_point_09_loops_end_after_ten() -> None:
 )
 def test_point_09_where_a_redirect_may_not_lead(location: str | None, said: str) -> None:
     with pytest.raises(PolicyError, match=said):
-        origin.redirected(URL("https://registry.example/v2/"), location, "GET", 307, 0)
+        origin.resolve_redirect(URL("https://registry.example/v2/"), location, "GET", 307, 0)
 
 
 def test_point_09_writes_are_not_redirected_elsewhere() -> None:
     asked = URL("https://registry.example/v2/x")
-    assert origin.redirected(asked, "/v2/y", "PUT", 307, 0).path == "/v2/y"
+    assert origin.resolve_redirect(asked, "/v2/y", "PUT", 307, 0).path == "/v2/y"
     for status, location in ((307, "https://other.example/"), (302, "/v2/y")):
         with pytest.raises(PolicyError, match="redirects a write"):
-            origin.redirected(asked, location, "PUT", status, 0)
+            origin.resolve_redirect(asked, location, "PUT", status, 0)
 
 
 async def test_point_09_client_certificate_and_private_authority(tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ async def test_point_10_foreign_urls_of_layers_are_not_asked() -> None:
         layer = {"digest": digest_of(CONTENT), "size": len(CONTENT), "urls": [f"{foreign.url}/layer"]}
         fake.manifest(NAME, "v1", json.dumps({"mediaType": MANIFEST, "layers": [layer]}).encode())
         async with Client(Site(fake.host), pace=StillClock()) as client:
-            await manifests.manifest(client, NAME, "v1")
+            await manifests.fetch_manifest(client, NAME, "v1")
             with pytest.raises(RegistryError, match="there is no blob"):
                 await read(client, digest_of(CONTENT))
         assert not foreign.seen

@@ -33,7 +33,7 @@ HUB = URL("https://registry-1.docker.io/v2/")
     ],
 )
 def test_point_08_realms_of_the_registry_s_own(registry_url: str, realm: str) -> None:
-    assert str(challenge.realm(realm, URL(registry_url))) == realm
+    assert str(challenge.parse_realm(realm, URL(registry_url))) == realm
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_point_08_realms_of_the_registry_s_own(registry_url: str, realm: str) ->
 )
 def test_point_08_realms_of_others_get_no_login(realm: str, registry_url: str) -> None:
     with pytest.raises(PolicyError) as refused:
-        challenge.realm(realm, URL(registry_url) if registry_url else HUB)
+        challenge.parse_realm(realm, URL(registry_url) if registry_url else HUB)
     assert "secret" not in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -96,9 +96,9 @@ def test_point_08_realms_of_others_get_no_login(realm: str, registry_url: str) -
 def test_point_08_names_that_a_provider_gives_to_everybody_are_no_family(shared: str) -> None:
     """Neither of two customers, nor of a customer and the name above."""
     with pytest.raises(PolicyError):
-        challenge.realm(f"https://evil.{shared}/token", URL(f"https://team.{shared}/"))
-    assert not challenge.related(f"team.{shared}", shared)
-    assert not challenge.related(f"team.{shared}", f"a.evil.{shared}")
+        challenge.parse_realm(f"https://evil.{shared}/token", URL(f"https://team.{shared}/"))
+    assert not challenge.is_related_host(f"team.{shared}", shared)
+    assert not challenge.is_related_host(f"team.{shared}", f"a.evil.{shared}")
 
 
 @pytest.mark.parametrize(
@@ -113,16 +113,16 @@ def test_point_08_names_that_a_provider_gives_to_everybody_are_no_family(shared:
     ],
 )
 def test_point_08_names_under_one_customer_s_name_are_a_family(registry_host: str, realm_host: str) -> None:
-    assert challenge.related(registry_host, realm_host)
+    assert challenge.is_related_host(registry_host, realm_host)
 
 
 def test_point_08_a_person_may_allow_a_realm_but_no_metadata() -> None:
-    assert challenge.realm("https://sso.example/token", HUB, ["SSO.example"]).host == "sso.example"
+    assert challenge.parse_realm("https://sso.example/token", HUB, ["SSO.example"]).host == "sso.example"
     plain = URL("http://127.0.0.1:5000/")
-    assert challenge.realm("http://127.0.0.1:5001/token", plain, ["127.0.0.1:5001"]).port == 5001
+    assert challenge.parse_realm("http://127.0.0.1:5001/token", plain, ["127.0.0.1:5001"]).port == 5001
     for refused in ("http://sso.example/token", "https://sso.example:444/token", "https://169.254.169.254/"):
         with pytest.raises(PolicyError):
-            challenge.realm(refused, HUB, ["sso.example", "169.254.169.254"])
+            challenge.parse_realm(refused, HUB, ["sso.example", "169.254.169.254"])
 
 
 async def test_point_08_a_foreign_or_redirecting_realm_is_not_asked() -> None:
@@ -132,14 +132,14 @@ async def test_point_08_a_foreign_or_redirecting_realm_is_not_asked() -> None:
         )
         async with Client(Site(fake.host), keychain(fake.host), pace=StillClock()) as client:
             with pytest.raises(PolicyError, match="realm"):
-                await manifests.manifest(client, NAME, "v1")
+                await manifests.fetch_manifest(client, NAME, "v1")
         fake.judge = lambda _: web.Response(
             status=401, headers={"WWW-Authenticate": f'Bearer realm="{fake.url}/token",service="x"'}
         )
         fake.always["GET", "/token"] = says(307, Location=f"{thief.url}/token")
         async with Client(Site(fake.host), keychain(fake.host), pace=StillClock()) as client:
             with pytest.raises(PolicyError, match="its realm redirects"):
-                await manifests.manifest(client, NAME, "v1")
+                await manifests.fetch_manifest(client, NAME, "v1")
         assert not thief.seen
 
 
@@ -151,5 +151,5 @@ async def test_point_08_a_token_with_crlf_stands_in_no_header() -> None:
         fake.always["GET", "/token"] = says(200, json.dumps({"token": "a\r\nX-Evil: 1"}).encode())
         async with Client(Site(fake.host), keychain(fake.host), pace=StillClock()) as client:
             with pytest.raises(RegistryError, match="none that may stand in a header"):
-                await manifests.manifest(client, NAME, "v1")
+                await manifests.fetch_manifest(client, NAME, "v1")
         assert "x-evil" not in fake.seen[-1].headers

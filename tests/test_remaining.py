@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from autoscaler.capacity.availability import SILENT_S, on_offer
+from autoscaler.capacity.availability import SILENT_S, count_offered_devices
 from autoscaler.server.metrics import Metrics
 from autoscaler.state.capacity_orders import LeaseRefused
 from tests.kit.offered import acted, cloud, offer, surge, told
@@ -16,26 +16,26 @@ RACK = ("rack", "A100")
 def test_what_is_free_counts_once_however_many_nodes_have_a_place_for_it() -> None:
     nodes = [offer(name=f"w{at}", node=f"w{at}", devices_max=3, pool=4) for at in range(5)]
     begin = surge(*nodes)
-    assert on_offer(begin.capacity, T0) == {RACK: 4}
+    assert count_offered_devices(begin.capacity, T0) == {RACK: 4}
     after, _ = acted(begin)
-    assert on_offer(after.capacity, T0) == {RACK: 3}, "one was ordered since"
+    assert count_offered_devices(after.capacity, T0) == {RACK: 3}, "one was ordered since"
 
 
 def test_places_count_where_more_is_free_than_there_are_and_nodes_as_many_as_limits_leave() -> None:
     at = surge(offer(devices_max=2), cloud(many=3, devices_min=4, devices_max=4))
-    assert on_offer(at.capacity, T0) == {RACK: 2, ("cloud", "A100"): 12}
+    assert count_offered_devices(at.capacity, T0) == {RACK: 2, ("cloud", "A100"): 12}
 
 
 def test_of_queues_nobody_knows_it() -> None:
-    assert not on_offer(surge(cloud("dws", queued=True)).capacity, T0)
+    assert not count_offered_devices(surge(cloud("dws", queued=True)).capacity, T0)
 
 
 def test_what_was_refused_and_who_is_silent_could_bring_none() -> None:
     after, _ = acted(surge(offer()))
     (id,) = after.capacity.leases
     refused = told(after, LeaseRefused(id=id, reason="none left"), now_s=T0 + 1)
-    assert on_offer(refused.capacity, T0 + 2) == {RACK: 0}
-    assert on_offer(surge(offer()).capacity, T0 + SILENT_S + 60) == {RACK: 0}
+    assert count_offered_devices(refused.capacity, T0 + 2) == {RACK: 0}
+    assert count_offered_devices(surge(offer()).capacity, T0 + SILENT_S + 60) == {RACK: 0}
 
 
 def test_it_is_a_gauge_of_each_provider_and_product() -> None:

@@ -11,15 +11,22 @@ from msgspec.structs import replace
 
 from autoscaler.fold.fold import Observation
 from autoscaler.providers.kube import AnswerError
-from autoscaler.providers.lead_time_store import BYTES_MAX, NAME, SAVE_S, Remembering, learnt_of, text_of
+from autoscaler.providers.lead_time_store import (
+    BYTES_MAX,
+    NAME,
+    SAVE_S,
+    LeadTimeStore,
+    encode_lead_times,
+    parse_lead_times,
+)
 from autoscaler.providers.reconciler import REST_S
-from autoscaler.state.capacity_orders import STARTS_MAX, Capacity, Kind, Learnt, LearntSeen
+from autoscaler.state.capacity_orders import STARTS_MAX, Capacity, LeadTimeStats, LearntSeen, OfferKind
 from autoscaler.state.world import World
 from tests.kit.objects import PlayedServer
 from tests.sim.virtual import run
 
-KIND, OTHER = Kind("rack", "A100", "w1"), Kind("cloud", "T4", "")
-ONCE = {KIND: Learnt(took_s=(1.5, 2.0), came=2, failed=1, gaps_s=(3.0, inf)), OTHER: Learnt(failed=4)}
+KIND, OTHER = OfferKind("rack", "A100", "w1"), OfferKind("cloud", "T4", "")
+ONCE = {KIND: LeadTimeStats(took_s=(1.5, 2.0), came=2, failed=1, gaps_s=(3.0, inf)), OTHER: LeadTimeStats(failed=4)}
 KEY = "pilotlight"
 PATH = f"/api/v1/namespaces/home/configmaps/{NAME}"
 
@@ -31,10 +38,10 @@ class Bench:
         self.server, self.may_write = server, True
         self.world = World(epoch=epoch, capacity=Capacity(providers=("rack",)))
         self.seen: list[Observation] = []
-        self.one = Remembering(server, ("home", KEY), lambda: self.world, self.seen.extend, lambda: self.may_write)
+        self.one = LeadTimeStore(server, ("home", KEY), lambda: self.world, self.seen.extend, lambda: self.may_write)
         self.task = asyncio.create_task(self.one.run())
 
-    async def looks(self, learnt: dict[Kind, Learnt] | None = None, **fields: int | bool) -> str:
+    async def looks(self, learnt: dict[OfferKind, LeadTimeStats] | None = None, **fields: int | bool) -> str:
         """What is kept, once it has looked at a World that is so."""
         capacity = self.world.capacity if learnt is None else replace(self.world.capacity, learnt=learnt)
         self.world = replace(self.world, capacity=capacity, **fields)
@@ -59,7 +66,7 @@ def bench(scenario: Callable[[Bench], Coroutine[object, object, None]], **object
 def test_who_leads_next_knows_what_the_leader_before_learnt() -> None:
     async def scenario(one: Bench) -> None:
         await one.looks()
-        assert learnt_of(await one.looks(ONCE)) == ONCE
+        assert parse_lead_times(await one.looks(ONCE)) == ONCE
         other = Bench(one.server, epoch=2)
         await other.looks()
         assert other.seen == [LearntSeen(learnt=ONCE)]
@@ -71,14 +78,14 @@ def test_who_leads_next_knows_what_the_leader_before_learnt() -> None:
 def test_it_is_written_when_something_is_learnt_and_at_most_once_a_minute() -> None:
     async def scenario(one: Bench) -> None:
         await one.looks()
-        await one.looks({KIND: Learnt(came=1)})
+        await one.looks({KIND: LeadTimeStats(came=1)})
         for came in (2, 3):
-            assert learnt_of(await one.looks({KIND: Learnt(came=came)}))[KIND].came == 1
+            assert parse_lead_times(await one.looks({KIND: LeadTimeStats(came=came)}))[KIND].came == 1
         await asyncio.sleep(SAVE_S)
-        assert learnt_of(await one.looks())[KIND].came == 3
+        assert parse_lead_times(await one.looks())[KIND].came == 3
         assert len(one.server.writes) == 2
         await asyncio.sleep(3 * SAVE_S)
-        await one.looks({KIND: Learnt(came=3)})
+        await one.looks({KIND: LeadTimeStats(came=3)})
         assert len(one.server.writes) == 2, "the same is not written again"
 
     bench(scenario)
@@ -88,21 +95,21 @@ def test_it_is_written_when_something_is_learnt_and_at_most_once_a_minute() -> N
 def test_who_does_not_lead_neither_writes_nor_takes_what_is_kept(may: dict[str, bool]) -> None:
     async def scenario(one: Bench) -> None:
         one.may_write = "leads" in may
-        kept = await one.looks({KIND: Learnt(came=9)}, **may)
-        assert learnt_of(kept) == ONCE
+        kept = await one.looks({KIND: LeadTimeStats(came=9)}, **may)
+        assert parse_lead_times(kept) == ONCE
         assert not one.seen
         one.may_write = True
         await one.looks(leads=True, epoch=2)
         assert one.seen == [LearntSeen(learnt=ONCE)], "once it leads it does"
 
-    bench(scenario, kept=text_of(ONCE))
+    bench(scenario, kept=encode_lead_times(ONCE))
 
 
 def test_without_providers_nothing_is_asked() -> None:
     async def scenario(one: Bench) -> None:
         one.server.away = True  # to ask would fail
         one.world = World(epoch=1)
-        await one.looks({KIND: Learnt(came=1)})
+        await one.looks({KIND: LeadTimeStats(came=1)})
         assert not one.server.writes
 
     bench(scenario)
@@ -113,7 +120,7 @@ def test_what_is_none_of_ours_is_told_of_and_written_over(text: str, caplog: pyt
     async def scenario(one: Bench) -> None:
         assert await one.looks() == text
         assert not one.seen
-        assert learnt_of(await one.looks(ONCE)) == ONCE
+        assert parse_lead_times(await one.looks(ONCE)) == ONCE
 
     bench(scenario, kept=text)
     assert f"ConfigMap {NAME} is none of ours" in caplog.text
@@ -126,12 +133,12 @@ def test_what_cannot_be_written_is_tried_again(caplog: pytest.LogCaptureFixture)
         assert not await one.looks(ONCE)
         del one.server.refused["POST"]
         await asyncio.sleep(REST_S[0])
-        assert learnt_of(await one.looks()) == ONCE
+        assert parse_lead_times(await one.looks()) == ONCE
         del one.server.objects[PATH]  # somebody takes it away
         await asyncio.sleep(SAVE_S)
-        assert not await one.looks({KIND: Learnt(came=7)})
+        assert not await one.looks({KIND: LeadTimeStats(came=7)})
         await asyncio.sleep(REST_S[0])
-        assert learnt_of(await one.looks())[KIND].came == 7
+        assert parse_lead_times(await one.looks())[KIND].came == 7
 
     bench(scenario)
     assert "no right" in caplog.text
@@ -139,13 +146,13 @@ def test_what_cannot_be_written_is_tried_again(caplog: pytest.LogCaptureFixture)
 
 def test_of_more_than_there_is_room_for_the_newest_are_kept() -> None:
     long = tuple(float(number) for number in range(STARTS_MAX + 5))
-    assert learnt_of(text_of({KIND: Learnt(took_s=long)}))[KIND].took_s == long[-STARTS_MAX:]
+    assert parse_lead_times(encode_lead_times({KIND: LeadTimeStats(took_s=long)}))[KIND].took_s == long[-STARTS_MAX:]
     many = {
-        Kind("rack", "A100", f"n{number}"): Learnt(took_s=(123.456,) * 32, gaps_s=(99.9,) * 32)
+        OfferKind("rack", "A100", f"n{number}"): LeadTimeStats(took_s=(123.456,) * 32, gaps_s=(99.9,) * 32)
         for number in range(4000)
     }
-    text = text_of(many)
+    text = encode_lead_times(many)
     assert len(text) <= BYTES_MAX
-    kept = [*learnt_of(text)]
+    kept = [*parse_lead_times(text)]
     assert kept == [*many][-len(kept) :]
     assert len(kept) > 1000

@@ -17,7 +17,7 @@ from artifacts.errors import DeniedError
 from artifacts.http.transport import Site
 from artifacts.oci.descriptor import BadManifestError, Platform
 from artifacts.pack import oci_layout, pack, push_artifact
-from artifacts.pack.oci_layout import Entry, Layout
+from artifacts.pack.oci_layout import LayoutEntry, OciLayout
 from artifacts.pack.pack import About, Form, Offered
 from artifacts.registry import resolve
 from artifacts.registry.client import Client
@@ -37,7 +37,7 @@ class Rig(NamedTuple):
 
     fake: FakeRegistry
     client: Client
-    layout: Layout
+    layout: OciLayout
     folder: Path
 
     @property
@@ -45,10 +45,10 @@ class Rig(NamedTuple):
         return f"oci://{self.fake.host}/{NAME}:v1"
 
 
-def made(to: Path, form: Form = "modelpack") -> Layout:
+def made(to: Path, form: Form = "modelpack") -> OciLayout:
     offered = [Offered(path, len(content), content=content) for path, content in FILES.items()]
-    oci_layout.write(to, pack.plan(offered, About(name="llama")), form, "v1")
-    return Layout(to)
+    oci_layout.write_layout(to, pack.build_plan(offered, About(name="llama")), form, "v1")
+    return OciLayout(to)
 
 
 @contextlib.asynccontextmanager
@@ -68,28 +68,28 @@ async def run(*words: str) -> Result:
 async def test_what_was_pushed_is_there_whole_and_looked_at(form: Form, tmp_path: Path) -> None:
     async with rigged(tmp_path, form) as rig:
         moved = list[int]()
-        digest = await push_artifact.send(rig.client, NAME, "v1", rig.layout, moved.append)
+        digest = await push_artifact.push_layout(rig.client, NAME, "v1", rig.layout, moved.append)
         assert digest == rig.layout.top().digest
         blobs = {path.name: path.read_bytes() for path in (rig.folder / "blobs/sha256").iterdir()}
         there = rig.fake.blobs | {name: body for (_, name), (_, body) in rig.fake.manifests.items() if ":" in name}
         assert {name.removeprefix("sha256:"): content for name, content in there.items()} == blobs
         assert sum(moved) == sum(map(len, rig.fake.blobs.values()))
-        found = await resolve.resolve(Mirrored(rig.client), reference.parse(rig.ref), AMD)
-        assert Entry(found.chosen, found.manifest, found.documents[-1], found.digest) == rig.layout.entry(AMD)
+        found = await resolve.resolve_reference(Mirrored(rig.client), reference.parse_reference(rig.ref), AMD)
+        assert LayoutEntry(found.chosen, found.manifest, found.documents[-1], found.digest) == rig.layout.entry(AMD)
         assert [one.path for one in found.contents.files()] == sorted(FILES)
         assert not rig.fake.asked("GET", found.manifest.layers[0].digest), "no weights are fetched"
 
 
 async def test_blobs_go_first_then_what_is_named_and_the_tag_last(tmp_path: Path) -> None:
     async with rigged(tmp_path) as rig:
-        await push_artifact.send(rig.client, NAME, "v1", rig.layout)
+        await push_artifact.push_layout(rig.client, NAME, "v1", rig.layout)
         puts = [one.path for one in rig.fake.asked("PUT", NAME)]
         documents = [path for path in puts if "/manifests/" in path]
         assert puts[-len(documents) :] == documents
         assert [path.rpartition("/")[2] for path in documents[-2:]] == [rig.layout.top().digest, "v1"]
         assert len(documents) == 5
         sent = len(rig.fake.seen)
-        await push_artifact.send(rig.client, NAME, "v1", rig.layout)
+        await push_artifact.push_layout(rig.client, NAME, "v1", rig.layout)
         assert not [one for one in rig.fake.seen[sent:] if "uploads" in one.path], "nothing is sent twice"
 
 
@@ -97,7 +97,7 @@ async def test_where_a_blob_is_refused_nothing_can_be_found(tmp_path: Path) -> N
     async with rigged(tmp_path) as rig:
         rig.fake.always["POST", f"/v2/{NAME}/blobs/uploads/"] = says(403)
         with pytest.raises(DeniedError):
-            await push_artifact.send(rig.client, NAME, "v1", rig.layout)
+            await push_artifact.push_layout(rig.client, NAME, "v1", rig.layout)
         assert not rig.fake.manifests
 
 
@@ -106,7 +106,7 @@ async def test_a_layout_that_lacks_a_blob_is_not_pushed(tmp_path: Path) -> None:
         path = rig.layout.path(rig.layout.entry(AMD).manifest.layers[0].digest)
         path.write_bytes(path.read_bytes()[:-1])
         with pytest.raises(BadManifestError, match="or of another size"):
-            await push_artifact.send(rig.client, NAME, "v1", rig.layout)
+            await push_artifact.push_layout(rig.client, NAME, "v1", rig.layout)
         assert not rig.fake.seen
 
 
@@ -134,7 +134,7 @@ async def test_the_command_mounts_and_sends_in_chunks(tmp_path: Path) -> None:
     async with rigged(tmp_path) as rig:
         big = {"model.safetensors": b"w" * (3 << 20)}
         offered = [Offered(path, len(content), content=content) for path, content in big.items()]
-        oci_layout.write(tmp_path / "big", pack.plan(offered, About()), "modelpack-raw")
+        oci_layout.write_layout(tmp_path / "big", pack.build_plan(offered, About()), "modelpack-raw")
         pushed = await run("push", str(tmp_path / "big"), rig.ref, "--chunk-bytes", "1Mi")
         assert pushed.exit_code == 0, pushed.output
         ranges = [one.headers["content-range"] for one in rig.fake.asked("PATCH", "uploads")]
@@ -154,7 +154,7 @@ async def test_the_command_mounts_and_sends_in_chunks(tmp_path: Path) -> None:
 
 async def test_a_refusal_is_shown(tmp_path: Path) -> None:
     offered = [Offered("model.gguf", 1, content=b"x"), Offered("run.py", 1, content=b"x")]
-    oci_layout.write(tmp_path / "oci", pack.plan(offered, About(), allow_unsafe=True), "modelpack")
+    oci_layout.write_layout(tmp_path / "oci", pack.build_plan(offered, About(), allow_unsafe=True), "modelpack")
     shown = (await run("inspect", str(tmp_path / "oci"))).stdout
     assert "refused: ModelPack: layer 2: code is not taken from a registry" in shown
     assert "would be taken" in (await run("inspect", str(tmp_path / "oci"), "--allow-unsafe")).stdout

@@ -19,7 +19,7 @@ from tests.kit.waiting import until
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     lines: list[str] = []
-    monkeypatch.setattr(renewal, "say", lines.append)
+    monkeypatch.setattr(renewal, "write_stderr", lines.append)
     monkeypatch.setattr(renewal, "LOOK_S", 0.01)
     return lines
 
@@ -72,7 +72,7 @@ async def test_what_is_still_being_written_is_not_read(
     path, files, looks = tmp_path / "n", Files(), iter(range(2, 6))
     path.write_text("1")
     value = files.read(number(path), (path,))
-    marks = renewal.marks
+    marks = renewal.stat_files
 
     def written(paths: tuple[Path, ...]) -> object:
         step = next(looks, None)
@@ -80,7 +80,7 @@ async def test_what_is_still_being_written_is_not_read(
             path.write_text("broken" * step if step < 5 else "5")
         return marks(paths)
 
-    monkeypatch.setattr(renewal, "marks", written)
+    monkeypatch.setattr(renewal, "stat_files", written)
     async with following(files):
         await until("the whole file is in force", lambda: value() == 5)
     assert said == [f"{path}: read again"]

@@ -6,12 +6,12 @@ from xml.etree import ElementTree as ET
 
 import msgspec
 
-from loadtest.coldstart import INTERRUPTED, ColdStarts, Round, spreads
+from loadtest.coldstart import INTERRUPTED, ColdStarts, Round, compute_phase_spreads
 from loadtest.report import coldstart
-from loadtest.report.plots import Series, plot, ticks
-from loadtest.report.report import Report, as_html, as_json, make, note
+from loadtest.report.plots import Series, choose_ticks, render_plot
+from loadtest.report.report import Report, as_html, as_json, build_report, describe_interruption
 from loadtest.result import Ending, Result
-from loadtest.verdict import judge
+from loadtest.verdict import judge_run
 
 RESULTS = [
     Result(
@@ -24,7 +24,7 @@ REFUSED = Result(model="ada", status=503, code="model_starting", errors=1, first
 
 
 def made() -> Report:
-    return make("http://127.0.0.1:1", "a plan", 5, [*RESULTS, REFUSED])
+    return build_report("http://127.0.0.1:1", "a plan", 5, [*RESULTS, REFUSED])
 
 
 def test_the_report_counts_and_spreads_completed_calls_only() -> None:
@@ -50,10 +50,10 @@ def test_the_page_is_self_contained_and_escapes_names() -> None:
 
 
 def test_a_run_that_was_interrupted_says_so_and_is_judged_over_what_was_sent() -> None:
-    report = make("http://127.0.0.1:1", "a plan", 200, [*RESULTS, REFUSED], interrupted=True)
+    report = build_report("http://127.0.0.1:1", "a plan", 200, [*RESULTS, REFUSED], interrupted=True)
     assert (report.planned, report.verdict.admitted, report.verdict.holds) == (200, 5, True)
-    assert note(report) == "interrupted: 5 of 200 calls were sent, and those under way were given up"
-    assert note(report) in as_html(report)
+    assert describe_interruption(report) == "interrupted: 5 of 200 calls were sent, and those under way were given up"
+    assert describe_interruption(report) in as_html(report)
     assert "interrupted" not in as_html(made())
 
 
@@ -63,7 +63,7 @@ def test_neither_form_holds_what_was_said() -> None:
 
 
 def test_a_run_in_which_nothing_came_back_has_a_report_too() -> None:
-    page = as_html(make("http://127.0.0.1:1", "a plan", 1, []))
+    page = as_html(build_report("http://127.0.0.1:1", "a plan", 1, []))
     assert "DOES NOT HOLD" in page
     assert "nothing to plot" in page
 
@@ -71,9 +71,13 @@ def test_a_run_in_which_nothing_came_back_has_a_report_too() -> None:
 def cold_starts(*rounds: Round, ended: str = "") -> ColdStarts:
     results = [RESULTS[0] if one.ending is Ending.COMPLETED else REFUSED for one in rounds]
     return ColdStarts(
-        model="<script>", rounds=rounds, warm=1, spreads_ms=spreads(rounds), verdict=judge(len(rounds), results),
+        model="<script>",
+        rounds=rounds,
+        warm=1,
+        spreads_ms=compute_phase_spreads(rounds),
+        verdict=judge_run(len(rounds), results),
         ended=ended,
-    )  # fmt: skip
+    )
 
 
 COLD = Round(
@@ -104,13 +108,15 @@ def test_cold_starts_of_which_none_completed_have_a_page_too() -> None:
 
 
 def test_ticks_are_round_and_reach_the_highest_value() -> None:
-    assert ticks(1.0) == [0.0, 0.25, 0.5, 0.75, 1.0]
-    assert ticks(7.3) == [0.0, 2.0, 4.0, 6.0, 8.0]
-    assert ticks(0.0037) == [0.0, 0.001, 0.002, 0.003, 0.004]
+    assert choose_ticks(1.0) == [0.0, 0.25, 0.5, 0.75, 1.0]
+    assert choose_ticks(7.3) == [0.0, 2.0, 4.0, 6.0, 8.0]
+    assert choose_ticks(0.0037) == [0.0, 0.001, 0.002, 0.003, 0.004]
 
 
 def test_a_plot_is_well_formed_and_stays_inside_its_frame() -> None:
-    drawn = plot("x & y", "<y>", [Series("a", [(0.0, 0.0), (9.9, 123.0)], 0), Series("b", [(5.0, 5.0)], 1, dots=True)])
+    drawn = render_plot(
+        "x & y", "<y>", [Series("a", [(0.0, 0.0), (9.9, 123.0)], 0), Series("b", [(5.0, 5.0)], 1, dots=True)]
+    )
     tree = ET.fromstring(f"<body>{drawn}</body>")  # noqa: S314 - our own text
     line = tree.find(".//polyline")
     assert line is not None
@@ -119,6 +125,6 @@ def test_a_plot_is_well_formed_and_stays_inside_its_frame() -> None:
 
 
 def test_many_points_are_thinned_but_the_last_stays() -> None:
-    drawn = plot("x", "y", [Series("a", [(float(i), 1.0) for i in range(10_000)], 0)])
+    drawn = render_plot("x", "y", [Series("a", [(float(i), 1.0) for i in range(10_000)], 0)])
     assert 3000 < drawn.count(",") < 4100
     assert "706.0," in drawn or "705." in drawn

@@ -10,17 +10,17 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gateway.errors import CallError
-from gateway.http.body import LARGE_BYTES, Pieces
-from gateway.request.api_routes import Operation, lookup
-from gateway.request.body_edit import Peek, edit, edit_json, read, read_json
+from gateway.http.body import LARGE_BYTES, ChunkedBody
+from gateway.request.api_routes import Operation, find_operation
+from gateway.request.body_edit import Peek, edit_body, edit_json, read_body, read_json
 from gateway.request.json_scanner import MEMBERS_MAX
 from gateway.request.multipart import Form
 from tests.kit.budget import examples
 from tests.kit.forwarding import in_one
 
-CHAT = lookup(b"POST", b"/v1/chat/completions")
-EMBEDDINGS = lookup(b"POST", b"/v1/embeddings")
-TRANSCRIPTIONS = lookup(b"POST", b"/v1/audio/transcriptions")
+CHAT = find_operation(b"POST", b"/v1/chat/completions")
+EMBEDDINGS = find_operation(b"POST", b"/v1/embeddings")
+TRANSCRIPTIONS = find_operation(b"POST", b"/v1/audio/transcriptions")
 
 
 def refusal(body: bytes) -> CallError:
@@ -230,20 +230,20 @@ def test_the_salt_is_ours_on_paths_that_take_it(sent: str, large: bool) -> None:
     text = "a" * (LARGE_BYTES if large else 3)
     body = f'{{"model":"m",{sent}"prompt":"{text}"}}'.encode()
     for path, salted in ((b"/v1/completions", True), (b"/v1/embeddings", False)):
-        operation = lookup(b"POST", path)
+        operation = find_operation(b"POST", path)
         assert operation is not None
-        pieces = Pieces()
+        pieces = ChunkedBody()
         pieces.add(body)
-        read_of_it = read(operation, pieces if large else body, b"application/json")
-        told = json.loads(in_one(edit(operation, read_of_it, "m", "ours")))
+        read_of_it = read_body(operation, pieces if large else body, b"application/json")
+        told = json.loads(in_one(edit_body(operation, read_of_it, "m", "ours")))
         assert told == {"model": "m", "prompt": text} | ({"cache_salt": "ours"} if salted else {})
 
 
 def test_usage_is_only_asked_for_where_streams_have_it() -> None:
     body = b'{"model":"m","stream":true}'
-    assert b"include_usage" in in_one(edit(operation(CHAT), read_json(body), "m"))
-    assert edit(operation(lookup(b"POST", b"/v1/responses")), read_json(body), "m") is body
-    assert edit(operation(lookup(b"POST", b"/v1/messages")), read_json(body), "m") is body
+    assert b"include_usage" in in_one(edit_body(operation(CHAT), read_json(body), "m"))
+    assert edit_body(operation(find_operation(b"POST", b"/v1/responses")), read_json(body), "m") is body
+    assert edit_body(operation(find_operation(b"POST", b"/v1/messages")), read_json(body), "m") is body
 
 
 def test_the_served_name_is_escaped() -> None:
@@ -304,7 +304,7 @@ def test_utf_8_is_checked_across_windows() -> None:
     [b"application/json", b"Application/JSON; charset=UTF-8", b'application/json;charset="utf-8"'],
 )
 def test_json_is_read_by_its_media_type(content_type: bytes) -> None:
-    assert isinstance(read(operation(EMBEDDINGS), b'{"model":"m"}', content_type), Peek)
+    assert isinstance(read_body(operation(EMBEDDINGS), b'{"model":"m"}', content_type), Peek)
 
 
 @pytest.mark.parametrize(
@@ -316,12 +316,12 @@ def test_json_is_read_by_its_media_type(content_type: bytes) -> None:
 )  # fmt: skip
 def test_other_media_types_are_refused(content_type: bytes) -> None:
     with pytest.raises(CallError) as caught:
-        read(operation(EMBEDDINGS), b'{"model":"m"}', content_type)
+        read_body(operation(EMBEDDINGS), b'{"model":"m"}', content_type)
     assert caught.value.status == 415
 
 
 def test_forms_are_read_where_the_path_takes_files() -> None:
     body = b'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\nm\r\n--b--\r\n'
-    form = read(operation(TRANSCRIPTIONS), body, b"Multipart/Form-Data; boundary=b")
+    form = read_body(operation(TRANSCRIPTIONS), body, b"Multipart/Form-Data; boundary=b")
     assert isinstance(form, Form)
-    assert edit(operation(TRANSCRIPTIONS), form, "served") == body.replace(b"\r\nm\r\n", b"\r\nserved\r\n")
+    assert edit_body(operation(TRANSCRIPTIONS), form, "served") == body.replace(b"\r\nm\r\n", b"\r\nserved\r\n")

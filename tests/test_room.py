@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.http.body import LARGE_BYTES, Pieces
-from gateway.memory.body_budget import DEFAULT_BYTES, STEP_BYTES, Room
+from gateway.http.body import LARGE_BYTES, ChunkedBody
+from gateway.memory.body_budget import DEFAULT_BYTES, STEP_BYTES, BodyBudget
 
 MIB = 1 << 20
 
@@ -14,25 +14,25 @@ class Body:
     """One body that waits."""
 
     def __init__(self, length: int) -> None:
-        self.pieces = Pieces()
+        self.pieces = ChunkedBody()
         self.length = length
         self.entered = False
 
     def let_in(self) -> None:
         self.entered = True
 
-    def ask(self, room: Room) -> bool:
+    def ask(self, room: BodyBudget) -> bool:
         return room.admit(self.pieces, self.length) or (room.wait(self, self.pieces, self.length) and False)
 
 
 def test_half_of_the_limit_is_for_bodies_and_three_quarters_of_that_for_large_ones() -> None:
-    room = Room(256 * MIB)
+    room = BodyBudget(256 * MIB)
     assert (room.size_bytes, room.large_bytes) == (128 * MIB, 96 * MIB)
-    assert Room(None).size_bytes == DEFAULT_BYTES
+    assert BodyBudget(None).size_bytes == DEFAULT_BYTES
 
 
 def test_large_bodies_are_let_in_whole_and_in_order() -> None:
-    room = Room(256 * MIB)
+    room = BodyBudget(256 * MIB)
     bodies = [Body(size * MIB) for size in (60, 60, 30, 1)]
     assert [body.ask(room) for body in bodies] == [True, False, False, False], "nobody overtakes"
     assert room.held_bytes == 60 * MIB
@@ -42,7 +42,7 @@ def test_large_bodies_are_let_in_whole_and_in_order() -> None:
 
 
 def test_who_waits_no_longer_lets_those_behind_it_pass() -> None:
-    room = Room(256 * MIB)
+    room = BodyBudget(256 * MIB)
     first, second, third = Body(60 * MIB), Body(60 * MIB), Body(30 * MIB)
     assert [body.ask(room) for body in (first, second, third)] == [True, False, False]
     room.forget(second)
@@ -50,7 +50,7 @@ def test_who_waits_no_longer_lets_those_behind_it_pass() -> None:
 
 
 def test_small_bodies_have_room_where_large_ones_fill_theirs() -> None:
-    room = Room(8 * MIB)
+    room = BodyBudget(8 * MIB)
     assert Body(3 * MIB).ask(room)
     small = [Body(LARGE_BYTES) for _ in range(5)]
     assert all(room.admit(body.pieces, body.length) for body in small)
@@ -66,7 +66,7 @@ def test_small_bodies_have_room_where_large_ones_fill_theirs() -> None:
 
 
 def test_a_body_that_does_not_say_its_length_takes_room_as_it_comes() -> None:
-    room, pieces = Room(8 * MIB), Pieces()
+    room, pieces = BodyBudget(8 * MIB), ChunkedBody()
     pieces.add(b"x" * 1000)
     assert room.admit(pieces, None)
     assert room.held_bytes == 1000
@@ -78,7 +78,7 @@ def test_a_body_that_does_not_say_its_length_takes_room_as_it_comes() -> None:
 
 
 def test_what_came_with_the_head_of_a_body_that_waits_counts() -> None:
-    room, first, second = Room(4 * MIB), Body(MIB), Body(MIB)
+    room, first, second = BodyBudget(4 * MIB), Body(MIB), Body(MIB)
     second.pieces.add(bytes(1000))
     assert first.ask(room)
     assert not second.ask(room)
@@ -90,7 +90,7 @@ def test_what_came_with_the_head_of_a_body_that_waits_counts() -> None:
 
 
 def test_those_who_wait_never_wait_for_each_other() -> None:
-    room = Room(64 * MIB)
+    room = BodyBudget(64 * MIB)
     first = Body(20 * MIB)
     assert first.ask(room)
     waiting = []
@@ -112,7 +112,7 @@ def test_those_who_wait_never_wait_for_each_other() -> None:
 @pytest.mark.parametrize("step", [1000, 16 << 10, 300_000, 3 * MIB])
 def test_pieces_hold_what_came_and_nothing_of_it_is_the_allocators(step: int) -> None:
     sent = bytes(range(256)) * (5 * MIB // 256)
-    pieces = Pieces()
+    pieces = ChunkedBody()
     for at in range(0, len(sent), step):
         pieces.add(sent[at : at + step])
     assert pieces.join() == sent

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.placement.eviction import cost_of, sum_of, willing
-from autoscaler.placement.index.victims import Roster
-from autoscaler.placement.model.types import Force, Outlook, Shelf, Want
-from autoscaler.state.resources import Room
+from autoscaler.placement.eviction import eviction_cost, list_evictable_occupants, sum_amounts
+from autoscaler.placement.index.victims import EvictionCostIndex
+from autoscaler.placement.model.types import Bin, EvictionLevel, PlacementRequest, RestartCosts
+from autoscaler.state.resources import ResourceAmount
 from tests.kit.budget import examples
 from tests.kit.worlds import T0, device
 from tests.test_packer import on, shelf, want
@@ -20,7 +20,7 @@ LANES = 6
 MODELS = tuple(ModelName(name) for name in "abcd")
 
 
-def drawn(rng: Random, lane: int) -> Shelf:
+def drawn(rng: Random, lane: int) -> Bin:
     """A Slice with anybody on it."""
     there = [
         on(rng.choice(MODELS), rng.randrange(1, 9), rng.choice((0, 20)), replica=ReplicaId(f"r{rng.randrange(40)}"),
@@ -31,21 +31,21 @@ def drawn(rng: Random, lane: int) -> Shelf:
     return shelf(device(f"g{lane}", 80), *there)
 
 
-def outlook(rng: Random) -> Outlook:
-    return Outlook({name: float(rng.randrange(3)) for name in MODELS[:3]})
+def outlook(rng: Random) -> RestartCosts:
+    return RestartCosts({name: float(rng.randrange(3)) for name in MODELS[:3]})
 
 
 def slowly(
-    asked: Want, shelves: list[Shelf], expected: Outlook, gone: set[ReplicaId]
-) -> dict[int, tuple[tuple[float, ...], Room]]:
+    asked: PlacementRequest, shelves: list[Bin], expected: RestartCosts, gone: set[ReplicaId]
+) -> dict[int, tuple[tuple[float, ...], ResourceAmount]]:
     """By lane: what one of those who may have to go costs at least, and what all of them have."""
     found = {}
     for lane, one in enumerate(shelves):
-        those = [each for each in willing(asked, one, expected, T0) if each.replica not in gone]
-        costs = [cost_of((each,), expected)[:3] for each in those]
+        those = [each for each in list_evictable_occupants(asked, one, expected, T0) if each.replica not in gone]
+        costs = [eviction_cost((each,), expected)[:3] for each in those]
         if those:
             least = min(c[0] for c in costs), min(c[1] for c in costs), min(c[2] for c in costs)
-            found[lane] = tuple(float(part) for part in least), sum_of(those)
+            found[lane] = tuple(float(part) for part in least), sum_amounts(those)
     return found
 
 
@@ -53,11 +53,11 @@ def slowly(
 @given(st.integers(0, 1 << 30))
 def test_the_roster_is_what_looking_at_every_slice_tells(seed: int) -> None:
     rng = Random(seed)
-    roster, shelves, expected = Roster(LANES), [drawn(rng, lane) for lane in range(LANES)], outlook(rng)
+    roster, shelves, expected = EvictionCostIndex(LANES), [drawn(rng, lane) for lane in range(LANES)], outlook(rng)
     for lane, one in enumerate(shelves):
         roster.put(lane, one)
     for _ in range(6):
-        asked = want(rng.choice("abz"), priority=rng.randrange(-1, 3), force=rng.choice(list(Force)))
+        asked = want(rng.choice("abz"), priority=rng.randrange(-1, 3), force=rng.choice(list(EvictionLevel)))
         gone = {i.replica for one in shelves for i in one.incumbents if rng.random() < 0.1}
         roster.look(shelves.__getitem__, expected)
         grade, there = roster.grade(asked, T0, gone), slowly(asked, shelves, expected, gone)
@@ -65,7 +65,7 @@ def test_the_roster_is_what_looking_at_every_slice_tells(seed: int) -> None:
             tuple(float(part) for part in parts)
             for parts in zip(grade.busy, grade.priority, grade.restart_s, strict=True)
         ]
-        rooms = (Room(*(int(amount) for amount in one)) for one in grade.rooms.T)
+        rooms = (ResourceAmount(*(int(amount) for amount in one)) for one in grade.rooms.T)
         assert dict(zip(grade.lanes.tolist(), zip(told, rooms, strict=True), strict=True)) == there
         assert [told[at] for at in grade.cost.argsort(kind="stable")] == sorted(told)
         later = (i.evictable_s for one in shelves for i in one.incumbents if not i.leaving and i.evictable_s > T0)
@@ -81,7 +81,7 @@ def test_the_roster_is_what_looking_at_every_slice_tells(seed: int) -> None:
 
 
 def test_rows_of_those_who_left_are_used_again() -> None:
-    roster, expected = Roster(1), Outlook()
+    roster, expected = EvictionCostIndex(1), RestartCosts()
     full = shelf(device("g0", 80), *(on(f"x{number}", 1) for number in range(8)))
     roster.put(0, full)
     for _ in range(100):

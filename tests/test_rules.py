@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from autoscaler.spec.load import DocumentError, load
+from autoscaler.spec.load import DocumentError, parse_documents
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_an_adapter_may_come_from_where_weights_do(engine: str, artifact: str, l
     spec = f"{{engine: {engine}, artifact: 'file:///m.gguf', {adapters}{command}}}"
     text = f"apiVersion: pilotlight.dev/v1alpha1\nkind: Model\nmetadata: {{name: a}}\nspec: {spec}\n"
     if not line:
-        assert load([("a.yaml", text)]).models[0].spec.adapters[0].artifact == artifact
+        assert parse_documents([("a.yaml", text)]).models[0].spec.adapters[0].artifact == artifact
         return
     with pytest.raises(DocumentError, match=re.escape(f"a.yaml: Model a: spec.adapters[0].artifact: {line}")):
-        load([("a.yaml", text)])
+        parse_documents([("a.yaml", text)])

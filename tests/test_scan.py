@@ -10,10 +10,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gateway.errors import CallError
-from gateway.http.body import Body, Edit, Pieces, cut
+from gateway.http.body import Body, ChunkedBody, Edit, copy_range
 from gateway.http.incremental import STEP_UNITS
-from gateway.request.api_routes import Operation, lookup
-from gateway.request.body_edit import Peek, edit, read
+from gateway.request.api_routes import Operation, find_operation
+from gateway.request.body_edit import Peek, edit_body, read_body
 from gateway.request.json_scanner import MEMBERS_MAX, NESTING_MAX, TOKEN_BYTES_MAX, VALUE_BYTES_MAX, JsonScan
 from gateway.request.multipart import Form, FormScan, edit_multipart, read_multipart
 from tests.kit.budget import examples
@@ -23,14 +23,14 @@ KIB = 1 << 10
 
 
 def operation(path: bytes = b"/v1/chat/completions") -> Operation:
-    found = lookup(b"POST", path)
+    found = find_operation(b"POST", path)
     assert found is not None
     return found
 
 
-def arrived(body: bytes, *cuts: int) -> Pieces:
+def arrived(body: bytes, *cuts: int) -> ChunkedBody:
     """The body, read on whenever a piece has come; cut at these places."""
-    pieces = Pieces()
+    pieces = ChunkedBody()
     scan = pieces.scan = JsonScan(pieces.parts)
     places = [0, *sorted({cut for cut in cuts if 0 < cut < len(body)}), len(body)]
     for start, end in itertools.pairwise(places):
@@ -40,7 +40,7 @@ def arrived(body: bytes, *cuts: int) -> Pieces:
     return pieces
 
 
-def outcome(pieces: Pieces) -> tuple[dict[str, bytes], bytes] | None:
+def outcome(pieces: ChunkedBody) -> tuple[dict[str, bytes], bytes] | None:
     """What was read of it and what it becomes when all that can be edited is; None where it is refused."""
     scan = pieces.scan
     assert isinstance(scan, JsonScan)
@@ -58,7 +58,7 @@ def whole(body: bytes) -> tuple[dict[str, bytes], bytes] | None:
 
 def refusal(body: bytes) -> CallError:
     with pytest.raises(CallError) as caught:
-        read(operation(), arrived(body), b"application/json")
+        read_body(operation(), arrived(body), b"application/json")
     assert (caught.value.status, caught.value.code) == (400, "invalid_request")
     return caught.value
 
@@ -167,13 +167,13 @@ def test_it_refuses_no_more_than_the_way_of_small_bodies_and_reads_the_same(body
         return
     large = read_as_json(arrived(body))
     assert (large.model, large.stream, large.wants_usage) == (small.model, small.stream, small.wants_usage)
-    first, second = edit(operation(), small, "served"), edit(operation(), large, "served")
+    first, second = edit_body(operation(), small, "served"), edit_body(operation(), large, "served")
     assert isinstance(first, bytes)
     assert dict(pairs(in_one(second))) == dict(pairs(first))
 
 
 def read_as_json(body: Body) -> Peek:
-    found = read(operation(), body, b"application/json")
+    found = read_body(operation(), body, b"application/json")
     assert isinstance(found, Peek)
     return found
 
@@ -288,7 +288,7 @@ HOSTILE = {
 def test_a_step_stays_small_whatever_comes(name: str) -> None:
     """Two MiB in one piece are never read in one go: in a step a few windows at most once it is costly."""
     body = b'{"model":"m","a":[' + HOSTILE[name] * ((2 << 20) // len(HOSTILE[name])) + b"1]}"
-    pieces = Pieces()
+    pieces = ChunkedBody()
     scan = JsonScan(pieces.parts)
     pieces.add(body)
     steps = 1
@@ -303,15 +303,15 @@ def test_a_step_stays_small_whatever_comes(name: str) -> None:
 
 
 def test_pieces_are_shared_cut_and_never_joined() -> None:
-    pieces = Pieces()
+    pieces = ChunkedBody()
     blocks = [bytes([65 + number]) * (64 * KIB) for number in range(4)]
     for block in blocks:
         pieces.add(block)
     for number in range(100):
         pieces.add(b"%02d" % number)
     assert (len(pieces), len(pieces.parts)) == (4 * 64 * KIB + 200, 5)
-    assert cut(pieces.parts, 64 * KIB - 1, 128 * KIB + 1) == b"A" + blocks[1] + b"C"
-    assert cut(pieces.parts, 5, 5) == b""
+    assert copy_range(pieces.parts, 64 * KIB - 1, 128 * KIB + 1) == b"A" + blocks[1] + b"C"
+    assert copy_range(pieces.parts, 5, 5) == b""
     edited = pieces.edited(
         [Edit(0, 1, b"first"), Edit(64 * KIB, 64 * KIB, b"in"), Edit(4 * 64 * KIB, len(pieces), b"")]
     )
@@ -322,7 +322,7 @@ def test_pieces_are_shared_cut_and_never_joined() -> None:
 
 
 def test_tiny_pieces_share_buffers() -> None:
-    pieces = Pieces()
+    pieces = ChunkedBody()
     for _ in range(200 * KIB):
         pieces.add(b"x")
     assert (len(pieces), len(pieces.parts)) == (200 * KIB, 4)
@@ -334,7 +334,7 @@ TYPE = b"multipart/form-data; boundary=b"
 PART = b"--b\r\nContent-Disposition: form-data; name="
 
 
-def form(body: bytes | Pieces) -> Form | CallError:
+def form(body: bytes | ChunkedBody) -> Form | CallError:
     try:
         return read_multipart(body, TYPE)
     except CallError as error:
@@ -356,7 +356,7 @@ FORMS = st.lists(
 @given(body=FORMS, cuts=CUTS)
 @example(body=PART + b'"model"\r\n\r\nm\r\n--b--', cuts=[])
 def test_a_large_form_is_read_as_a_small_one_however_it_is_cut(body: bytes, cuts: list[int]) -> None:
-    pieces = Pieces()
+    pieces = ChunkedBody()
     scan = pieces.scan = FormScan(pieces.parts, b"b")
     places = [0, *sorted({cut for cut in cuts if 0 < cut < len(body)}), len(body)]
     for start, end in itertools.pairwise(places):
@@ -369,9 +369,9 @@ def test_a_large_form_is_read_as_a_small_one_however_it_is_cut(body: bytes, cuts
     assert large[1:] == small[1:]
     assert large.body is pieces
     edited = edit_multipart(large, model="served")
-    assert isinstance(edited, Pieces)
+    assert isinstance(edited, ChunkedBody)
     assert edited.join() == edit_multipart(small, model="served")
     assert edit_multipart(large, model=small.model) is pieces
     added = edit_multipart(large._replace(has_model=False), model="served")
-    assert isinstance(added, Pieces)
+    assert isinstance(added, ChunkedBody)
     assert added.join() == edit_multipart(small._replace(has_model=False), model="served")

@@ -14,8 +14,8 @@ from artifacts import digest
 from artifacts.digest import Digest
 from artifacts.peers import server
 from artifacts.registry.manifests import MANIFEST
-from artifacts.store.layout import Key
-from artifacts.store.publish import Job, Wanted
+from artifacts.store.layout import CopyKey
+from artifacts.store.publish import CopySpec, Job
 from artifacts.store.store import Caller, Store
 from tests.kit import neighbours
 from tests.kit.neighbours import TOKEN, Neighbour
@@ -24,9 +24,9 @@ from tests.kit.stored import raw
 pytestmark = pytest.mark.standard
 
 CONTENT = bytes(range(256)) * 400
-FILE = raw("x")._replace(digest=digest.of(CONTENT), size=len(CONTENT), path="x.gguf")
+FILE = raw("x")._replace(digest=digest.compute_digest(CONTENT), size=len(CONTENT), path="x.gguf")
 DOCUMENT = f'{{"schemaVersion": 2, "mediaType": "{MANIFEST}"}}'.encode()
-KEY = Key("registry.example", digest.of(DOCUMENT))
+KEY = CopyKey("registry.example", digest.compute_digest(DOCUMENT))
 BLOB = f"/v2/{KEY.room}/team/model/blobs/{FILE.digest}"
 LET_IN = {"Authorization": f"Bearer {TOKEN}"}
 
@@ -41,7 +41,7 @@ async def filled(store: Store, *, private: bool = False) -> Store:
     async def fetch(job: Job) -> None:
         await asyncio.to_thread(job.blob(FILE.digest).write_bytes, CONTENT)
 
-    wanted = Wanted("oci://registry.example/team/model:v1", KEY, (FILE,), documents=(DOCUMENT, b"{}"))
+    wanted = CopySpec("oci://registry.example/team/model:v1", KEY, (FILE,), documents=(DOCUMENT, b"{}"))
     (await store.ensure(wanted, fetch, Caller("me", yes) if private else None)).close()
     return store
 
@@ -96,12 +96,12 @@ async def test_any_other_range_is_refused(tmp_path: Path, span: str) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        BLOB.replace(KEY.room, Key("other.example", KEY.digest).room),
+        BLOB.replace(KEY.room, CopyKey("other.example", KEY.digest).room),
         BLOB.replace(KEY.room, ".."),
         BLOB[:-1],
         BLOB[:-64] + "../../copies",
         BLOB.replace("sha256:", "sha256-"),
-        f"/v2/{KEY.room}/team/model/blobs/{digest.of(b'none')}",
+        f"/v2/{KEY.room}/team/model/blobs/{digest.compute_digest(b'none')}",
         f"/v2/{KEY.room}/team/model/manifests/v1",
         f"/v2/{KEY.room}/team/model/manifests/{FILE.digest}",
         "/v2/",
@@ -125,7 +125,7 @@ async def test_manifests_and_configs_are_given_of_what_needed_no_login(tmp_path:
     async with node(tmp_path / "public") as (_, session):
         async with session.get(manifest) as answer:
             assert (answer.status, answer.content_type, await answer.read()) == (200, MANIFEST, DOCUMENT)
-        async with session.get(BLOB.replace(FILE.digest, digest.of(b"{}"))) as answer:
+        async with session.get(BLOB.replace(FILE.digest, digest.compute_digest(b"{}"))) as answer:
             assert await answer.read() == b"{}"
     async with node(tmp_path / "private", private=True) as (_, session):
         async with session.get(manifest) as answer:

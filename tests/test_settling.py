@@ -11,8 +11,8 @@ import pytest
 
 from artifacts.disk.disk import Disk
 from artifacts.store.durability import MARK
-from artifacts.store.layout import parsed
-from artifacts.store.publish import Wanted
+from artifacts.store.layout import load_record
+from artifacts.store.publish import CopySpec
 from artifacts.store.store import Store
 from tests.kit.stored import KIB, Fetched, content, fetching, raw, wanted, whole
 
@@ -37,7 +37,7 @@ class Machine:
         if what == "sync" and path.name == "y.gguf":
             assert self.goes.wait(60)
 
-    async def has(self, one: Wanted, fetch: Fetched) -> None:
+    async def has(self, one: CopySpec, fetch: Fetched) -> None:
         """Its Copy, and all that follows."""
         (await self.store.ensure(one, fetch, None)).close()
         await self.store.settled()
@@ -180,6 +180,6 @@ async def test_who_cannot_tell_the_machines_runs_apart_believes_no_such_copy_and
     assert sandbox.store.rows() == []
     assert whole(monday.store) == {ONE.reference: BYTES}
     await sandbox.has(ONE, fetching(ONE))
-    record = parsed(sandbox.store.layout.copy(ONE.key))
+    record = load_record(sandbox.store.layout.copy(ONE.key))
     assert record is not None
     assert record.boot == "", "it had it synced before anybody could see it"

@@ -186,7 +186,7 @@ def report(world: World, id: GatewayId, sequence: int, *, hold: int = 0, use: in
 
 def divided(world: World, now_s: float = 100.0) -> tuple[World, dict[GatewayId, int]]:
     """What shares moves, by gateway, and the World after it."""
-    moved = shares.divide(world, now_s)
+    moved = shares.divide_slots(world, now_s)
     if moved is None:
         return world, {}
     return fold(world, (moved,), now_s)[0], {gateway: hold for gateway, _, hold in moved.holds}
@@ -196,9 +196,9 @@ def test_a_new_leader_moves_nothing_before_every_known_gateway_reported_or_is_pr
     """Silence is not death: even after 20 s the holds of the silent one are safe, until its process is gone."""
     world = lead(G1, G2)
     world, _ = fold(world, [report(world, G1, 1, hold=1, waiting=3)], 100.0)
-    assert shares.divide(world, 100.0) is None
+    assert shares.divide_slots(world, 100.0) is None
     world, _ = fold(world, [report(world, G1, 2, hold=1, waiting=3)], 120.0)
-    assert shares.divide(world, 120.0) is None
+    assert shares.divide_slots(world, 120.0) is None
     world, _ = fold(world, [GatewayGone(gateway=G2)], 120.0)
     assert divided(world, 120.0)[1] == {G1: 4}
 
@@ -212,7 +212,7 @@ def test_a_report_of_an_older_epoch_is_demand_but_hands_nothing_over() -> None:
     )
     assert not world.gateways[G1].in_epoch
     assert world.loads[MODEL].running == 1
-    assert shares.divide(world, 100.0) is None
+    assert shares.divide_slots(world, 100.0) is None
 
 
 def test_the_new_leader_keeps_the_holds_it_is_told_and_gives_the_rest() -> None:
@@ -261,8 +261,8 @@ def test_nobody_holds_a_replica_that_drains() -> None:
     world, moved = divided(world)
     assert moved == {G1: 4}
     world, _ = fold(world, [seen(Seen.UNREADY)], 100.1)
-    assert shares.newest(world.gateways[G1], R) == 0
-    assert shares.claim(world.gateways[G1], R) == 4
+    assert shares.read_latest_hold(world.gateways[G1], R) == 0
+    assert shares.compute_claimed_slots(world.gateways[G1], R) == 4
     assert divided(world, 100.1)[1] == {}
     world, _ = fold(world, [seen(Seen.READY)], 100.2)
     assert divided(world, 100.2)[1] == {G1: 4}
@@ -321,7 +321,7 @@ def test_a_gateway_that_nothing_watches_counts_again_when_it_reports() -> None:
     assert moved == {G1: 4}
     world, _ = fold(world, [report(world, stranger, 2, hold=2, use=2)], 112.0)
     found = world.gateways[stranger]
-    assert (found.lapsed, found.gone, shares.claim(found, R)) == (False, False, 2)
+    assert (found.lapsed, found.gone, shares.compute_claimed_slots(found, R)) == (False, False, 2)
 
 
 def test_priority_goes_before_fairness() -> None:
@@ -347,7 +347,7 @@ def test_nothing_to_say_costs_nothing() -> None:
     world, _ = divided(world, 100.5)
     assert world.undivided == frozenset()
     world, _ = fold(world, [report(world, G1, 3, hold=4)], 101.0)
-    assert shares.divide(world, 101.0) is None
+    assert shares.divide_slots(world, 101.0) is None
 
 
 def test_the_harness_notices_a_gateway_that_takes_a_hold_it_was_not_given() -> None:

@@ -22,7 +22,7 @@ def town(*gateways: Gateway) -> World:
 
 
 def given(made: World) -> dict[str, int]:
-    answer = slots.divide(made, T0)
+    answer = slots.divide_slots(made, T0)
     assert answer is not None
     assert all(on == "new" for _, on, _ in answer.holds)
     return {id: hold for id, _, hold in answer.holds}

@@ -14,13 +14,13 @@ from autoscaler.drivers.kubernetes.objects import device_plugin_config
 from autoscaler.drivers.kubernetes.objects import node as nodes
 from autoscaler.drivers.kubernetes.objects import pod as pods
 from autoscaler.drivers.kubernetes.objects.node import NodeSeen, OtherPod
-from autoscaler.drivers.kubernetes.objects.replica_events import unbound
+from autoscaler.drivers.kubernetes.objects.replica_events import build_podless_observation
 from autoscaler.fold.fold import fold
 from autoscaler.kubernetes.constants import PLACES
 from autoscaler.planner.plan import plan
-from autoscaler.queries.node_reports import ILL, OTHERS, ill
+from autoscaler.queries.node_reports import ILL, OTHERS, list_unhealthy_slices
 from autoscaler.slicing import registry
-from autoscaler.spec.load import load
+from autoscaler.spec.load import parse_documents
 from autoscaler.spec.model import Gpu, Model
 from autoscaler.spec.pod import API_VERSION, GPU
 from autoscaler.spec.settings import Settings
@@ -48,13 +48,13 @@ sharing:
 
 
 def settings_of(entries: str) -> Settings:
-    return load([("a.yaml", f"apiVersion: {API_VERSION}\nkind: Settings\nnodes:{entries}")]).settings
+    return parse_documents([("a.yaml", f"apiVersion: {API_VERSION}\nkind: Settings\nnodes:{entries}")]).settings
 
 
 def g4dn(gpus: str = "3", **labels: str) -> NodeSeen:
     """Without GPU feature discovery."""
     kind = {"node.kubernetes.io/instance-type": "g4dn.xlarge"}
-    return nodes.read({
+    return nodes.read_node({
         "metadata": {"name": "n", "labels": {**kind, **labels}},
         "spec": {"taints": [{"key": GPU, "value": "true", "effect": "NoSchedule"}]},
         "status": {"allocatable": {GPU: gpus, "cpu": "4"}, "conditions": [{"type": "Ready", "status": "True"}]},
@@ -68,11 +68,13 @@ def config_map(**data: str) -> dict[str, Any]:
 def slices(
     entries: str = SLICED, configured: dict[str, Any] | None = None, node: NodeSeen | None = None
 ) -> list[Slice]:
-    there = {} if configured is None else {PLACES[0]: device_plugin_config.read(configured)}
+    there = {} if configured is None else {PLACES[0]: device_plugin_config.read_plugin_configs(configured)}
     told = settings_of(entries).nodes if entries else ()
     return list(
-        nodes.slices(
-            [g4dn() if node is None else node], told, lambda labels: device_plugin_config.config_of(labels, there)
+        nodes.build_slices(
+            [g4dn() if node is None else node],
+            told,
+            lambda labels: device_plugin_config.select_plugin_config(labels, there),
         )
     )
 
@@ -92,7 +94,9 @@ def started(at: World) -> tuple[World, list[Replica]]:
         new = [action.replica for action in actions if isinstance(action, StartReplica)]
         assert len(new) <= 1, "the device is one fault domain: one starts at a time"
         begun += new
-        at, _ = fold(folded(at, actions, now_s), tuple(unbound(one, Seen.READY) for one in new), now_s)
+        at, _ = fold(
+            folded(at, actions, now_s), tuple(build_podless_observation(one, Seen.READY) for one in new), now_s
+        )
     return at, begun
 
 
@@ -126,10 +130,10 @@ def test_a_g4dn_whose_plugin_time_slices_is_one_device_of_three_slices_and_a_fou
     assert sorted(one.slices for one in begun) == [(one.id,) for one in on]
     assert unmet(at) == ("needs 5Gi on one device; the largest has 0 bytes free of 5.3Gi, held by a (busy)", False)
     for one in begun:
-        asks = registry.fields(one, at.slices)
+        asks = registry.build_pod_fields(one, at.slices)
         assert asks is not None
         assert asks.memory_fraction == 0.333, "nothing else keeps an engine from the memory of the others"
-        spec = pods.manifest(one, a, launch(a, "h", 1), "image", asks=asks)["spec"]
+        spec = pods.build_pod_manifest(one, a, launch(a, "h", 1), "image", asks=asks)["spec"]
         assert spec["containers"][0]["resources"]["limits"] == {GPU: "1"}
         assert spec["tolerations"] == [{"key": GPU, "operator": "Exists"}]
 
@@ -158,7 +162,7 @@ def test_mps_keeps_memory_apart() -> None:
     on = slices(SLICED.replace("timeslice", "mps"))
     at, begun = started(called(model("a", 5, gpu=Gpu(isolation="memory"), high=8), on))
     assert len(begun) == 3
-    asks = registry.fields(begun[0], at.slices)
+    asks = registry.build_pod_fields(begun[0], at.slices)
     assert asks is not None
     assert asks.memory_fraction is None, "its server does"
 
@@ -177,11 +181,11 @@ def test_where_nobody_tells_how_gpus_are_shared_nothing_is_placed_and_the_reason
 def test_a_pod_of_others_takes_one_share() -> None:
     on, node = slices(), g4dn()
     limits = {"nvidia.com/gpu": "1"}
-    theirs = nodes.read_other(
+    theirs = nodes.read_other_pod(
         {"spec": {"nodeName": "n", "containers": [{"name": "a", "resources": {"limits": limits}}]}}
     )
     assert theirs == OtherPod("n", {"nvidia.com/gpu": 1})
-    assert nodes.others([node], on, [theirs]) == {"n nvidia.com/gpu": 1}
+    assert nodes.count_taken_slices([node], on, [theirs]) == {"n nvidia.com/gpu": 1}
     at, begun = started(called(model("a", 5, high=8), on, others=1))
     assert [one.slices for one in begun] == [("n/gpu0/s0",), ("n/gpu0/s1",)]
     assert OTHERS in unmet(at)[0]
@@ -192,13 +196,13 @@ def test_a_renamed_resource_is_what_pods_ask_for_and_what_others_have() -> None:
     node = g4dn(**LABELLED)._replace(amounts=renamed)
     (first, *_) = on = slices("", node=node)
     assert len(on) == 3
-    asks = registry.fields(replica(model("a"), "r", [first.id]), {first.id: first})
+    asks = registry.build_pod_fields(replica(model("a"), "r", [first.id]), {first.id: first})
     assert asks is not None
     assert asks.limits == {"nvidia.com/gpu.shared": "1"}
     container = {"name": "a", "resources": {"limits": {"nvidia.com/gpu.shared": "1"}}}
-    theirs = nodes.read_other({"spec": {"nodeName": "n", "containers": [container]}})
+    theirs = nodes.read_other_pod({"spec": {"nodeName": "n", "containers": [container]}})
     assert theirs == OtherPod("n", {"nvidia.com/gpu.shared": 1})
-    assert nodes.others([node], on, [theirs]) == {"n nvidia.com/gpu.shared": 1}
+    assert nodes.count_taken_slices([node], on, [theirs]) == {"n nvidia.com/gpu.shared": 1}
 
 
 # --- the plug-in's ConfigMap ------------------------------------------------------------------------------------------
@@ -226,14 +230,14 @@ def test_a_nodes_key_of_the_config_map_tells_how_it_is_shared(label: str, data: 
 
 def test_of_the_gpu_operators_only_what_a_label_names_counts() -> None:
     """Which key the others have its ClusterPolicy says."""
-    configs = {PLACES[1]: device_plugin_config.read(config_map(any=CONFIG))}
-    assert device_plugin_config.config_of({}, configs) == {}
-    assert device_plugin_config.config_of({device_plugin_config.CHOICE: "any"}, configs)["version"] == "v1"
+    configs = {PLACES[1]: device_plugin_config.read_plugin_configs(config_map(any=CONFIG))}
+    assert device_plugin_config.select_plugin_config({}, configs) == {}
+    assert device_plugin_config.select_plugin_config({device_plugin_config.CHOICE: "any"}, configs)["version"] == "v1"
 
 
 def test_what_is_no_configuration_is_said_once_read(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        assert device_plugin_config.read(config_map(good=CONFIG, bad="[]")).keys() == {"good"}
+        assert device_plugin_config.read_plugin_configs(config_map(good=CONFIG, bad="[]")).keys() == {"good"}
     assert "config_map=nvidia-device-plugin key=bad error=expected one mapping" in caplog.text
 
 
@@ -242,19 +246,19 @@ def test_what_is_no_configuration_is_said_once_read(caplog: pytest.LogCaptureFix
 
 def test_a_device_is_closed_while_a_replica_of_before_is_on_it() -> None:
     """It may have all of its memory."""
-    shut, lost = nodes.resliced(slices(), [SliceId("n/gpu0")])
+    shut, lost = nodes.close_stale_slices(slices(), [SliceId("n/gpu0")])
     assert ({one.closed for one in shut}, lost) == ({nodes.RESLICED}, [])
     whole = slices("", node=g4dn("2"))
-    back, lost = nodes.resliced(whole, [SliceId("n/gpu1/s2"), SliceId("n/gpu0")])
+    back, lost = nodes.close_stale_slices(whole, [SliceId("n/gpu1/s2"), SliceId("n/gpu0")])
     assert ([one.closed for one in back], lost) == (["", nodes.RESLICED], [])
-    assert nodes.resliced(whole, [SliceId("n/gpu0"), SliceId("n/gpu1")]) == (tuple(whole), [])
+    assert nodes.close_stale_slices(whole, [SliceId("n/gpu0"), SliceId("n/gpu1")]) == (tuple(whole), [])
 
 
 def test_what_is_held_of_a_device_that_is_no_more_counts_as_others() -> None:
     on = slices()
-    same, lost = nodes.resliced(on, [SliceId("n/gpu7/s0"), SliceId("m/gpu0")])
+    same, lost = nodes.close_stale_slices(on, [SliceId("n/gpu7/s0"), SliceId("m/gpu0")])
     assert (same, lost) == (tuple(on), [OtherPod("n", lost=1), OtherPod("m", lost=1)])
-    assert nodes.others([g4dn()], on, lost) == {"n nvidia.com/gpu": 1}
+    assert nodes.count_taken_slices([g4dn()], on, lost) == {"n nvidia.com/gpu": 1}
 
 
 # --- the fault domain -------------------------------------------------------------------------------------------------
@@ -266,7 +270,9 @@ def test_all_free_shares_of_an_unhealthy_device_are_closed_and_that_of_the_pod_o
     ours = PodDevices(namespace="engines", name="r", devices=("GPU-a",))
     sick = DeviceReport(id="GPU-a", memory_bytes=16 * GI, used_bytes=0, healthy=False)
     report = NodeReport(node="n", boot="b", sequence=1, devices=(sick,), pods=(ours,))
-    assert ill(fold(at, (NodeReported(report=report),), T0)[0], T0) == {one.id: ILL for one in slices()}
+    assert list_unhealthy_slices(fold(at, (NodeReported(report=report),), T0)[0], T0) == {
+        one.id: ILL for one in slices()
+    }
 
 
 def test_of_two_devices_as_many_free_shares_are_closed_as_the_unhealthy_one_has() -> None:
@@ -278,9 +284,9 @@ def test_of_two_devices_as_many_free_shares_are_closed_as_the_unhealthy_one_has(
     theirs = PodDevices(namespace="x", name="y", devices=("GPU-b",))
     report = NodeReport(node="n", boot="b", sequence=1, devices=found, pods=(theirs,))
     at = fold(world([], slices("", node=node)), (NodeReported(report=report),), T0)[0]
-    assert sorted(ill(at, T0)) == ["n/gpu1/s1", "n/gpu1/s2"]
+    assert sorted(list_unhealthy_slices(at, T0)) == ["n/gpu1/s1", "n/gpu1/s2"]
     noticed = replace(at, slices={id: one for id, one in at.slices.items() if one.device == "n/gpu0"})
-    assert ill(noticed, T0) == {}, "the device plug-in offers it no more"
+    assert list_unhealthy_slices(noticed, T0) == {}, "the device plug-in offers it no more"
 
 
 # --- where nodes may not be read --------------------------------------------------------------------------------------
@@ -288,8 +294,8 @@ def test_of_two_devices_as_many_free_shares_are_closed_as_the_unhealthy_one_has(
 
 def test_a_declared_node_is_sliced_as_it_says_and_a_quota_counts_shares() -> None:
     kinds = settings_of(SLICED).nodes
-    found = declared.slices(kinds, (), {})
+    found = declared.build_declared_slices(kinds, (), {})
     assert [one.id for one in found] == ["nodes[0]/gpu0/s0", "nodes[0]/gpu0/s1", "nodes[0]/gpu0/s2"]
     assert {one.labels["node.kubernetes.io/instance-type"] for one in found} == {"g4dn.xlarge"}
-    bounded = declared.slices(kinds, (declared.Quota("q", 2, 0),), {})
+    bounded = declared.build_declared_slices(kinds, (declared.Quota("q", 2, 0),), {})
     assert [one.closed for one in bounded] == ["", ""]

@@ -68,11 +68,11 @@ STATUS = (200, msgspec.json.encode(ROWS))
 
 
 def test_every_column_is_filled_from_a_row_of_the_api() -> None:
-    assert [show.cell(ROWS[0], column) for column in show.COLUMNS] == [
+    assert [show.format_cell(ROWS[0], column) for column in show.COLUMNS] == [
         "ada", "ready", "2 ready, 1 draining", "3", "4", "gpu0, gpu1", "2 min", "last used 2 s ago, idle window 60 s",
     ]  # fmt: skip
-    assert show.cell(msgspec.structs.replace(ROWS[0], adapters=("x", "y")), "model") == "ada (+x, y)"
-    assert [show.cell(ROWS[1], column) for column in show.COLUMNS] == [
+    assert show.format_cell(msgspec.structs.replace(ROWS[0], adapters=("x", "y")), "model") == "ada (+x, y)"
+    assert [show.format_cell(ROWS[1], column) for column in show.COLUMNS] == [
         "bob",
         "zero",
         "0",
@@ -89,12 +89,12 @@ def test_every_column_is_filled_from_a_row_of_the_api() -> None:
     [(0.2, "0 s"), (59.9, "59 s"), (60, "1 min"), (3599, "59 min"), (7200, "2 h"), (200_000, "2 d")],
 )
 def test_times_are_told_in_their_unit(seconds: float, text: str) -> None:
-    assert show.ago(seconds) == text
+    assert show.format_age(seconds) == text
 
 
 def test_status_is_one_line_for_each_model_where_no_terminal_is(capsys: pytest.CaptureFixture[str]) -> None:
     with port(status=STATUS) as url:
-        show.status(url, None, watch=False, output="text")
+        show.print_status(url, None, watch=False, output="text")
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     assert lines[0].split() == list(show.COLUMNS)
     assert [line.split()[0] for line in lines[1:]] == ["ada", "bob"]
@@ -104,19 +104,19 @@ def test_status_is_one_line_for_each_model_where_no_terminal_is(capsys: pytest.C
 def test_status_lists_what_is_off_in_this_mode(capsys: pytest.CaptureFixture[str]) -> None:
     off = (200, b'{"sentences": ["nodes are not read", "agents"], "degraded": "plan: KeyError: 7"}')
     with port(status=STATUS, off=off) as url:
-        show.status(url, None, watch=False, output="text")
+        show.print_status(url, None, watch=False, output="text")
         assert capsys.readouterr().out.splitlines()[-3:] == [
             "off: nodes are not read", "off: agents",
             "degraded: an internal error occurs, and the failed part is tried again: plan: KeyError: 7",
         ]  # fmt: skip
-        show.status(url, "bob", watch=False, output="text")
+        show.print_status(url, "bob", watch=False, output="text")
         assert "off:" not in capsys.readouterr().out
 
 
 def test_status_shows_a_failed_reload(capsys: pytest.CaptureFixture[str]) -> None:
     problem = (200, b'{"problem": "a.yaml: line 3: not YAML;\\u001b[2J the last valid documents stay in force"}')
     with port(status=STATUS, documents=problem) as url:
-        show.status(url, None, watch=False, output="text")
+        show.print_status(url, None, watch=False, output="text")
         told = capsys.readouterr().out.splitlines()[-1]
         assert told.startswith("documents: a.yaml: line 3: not YAML;")
         assert told.endswith("the last valid documents stay in force")
@@ -125,11 +125,11 @@ def test_status_shows_a_failed_reload(capsys: pytest.CaptureFixture[str]) -> Non
 def test_status_of_one_model_and_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     nobody = (404, b'{"error":"no such model; there are: ada, bob"}')
     with port(status=STATUS, **{"models/eve": nobody}) as url:
-        show.status(url, "bob", watch=False, output="json")
+        show.print_status(url, "bob", watch=False, output="json")
         (row,) = json.loads(capsys.readouterr().out)
         assert row["model"] == "bob"
         with pytest.raises(click.ClickException, match="no such model; there are: ada, bob"):
-            show.status(url, "eve", watch=False, output="text")
+            show.print_status(url, "eve", watch=False, output="text")
 
 
 def test_a_watch_ends_quietly_with_ctrl_c(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -142,14 +142,14 @@ def test_a_watch_ends_quietly_with_ctrl_c(monkeypatch: pytest.MonkeyPatch, capsy
 
     monkeypatch.setattr("pilotlight.cli.status.time.sleep", sleep)
     with port(status=STATUS) as url:
-        show.status(url, None, watch=True, output="text")
+        show.print_status(url, None, watch=True, output="text")
     assert len(looks) == 3
     assert "ada" in capsys.readouterr().out
 
 
 def test_status_of_a_model_by_its_alias(capsys: pytest.CaptureFixture[str]) -> None:
     with port(status=STATUS, **{"models/al-bob": (200, msgspec.json.encode(BOB_VIEW))}) as url:
-        show.status(url, "al-bob", watch=False, output="json")
+        show.print_status(url, "al-bob", watch=False, output="json")
         assert [row["model"] for row in json.loads(capsys.readouterr().out)] == ["bob"]
 
 
@@ -163,7 +163,7 @@ def watched(monkeypatch: pytest.MonkeyPatch, looks: list[list[Row]], output: str
 
     monkeypatch.setattr("pilotlight.cli.status.time.sleep", sleep)
     monkeypatch.setattr(show, "fetch", lambda _ops, _path, _kind: tuple(left.pop(0)))
-    show.status("ops", None, watch=True, output=output)
+    show.print_status("ops", None, watch=True, output=output)
 
 
 ADA, BOB = ROWS
@@ -195,15 +195,15 @@ def test_a_watch_as_json_is_one_object_on_a_line_for_each_change(
 
 def test_an_explanation_is_printed_as_sentences(capsys: pytest.CaptureFixture[str]) -> None:
     with port(**{"explain/model/ada": (200, b'{"model":"ada","state":"zero","sentences":["One.","Two."]}')}) as url:
-        show.explain(url, "model/ada", Explanation, "text")
+        show.print_explanation(url, "model/ada", Explanation, "text")
         assert capsys.readouterr().out == "One.\nTwo.\n"
-        show.explain(url.removeprefix("http://"), "model/ada", Explanation, "json")
+        show.print_explanation(url.removeprefix("http://"), "model/ada", Explanation, "json")
         assert json.loads(capsys.readouterr().out)["sentences"] == ["One.", "Two."]
 
 
 def test_that_nothing_was_decided_yet_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     with port(**{"explain/last": (200, b'{"sentences":[]}')}) as url:
-        show.explain(url, "last", Sentences, "text")
+        show.print_explanation(url, "last", Sentences, "text")
         assert capsys.readouterr().out == "Nothing was decided yet.\n"
 
 
@@ -216,7 +216,7 @@ def test_that_nothing_was_decided_yet_is_said(capsys: pytest.CaptureFixture[str]
 )
 def test_what_the_port_says_is_wrong_is_one_clear_error(answer: tuple[int, bytes], said: str) -> None:
     with port(status=answer) as url, pytest.raises(click.ClickException) as caught:
-        show.status(url, None, watch=False, output="text")
+        show.print_status(url, None, watch=False, output="text")
     assert caught.value.message.startswith(said)
 
 
@@ -236,7 +236,7 @@ def test_no_color_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
     def shown() -> str:
         console = Console(width=120)
         with console.capture() as capture:
-            console.print(show.table(ROWS))
+            console.print(show.build_table(ROWS))
         return capture.get()
 
     monkeypatch.setenv("FORCE_COLOR", "1")

@@ -30,7 +30,7 @@ HOLDS = "no signature that weights.signatures asks for holds"
 
 def why(found: Found, policy: Policy = ENFORCE) -> str:
     """Why it counts for nothing."""
-    verdict = signatures.judge(DIGEST, [found], policy)
+    verdict = signatures.evaluate_signatures(DIGEST, [found], policy)
     assert (verdict.publish, verdict.signed_by) == (False, "")
     assert verdict.lines[0] == f"{DIGEST}: refused: {HOLDS}"
     return verdict.lines[1].partition(": ")[2]
@@ -52,29 +52,29 @@ def changed(*path: str | int, to: object = None) -> Bundled:
 @pytest.mark.parametrize("kind", ["p256", "rsa", "ed25519"])
 def test_what_sigstores_own_tools_sign_holds(kind: str) -> None:
     made, digest = GOLDEN[kind], Digest(GOLDEN["digest"])
-    own = public_keys.parse(made["key"].encode())
+    own = public_keys.parse_public_key(made["key"].encode())
     by_cosign = Cosign("simplesigning", made["payload"].encode(), made["signature"])
     for found in (Bundled("bundle", json.dumps(made["dsse"]).encode()), by_cosign):
-        verdict = signatures.judge(digest, [found], Policy("enforce", (key(OURS), own)))
+        verdict = signatures.evaluate_signatures(digest, [found], Policy("enforce", (key(OURS), own)))
         assert verdict == (True, f"key {own.id}", (f"{digest}: signed by key {own.id} ({found.at})",))
-        assert not signatures.judge(digest, [found], ENFORCE).publish
-        assert not signatures.judge(DIGEST, [found], Policy("enforce", (own,))).publish
+        assert not signatures.evaluate_signatures(digest, [found], ENFORCE).publish
+        assert not signatures.evaluate_signatures(DIGEST, [found], Policy("enforce", (own,))).publish
 
 
 @pytest.mark.parametrize("found", [cosign(OURS), bundled(envelope(OURS)), bundled(message(OURS))])
 def test_one_good_signature_is_enough_whatever_lies_beside_it(found: Found) -> None:
     beside: list[Found] = [Unread("x", "gone"), cosign(THEIRS), Bundled("x", b"{"), Cosign("x", b"", "")]
-    verdict = signatures.judge(DIGEST, [*beside, found], ENFORCE)
+    verdict = signatures.evaluate_signatures(DIGEST, [*beside, found], ENFORCE)
     assert verdict == (True, f"key {key(OURS).id}", (f"{DIGEST}: signed by key {key(OURS).id} ({found.at})",))
 
 
 def test_policies_differ_in_what_a_no_does() -> None:
     keys = (key(OURS),)
-    off, warn = (signatures.judge(DIGEST, [], Policy(policy, keys)) for policy in ("off", "warn"))
+    off, warn = (signatures.evaluate_signatures(DIGEST, [], Policy(policy, keys)) for policy in ("off", "warn"))
     assert off == (True, "", (f"{DIGEST}: signatures are not asked for",))
     none = "the registry has no signature of it"
     assert warn == (True, "", (f"{DIGEST}: {HOLDS}; it is used all the same (warn)", none))
-    enforce = signatures.judge(DIGEST, [], Policy("enforce", keys))
+    enforce = signatures.evaluate_signatures(DIGEST, [], Policy("enforce", keys))
     assert enforce == (False, "", (f"{DIGEST}: refused: {HOLDS}", none))
 
 
@@ -83,7 +83,7 @@ def test_point_17_a_wrong_key_is_none_of_the_keys() -> None:
         assert why(found) == "it is by none of the keys"
         assert why(found, Policy("enforce")) == "it is by none of the keys"
     ed = ed25519.Ed25519PrivateKey.generate()
-    assert signatures.judge(DIGEST, [bundled(envelope(ed))], Policy("enforce", (key(ed),))).publish
+    assert signatures.evaluate_signatures(DIGEST, [bundled(envelope(ed))], Policy("enforce", (key(ed),))).publish
 
 
 def test_point_17_a_signature_over_another_digest_is_no_signature_of_this_one() -> None:
@@ -169,7 +169,7 @@ def test_point_17_a_certificate_counts_for_nothing_where_no_identity_is_named() 
 
 
 def test_many_reasons_are_shown_shortly_and_on_one_line_each() -> None:
-    verdict = signatures.judge(DIGEST, [Unread(f"a\n{n}", "\x1b[31mgone") for n in range(9)], ENFORCE)
+    verdict = signatures.evaluate_signatures(DIGEST, [Unread(f"a\n{n}", "\x1b[31mgone") for n in range(9)], ENFORCE)
     assert verdict.lines[1] == "a?0: ?[31mgone"
     assert verdict.lines[-1] == "and 4 more"
     assert len(verdict.lines) == 1 + signatures.REASONS_MAX + 1
@@ -177,4 +177,4 @@ def test_many_reasons_are_shown_shortly_and_on_one_line_each() -> None:
 
 def test_a_key_shows_itself_by_its_id_alone() -> None:
     assert str(key(OURS)) == f"Key(id='{key(OURS).id}')"
-    assert public_keys.parse(pem(OURS)) == key(OURS)
+    assert public_keys.parse_public_key(pem(OURS)) == key(OURS)

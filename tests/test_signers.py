@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from artifacts.signatures import trust_root
 from artifacts.signatures.certificates import Identity
 from artifacts.signatures.policy import Policy
-from autoscaler.spec.load import DocumentError, load
+from autoscaler.spec.load import DocumentError, parse_documents
 from autoscaler.spec.pod import API_VERSION
 from autoscaler.spec.settings import Signatures
 from pilotlight.models import credentials
@@ -25,30 +25,30 @@ OURS, OTHERS = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(
 
 def loaded(weights: str) -> Signatures:
     text = f"apiVersion: {API_VERSION}\nkind: Settings\nweights: {weights}\n"
-    return load([("a.yaml", text)]).settings.weights.signatures
+    return parse_documents([("a.yaml", text)]).settings.weights.signatures
 
 
 def test_keys_stand_in_the_settings_or_in_files(tmp_path: Path) -> None:
     (tmp_path / "ours.pub").write_bytes(pem(OURS))
     inline = pem(OTHERS).decode().replace("\n", "\\n")
     written = loaded(f'{{signatures: {{policy: enforce, keys: [{tmp_path}/ours.pub, "{inline}"]}}}}')
-    assert credentials.policy(written) == Policy("enforce", (key(OURS), key(OTHERS)))
-    assert credentials.policy(loaded("{}")) == Policy("off", ())
+    assert credentials.load_signature_policy(written) == Policy("enforce", (key(OURS), key(OTHERS)))
+    assert credentials.load_signature_policy(loaded("{}")) == Policy("off", ())
 
 
 def test_identities_come_with_a_trusted_root(tmp_path: Path) -> None:
     root = tmp_path / "root.json"
     root.write_text(json.dumps(Sigstore().trusted()))
     whom = f"identities: [{{subject: me@acme.example, issuer: https://login.example}}], trustedRoot: {root}"
-    found = credentials.policy(loaded(f"{{signatures: {{policy: warn, {whom}}}}}"))
+    found = credentials.load_signature_policy(loaded(f"{{signatures: {{policy: warn, {whom}}}}}"))
     assert found.identities == (Identity("me@acme.example", "https://login.example"),)
-    assert found.root == trust_root.parse(root.read_bytes())
+    assert found.root == trust_root.parse_trust_root(root.read_bytes())
     root.write_text("{}")
     with pytest.raises(SignersError, match=r"^weights.signatures.trustedRoot: /\S+: the trusted root has not one"):
-        credentials.policy(loaded(f"{{signatures: {{{whom}}}}}"))
+        credentials.load_signature_policy(loaded(f"{{signatures: {{{whom}}}}}"))
     root.unlink()
     with pytest.raises(SignersError, match=r"^weights.signatures.trustedRoot: .*: No such file or directory"):
-        credentials.policy(loaded(f"{{signatures: {{{whom}}}}}"))
+        credentials.load_signature_policy(loaded(f"{{signatures: {{{whom}}}}}"))
 
 
 @pytest.mark.parametrize(
@@ -87,8 +87,8 @@ def test_a_key_that_cannot_be_read_leaves_no_policy(tmp_path: Path) -> None:
     }.items():
         path = f"{tmp_path}/{name}"
         with pytest.raises(SignersError, match=line) as caught:
-            credentials.policy(Signatures(policy="enforce", keys=(pem(OTHERS).decode(), path)))
+            credentials.load_signature_policy(Signatures(policy="enforce", keys=(pem(OTHERS).decode(), path)))
         assert str(caught.value).startswith(f"weights.signatures.keys[1]: {path}: ")
         assert "\n" not in str(caught.value)
     with pytest.raises(SignersError, match=r"^weights.signatures.keys\[0\]: expected one public key"):
-        credentials.policy(Signatures(policy="enforce", keys=("-----BEGIN PUBLIC KEY-----\n",)))
+        credentials.load_signature_policy(Signatures(policy="enforce", keys=("-----BEGIN PUBLIC KEY-----\n",)))

@@ -7,7 +7,7 @@ import calendar
 import pytest
 from yarl import URL
 
-from artifacts.credentials.sigv4 import Asked, Keys, Scope, encoded, signed
+from artifacts.credentials.sigv4 import Asked, Keys, Scope, encode_uri, sign_request
 
 SUITE = Keys("AKIDEXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY")
 """Of the test suite, and of IAM's example."""
@@ -34,7 +34,7 @@ BUCKET = "https://examplebucket.s3.amazonaws.com"
 def test_requests_of_the_suite_have_its_signatures(
     method: str, url: str, headers: dict[str, str], signature: str
 ) -> None:
-    found = signed(Asked(method, URL(url, encoded=True), headers), SUITE, SERVICE, AT_2015)
+    found = sign_request(Asked(method, URL(url, encoded=True), headers), SUITE, SERVICE, AT_2015)
     assert found["Authorization"] == (
         "AWS4-HMAC-SHA256 Credential=AKIDEXAMPLE/20150830/us-east-1/service/aws4_request, "
         f"SignedHeaders=host;x-amz-date, Signature={signature}"
@@ -45,7 +45,7 @@ def test_requests_of_the_suite_have_its_signatures(
 def test_iams_example_has_its_signature() -> None:
     url = URL("https://iam.amazonaws.com/?Action=ListUsers&Version=2010-05-08", encoded=True)
     headers = {"Content-Type": "application/x-www-form-urlencoded; charset=utf-8"}
-    found = signed(Asked("GET", url, headers), SUITE, Scope("us-east-1", "iam"), AT_2015)
+    found = sign_request(Asked("GET", url, headers), SUITE, Scope("us-east-1", "iam"), AT_2015)
     assert found["Authorization"].endswith("5d672d79c15b13162d9279b0855cfba6789a8edb4c82c400e06b5924a6f2b5d7")
 
 
@@ -58,7 +58,7 @@ def test_iams_example_has_its_signature() -> None:
     ],
 )
 def test_s3s_examples_have_their_signatures(path: str, headers: dict[str, str], signature: str) -> None:
-    found = signed(Asked("GET", URL(BUCKET + path, encoded=True), headers), DOCUMENTED, S3, AT_2013)
+    found = sign_request(Asked("GET", URL(BUCKET + path, encoded=True), headers), DOCUMENTED, S3, AT_2013)
     assert found["Authorization"].rpartition("=")[2] == signature
     assert found["X-Amz-Content-Sha256"].startswith("e3b0c442")
 
@@ -66,13 +66,13 @@ def test_s3s_examples_have_their_signatures(path: str, headers: dict[str, str], 
 def test_s3s_example_of_a_write_has_its_signature() -> None:
     headers = {"Date": "Fri, 24 May 2013 00:00:00 GMT", "x-amz-storage-class": "REDUCED_REDUNDANCY"}
     url = URL(f"{BUCKET}/test%24file.text", encoded=True)
-    found = signed(Asked("PUT", url, headers, b"Welcome to Amazon S3."), DOCUMENTED, S3, AT_2013)
+    found = sign_request(Asked("PUT", url, headers, b"Welcome to Amazon S3."), DOCUMENTED, S3, AT_2013)
     assert found["Authorization"].endswith("98ad721746da40c64f1a55b78f14c238d841ea1380cd77a1b5971af0ece108bd")
 
 
 def test_a_token_of_a_session_is_sent_and_signed() -> None:
     keys = Keys("a", "s", "the-token")
-    found = signed(Asked("GET", URL("http://127.0.0.1:9000/b/k")), keys, S3, AT_2013)
+    found = sign_request(Asked("GET", URL("http://127.0.0.1:9000/b/k")), keys, S3, AT_2013)
     assert found["X-Amz-Security-Token"] == "the-token"
     assert "SignedHeaders=host;x-amz-content-sha256;x-amz-date;x-amz-security-token" in found["Authorization"]
     assert "s3cret" not in repr(Keys("a", "s3cret", "t0ken"))
@@ -80,5 +80,5 @@ def test_a_token_of_a_session_is_sent_and_signed() -> None:
 
 
 def test_parts_of_a_url_are_written_as_aws_wants_them() -> None:
-    assert encoded("a b/ü+*~.gguf", path=True) == "a%20b/%C3%BC%2B%2A~.gguf"
-    assert encoded("a/b=c") == "a%2Fb%3Dc"
+    assert encode_uri("a b/ü+*~.gguf", path=True) == "a%20b/%C3%BC%2B%2A~.gguf"
+    assert encode_uri("a/b=c") == "a%2Fb%3Dc"

@@ -11,9 +11,9 @@ import pytest
 from msgspec.structs import replace
 
 from artifacts.formats import gguf
-from autoscaler.agent_contract import Wish, wish_of
+from autoscaler.agent_contract import WeightsRequest, read_weights_request
 from autoscaler.contract import ModelName, WeightsReport
-from autoscaler.controller.loop import Step
+from autoscaler.controller.loop import LoopStep
 from autoscaler.planner.plan import plan
 from autoscaler.planner.reconcile import READ_S_MAX, UNREAD
 from autoscaler.spec.model import Adapter, Gpu, Model, ModelSpec
@@ -36,12 +36,14 @@ def model(name: str = "ada", artifact: str | None = ADA, **spec: object) -> Mode
 
 @pytest.fixture
 def header(tmp_path: Path) -> str:
-    tiny_gguf.make(tmp_path / "a.gguf", "Hello, I am Ada.")
-    return msgspec.json.encode(remote_header.Header("Its GGUF header", gguf.read(tmp_path / "a.gguf").shape)).decode()
+    tiny_gguf.make_model(tmp_path / "a.gguf", "Hello, I am Ada.")
+    return msgspec.json.encode(
+        remote_header.Header("Its GGUF header", gguf.load_gguf_info(tmp_path / "a.gguf").shape)
+    ).decode()
 
 
-def seen(*said: WeightsReport) -> dict[Wish, WeightsReport]:
-    return {wish_of(one): one for one in said}
+def seen(*said: WeightsReport) -> dict[WeightsRequest, WeightsReport]:
+    return {read_weights_request(one): one for one in said}
 
 
 def look(artifact: str = ADA, **fields: object) -> WeightsReport:
@@ -96,15 +98,15 @@ def test_without_the_size_of_an_adapter_a_model_is_not_counted_as_if_it_had_none
 
 
 def test_what_was_worked_out_is_not_worked_out_again(header: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    worked, at, before = list[str](), Sizes(lambda: T0), documents.completed
+    worked, at, before = list[str](), Sizes(lambda: T0), documents.fill_memory_estimate
 
     def completed(model: Model, *known: Any, gpus: bool) -> Model:
         worked.append(model.name)
         return before(model, *known, gpus=gpus)
 
-    monkeypatch.setattr(cluster_memory, "completed", completed)
+    monkeypatch.setattr(cluster_memory, "fill_memory_estimate", completed)
     models = [model(f"m{number}", f"oci://r.io/m:{number}") for number in range(50)]
-    looked: dict[Wish, WeightsReport] = {}
+    looked: dict[WeightsRequest, WeightsReport] = {}
     for one in models:
         looked = looked | seen(look(one.spec.artifact or "", header=header))
         assert sum(bool(done.memory_bytes) for done in at.of(models, looked).models) == len(looked)
@@ -114,14 +116,14 @@ def test_what_was_worked_out_is_not_worked_out_again(header: str, monkeypatch: p
 
 
 def test_a_model_that_raises_does_not_affect_the_others(header: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = documents.completed
+    before = documents.fill_memory_estimate
 
     def completed(of: Model, *known: Any, gpus: bool) -> Model:
         if of.name == "bad":
             raise ValueError("bad header")
         return before(of, *known, gpus=gpus)
 
-    monkeypatch.setattr(cluster_memory, "completed", completed)
+    monkeypatch.setattr(cluster_memory, "fill_memory_estimate", completed)
     bad, good = model("bad"), model("good")
     found = Sizes(lambda: T0).of([bad, good], seen(look(header=header)))
     assert [(fault.model, fault.reason.endswith("bad header")) for fault in found.faults] == [("bad", True)]
@@ -140,11 +142,11 @@ async def test_what_is_read_of_many_at_once_is_told_together(monkeypatch: pytest
     task, before = asyncio.create_task(at.run(lambda: told.append(number))), world()
     for number in range(100):
         after = replace(before, looked=seen(look(f"oci://r.io/m:{number}")))
-        at.on_step(Step(before, after, Plan(), (), (), T0, T0, T0))
+        at.on_step(LoopStep(before, after, Plan(), (), (), T0, T0, T0))
         if not number:
             await slept.wait()
     assert told == [0], "the first at once"
-    at.on_step(Step(after, after, Plan(), (), (), T0, T0, T0))
+    at.on_step(LoopStep(after, after, Plan(), (), (), T0, T0, T0))
     slept.clear()
     go_on.set()
     await slept.wait()

@@ -9,7 +9,7 @@ from autoscaler.explain.decision_log import Log
 from autoscaler.explain.model import explain_model
 from autoscaler.fold.fold import fold
 from autoscaler.planner.plan import plan
-from autoscaler.queries.memory import MIB, granted, has_grown, is_cut
+from autoscaler.queries.memory import MIB, describe_granted_memory, has_grown, has_shrunk
 from autoscaler.spec.model import Gpu, Model
 from autoscaler.state.events import Seen
 from autoscaler.state.world import History, Replica, World
@@ -58,14 +58,16 @@ def test_a_plain_one_still_teaches_what_its_model_needs_after_a_correction() -> 
     for corrected_gi in (6, 13):
         now = replace(of, memory_bytes=corrected_gi * GI)
         one = replica(of, "ra")
-        assert (has_grown(now, one), is_cut(now, one), granted(now, one)) == (False, False, "")
+        assert (has_grown(now, one), has_shrunk(now, one), describe_granted_memory(now, one)) == (False, False, "")
     assert seen_using(of, replica(of, "ra"), 13).models[of.name].memory_bytes == 13 * GI
 
 
 def test_what_rounds_an_amount_or_has_no_size_is_no_grant() -> None:
     of, whole, two = asks(NEITHER), model("w", 0), model("t", 4, gpu=Gpu(count=2))
     for one in (replica(of, "r", memory_bytes=10 * GI + MIB - 1), replica(of, "r", memory_bytes=10 * GI - MIB + 1)):
-        assert (has_grown(of, one), is_cut(of, one)) == (False, False)
-    assert granted(whole, replica(whole, "r", memory_bytes=24 * GI)) == ""
-    assert granted(two, replica(two, "r", memory_bytes=24 * GI)) == ""
-    assert granted(of, replica(of, "r", memory_bytes=20 * GI, spec_hash="0" * 8)) == "", "it runs by another document"
+        assert (has_grown(of, one), has_shrunk(of, one)) == (False, False)
+    assert describe_granted_memory(whole, replica(whole, "r", memory_bytes=24 * GI)) == ""
+    assert describe_granted_memory(two, replica(two, "r", memory_bytes=24 * GI)) == ""
+    assert describe_granted_memory(of, replica(of, "r", memory_bytes=20 * GI, spec_hash="0" * 8)) == "", (
+        "it runs by another document"
+    )

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from autoscaler.slicing import nvidia_sharing as sharing
 from autoscaler.slicing import registry
-from autoscaler.slicing.base import NodeFacts, Part, Slicer
-from autoscaler.slicing.device_plugin import Mps, TimeSlice, Whole
+from autoscaler.slicing.base import NodeFacts, Slicer, SliceShare
+from autoscaler.slicing.device_plugin import Mps, TimeSlice, WholeGpu
 from autoscaler.slicing.nvidia_sharing import GPU_SHARED
 from autoscaler.spec.pod import GPU
 from autoscaler.spec.quantity import Bytes
@@ -67,11 +67,11 @@ def replicated(many: object, name: str = GPU) -> dict[str, Any]:
 T4 = gfd(product="Tesla-T4", memory="15360", count="1")
 THREE = {GPU: "3"}
 EXAMPLES = (
-    Example("whole, by labels", Whole(), NodeFacts(N, {**T4, **gfd("none", "1", count="2")}, allocatable={GPU: "2"}),
+    Example("whole, by labels", WholeGpu(), NodeFacts(N, {**T4, **gfd("none", "1", count="2")}, allocatable={GPU: "2"}),
             ("n/gpu0", "n/gpu1"), 15 * GI, Isolation.HARDWARE, {GPU: "1"}),
-    Example("whole, of which nobody tells", Whole(), NodeFacts(N, allocatable={GPU: "2"}),
+    Example("whole, of which nobody tells", WholeGpu(), NodeFacts(N, allocatable={GPU: "2"}),
             ("n/gpu0", "n/gpu1"), sharing.UNKNOWN_BYTES, Isolation.HARDWARE, {GPU: "1"}),
-    Example("whole, because the Settings say so", Whole(),
+    Example("whole, because the Settings say so", WholeGpu(),
             NodeFacts(N, allocatable=THREE, declared=declared(slicing=NodeSlicing("whole"))),
             ("n/gpu0",), 16 * GI, Isolation.HARDWARE, {GPU: "1"}),
     Example("time slices, by labels", TimeSlice(), NodeFacts(N, {**T4, **gfd("time-slicing", "3")}, allocatable=THREE),
@@ -130,7 +130,7 @@ def test_a_node_is_read_as_these_slices_and_only_by_its_own_kind(one: Example) -
     assert not any(slice_.closed for slice_ in found)
     knowing = [slicer.kind for slicer in registry.SLICERS if slicer.inventory(one.node)]
     assert knowing[0] == one.slicer.kind
-    assert registry.inventory(one.node) == found
+    assert registry.list_slices(one.node) == found
 
 
 every_node = pytest.mark.parametrize("one", sliced.EXAMPLES.values(), ids=sliced.EXAMPLES)
@@ -141,21 +141,21 @@ every_node = pytest.mark.parametrize("one", sliced.EXAMPLES.values(), ids=sliced
 def test_a_node_of_another_kind_is_read_by_that_kind_alone(one: sliced.Example) -> None:
     found = one.slicer.inventory(one.node) or ()
     assert (len(found), sum(not slice_.closed for slice_ in found)) == (one.slices, one.open)
-    there = registry.inventory(one.node)
+    there = registry.list_slices(one.node)
     assert there == registry.BY_KIND[one.slicer.kind].inventory(one.node)
     assert {slice_.kind for slice_ in there} == {one.slicer.kind}
 
 
 @every_node
 def test_pods_ask_for_what_is_there_of_every_kind(one: sliced.Example) -> None:
-    there, asked = registry.inventory(one.node), Counter[str]()
+    there, asked = registry.list_slices(one.node), Counter[str]()
     known = {slice_.id: slice_ for slice_ in there}
     assert len(known) == len(there)
     for slice_ in there:
         assert slice_.id.split("/")[0] == slice_.node == one.node.name
         whole = replace(replica(model("a"), "r", [slice_.id]), memory_bytes=slice_.memory_bytes, compute_percent=100)
         if not slice_.closed:
-            asks = registry.fields(whole, known)
+            asks = registry.build_pod_fields(whole, known)
             assert asks is not None
             assert asks.limits or asks.claims
             asked.update({name: int(many) for name, many in asks.limits.items()})
@@ -168,7 +168,7 @@ def test_where_hami_mig_or_another_maker_has_devices_the_gpus_that_are_counted_b
 ) -> None:
     """A device plug-in counts them all the same. ResourceSlices count where none does."""
     beside = one.node._replace(allocatable={GPU: "10", **one.node.allocatable})
-    kinds = {slice_.kind for slice_ in registry.inventory(beside)}
+    kinds = {slice_.kind for slice_ in registry.list_slices(beside)}
     maker = one.slicer.kind
     nvidias = maker in {"hami", "mig", "volcano", "kai"}
     assert kinds == ({maker} if nvidias else {"whole"} if maker == "dra" else {maker, "whole"})
@@ -187,12 +187,12 @@ def test_what_the_settings_say_gives_devices_out_and_until_it_does_nothing_is_pl
     node = node._replace(allocatable={GPU: "10", **node.allocatable}, declared=declared(10, NodeSlicing(kind)))
     own = registry.BY_KIND[kind].inventory(node)
     if own is not None:
-        assert registry.inventory(node) == own
+        assert registry.list_slices(node) == own
         return
-    found = registry.inventory(node)
+    found = registry.list_slices(node)
     why = f"Settings `nodes` say that its devices are {kind}, and its node {registry.GIVERS[kind]}"
     assert [one.closed for one in found] == [why] * 10
-    assert registry.inventory(NodeFacts(N, declared=declared(10, NodeSlicing(kind)))) == (), "it has no devices yet"
+    assert registry.list_slices(NodeFacts(N, declared=declared(10, NodeSlicing(kind)))) == (), "it has no devices yet"
 
 
 @every_example
@@ -228,15 +228,15 @@ def test_pods_ask_for_what_was_counted(one: Example) -> None:
     found = made(one)
     asked = Counter[str]()
     for slice_ in found:
-        asked.update({name: int(many) for name, many in one.slicer.fields("r", [Part(slice_, 1)]).limits.items()})
-    assert one.slicer.fields("r", [Part(found[0], 1)]).limits == one.limits
+        asked.update({name: int(many) for name, many in one.slicer.fields("r", [SliceShare(slice_, 1)]).limits.items()})
+    assert one.slicer.fields("r", [SliceShare(found[0], 1)]).limits == one.limits
     assert all(many <= int(one.node.allocatable[name]) for name, many in asked.items() if name in one.node.allocatable)
     every = replica(model("a"), "r", [slice_.id for slice_ in found])
     known = {slice_.id: slice_ for slice_ in found}
-    assert registry.fields(every, known) == one.slicer.fields(
-        "r", [Part(slice_, every.memory_bytes) for slice_ in found]
+    assert registry.build_pod_fields(every, known) == one.slicer.fields(
+        "r", [SliceShare(slice_, every.memory_bytes) for slice_ in found]
     )
-    assert registry.fields(every, {}) is None, "they were there once"
+    assert registry.build_pod_fields(every, {}) is None, "they were there once"
 
 
 HOSTILE = (
@@ -275,12 +275,12 @@ def test_whatever_a_node_says_nothing_is_raised_and_no_more_counted_than_is_offe
         labels={**one.node.labels, **labels}, annotations=spoilt(one.node.annotations),
         allocatable=spoilt(one.node.allocatable),
     )  # fmt: skip
-    found = registry.inventory(node)
-    _, offered = sharing.offered(node.allocatable)
+    found = registry.list_slices(node)
+    _, offered = sharing.read_offered_gpus(node.allocatable)
     assert len(found) <= offered <= sharing.SLICES_MAX
     assert len({slice_.id for slice_ in found}) == len(found)
     mib = labels.get(sharing.MEMORY_MIB, one.node.labels.get(sharing.MEMORY_MIB, ""))
-    largest = max(one.device_bytes, 16 * GI, sharing.number(mib) << 20)
+    largest = max(one.device_bytes, 16 * GI, sharing.parse_number(mib) << 20)
     for parts in by_device(found):
         assert sum(part.memory_bytes for part in parts) <= largest
         assert sum(part.compute_percent for part in parts) <= 100
@@ -305,9 +305,9 @@ def test_whatever_a_node_says_nothing_is_raised_and_no_more_counted_than_is_offe
          "of MIG", "the name tells that it is shared"],
 )  # fmt: skip
 def test_where_nobody_tells_how_gpus_are_shared_their_slice_is_closed_and_says_what_to_do(node: NodeFacts) -> None:
-    (found,) = registry.inventory(node)
+    (found,) = registry.list_slices(node)
     assert (found.kind, found.isolation) == ("whole", Isolation.NONE)
-    resource, many = sharing.offered(node.allocatable)
+    resource, many = sharing.read_offered_gpus(node.allocatable)
     assert found.closed.startswith(f"its node's device plug-in offers {many} {resource} of 1 device, and nobody tells")
     assert "Settings `nodes`, by `slicing`" in found.closed
 
@@ -321,15 +321,15 @@ def test_where_nobody_tells_how_gpus_are_shared_their_slice_is_closed_and_says_w
     ],
 )  # fmt: skip
 def test_a_configuration_that_is_none_tells_nothing(broken: dict[str, Any]) -> None:
-    (found,) = registry.inventory(NodeFacts(N, T4, allocatable=THREE, plugin=broken))
+    (found,) = registry.list_slices(NodeFacts(N, T4, allocatable=THREE, plugin=broken))
     assert found.closed
 
 
 def test_a_node_without_gpus_has_none() -> None:
-    assert registry.inventory(NodeFacts(N, {**T4, **gfd("mps", "4")}, allocatable={"example.com/nic": "2"})) == ()
+    assert registry.list_slices(NodeFacts(N, {**T4, **gfd("mps", "4")}, allocatable={"example.com/nic": "2"})) == ()
 
 
 def test_the_product_is_called_the_same_shared_or_not() -> None:
     """Globs of `gpu.models` and prices are over it."""
     shared = NodeFacts(N, {**T4, **gfd("time-slicing", "3", product="Tesla-T4-SHARED")}, allocatable=THREE)
-    assert {one.product for one in registry.inventory(shared)} == {"Tesla-T4"}
+    assert {one.product for one in registry.list_slices(shared)} == {"Tesla-T4"}

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from autoscaler.slicing.base import NodeFacts, Object, Part
-from autoscaler.slicing.dra_claims import Dra, Got, decode, slice_of, whole_of
-from autoscaler.slicing.dra_resource_slices import Policy, pools
-from autoscaler.slicing.mig_geometry import Cut, MigError, layout
+from autoscaler.slicing.base import NodeFacts, Object, SliceShare
+from autoscaler.slicing.dra_claims import Dra, Got, find_slice, find_whole_gpu, read_allocations
+from autoscaler.slicing.dra_resource_slices import Policy, read_pools
+from autoscaler.slicing.mig_geometry import Cut, MigError, build_layout
 from autoscaler.state.resources import Isolation
 from autoscaler.state.world import Slice
 from tests.kit.golden import agrees, pod
@@ -114,9 +114,9 @@ def test_counters_allow_what_the_hardware_does(cuts: list[Cut]) -> None:
     kept = tuple(entry(cut_name(cut.profile, cut.start)) for cut in cuts)
     called = {name: cut for cuts in Dra().places(node(*partitionable(NODE))).values() for cut, name in cuts.items()}
     offered = [called[one] for one in map(entry, names(slices(*partitionable(NODE), kept=kept))) if one in called]
-    assert len(layout(H100, offered)) == len(offered)
+    assert len(build_layout(H100, offered)) == len(offered)
     try:
-        layout(H100, cuts)
+        build_layout(H100, cuts)
     except MigError:
         return
     assert set(cuts) <= set(offered)
@@ -130,7 +130,7 @@ def test_every_part_tells_of_the_same_gpu_whatever_its_profile(cuts: list[Cut]) 
     kept = tuple(entry(cut_name(cut.profile, cut.start)) for cut in cuts)
     parts = [one for one in slices(*partitionable(NODE), kept=kept) if one.device_bytes]
     assert {one.device_bytes for one in parts} <= {whole.memory_bytes}
-    assert all(whole_of(one) == replace(whole, handle=entry("gpu-0")) for one in parts)
+    assert all(find_whole_gpu(one) == replace(whole, handle=entry("gpu-0")) for one in parts)
 
 
 def test_places_tell_what_a_cut_is_called() -> None:
@@ -141,15 +141,15 @@ def test_places_tell_what_a_cut_is_called() -> None:
 
 def test_a_claim_pins_the_gpu_by_its_uuid_and_a_part_by_its_gpu_and_profile() -> None:
     whole = slices(resource_slice(NODE, "gpus", devices=[gpu(0), gpu(1)]))
-    two = Dra().fields("m-1", [Part(one, one.memory_bytes) for one in whole])
+    two = Dra().fields("m-1", [SliceShare(one, one.memory_bytes) for one in whole])
     (part,) = [one for one in slices(*partitionable(NODE), kept=(entry(cut_name("3g.40gb", 4)),))
                if "3g40gb-9-4" in one.id]  # fmt: skip
-    cut = Dra().fields("m-2", [Part(part, part.memory_bytes)])
+    cut = Dra().fields("m-2", [SliceShare(part, part.memory_bytes)])
     agrees("slicing/dra-pinned", [*two.claims, pod("m-1", two), *cut.claims, pod("m-2", cut)])
 
 
 def test_where_its_memory_slices_are_told_a_part_is_pinned_by_its_place() -> None:
-    found = {one.device: one for one in pools(partitionable(NODE, places=True), NODE, DRIVER).entries}
+    found = {one.device: one for one in read_pools(partitionable(NODE, places=True), NODE, DRIVER).entries}
     told = found[cut_name("2g.20gb", 2)]
     assert "'memorySlice2' in device.capacity" in told.where
     assert "!('memorySlice1' in device.capacity" in told.where
@@ -161,7 +161,7 @@ def test_where_its_memory_slices_are_told_a_part_is_pinned_by_its_place() -> Non
 def test_consumable_capacity_is_asked_for_in_the_amounts_that_are_given() -> None:
     (one,) = slices(resource_slice(NODE, "many", devices=[many(0, "1Gi")]))
     assert (one.shared, one.memory_bytes, one.isolation) == (True, 80 * GIB, Isolation.NONE)
-    fields = Dra().fields("m-1", [Part(one, 30 * GIB + 1)])
+    fields = Dra().fields("m-1", [SliceShare(one, 30 * GIB + 1)])
     asked = fields.claims[0]["spec"]["devices"]["requests"][0]["exactly"]["capacity"]["requests"]
     assert asked == {"memory": "31744Mi"}
     agrees("slicing/dra-consumable", [*fields.claims, pod("m-1", fields)])
@@ -180,17 +180,17 @@ def test_amounts_are_rounded_up_as_the_scheduler_does(policy: Policy, asked: int
 
 def test_one_of_several_in_order() -> None:
     whole = slices(resource_slice(NODE, "gpus", devices=[gpu(0), gpu(1)]))
-    fields = Dra().either("m-1", [Part(one, one.memory_bytes) for one in whole])
+    fields = Dra().either("m-1", [SliceShare(one, one.memory_bytes) for one in whole])
     agrees("slicing/dra-either", [*fields.claims, pod("m-1", fields)])
     with pytest.raises(ValueError, match="m-1: a claim has 1 to 8 alternatives, not 9"):
-        Dra().either("m-1", [Part(whole[0], 1)] * 9)
+        Dra().either("m-1", [SliceShare(whole[0], 1)] * 9)
 
 
 def test_what_stands_in_an_attribute_stays_text_in_the_selector() -> None:
     odd = gpu(0)
     odd["attributes"]["uuid"] = {"string": '" || true || "\\'}
     (one,) = slices(resource_slice(NODE, "gpus", devices=[odd]))
-    (claim,) = Dra().fields("m", [Part(one, 1)]).claims
+    (claim,) = Dra().fields("m", [SliceShare(one, 1)]).claims
     said = claim["spec"]["devices"]["requests"][0]["exactly"]["selectors"][0]["cel"]["expression"]
     assert said.endswith(r'== "\" || true || \"\\"')
 
@@ -208,10 +208,10 @@ def test_what_a_claim_really_has_is_read_back() -> None:
     said = claim(
         result("gpu-1"), result("gpu-0", adminAccess=True), result("gpu-9", consumedCapacity={"memory": "30Gi"}), 7, {}
     )
-    got = decode(said)
+    got = read_allocations(said)
     assert got == (Got("gpu-0", entry("gpu-1"), None), Got("gpu-0", entry("gpu-9"), 30 * GIB))
-    assert slice_of(got[0], found) is found[1]
-    assert slice_of(got[1], found) is None
+    assert find_slice(got[0], found) is found[1]
+    assert find_slice(got[1], found) is None
 
 
 ANYTHING = st.recursive(
@@ -225,7 +225,7 @@ ANYTHING = st.recursive(
 
 @given(ANYTHING)
 def test_objects_that_are_not_as_they_should_be_raise_nothing(said: Any) -> None:
-    decode(said)
-    assert decode(claim(said)) == ()
+    read_allocations(said)
+    assert read_allocations(claim(said)) == ()
     Dra().inventory(node(said, resource_slice(NODE, "x", devices=said)))
     Dra().inventory(node(resource_slice(NODE, "x", devices=[{"name": "a", "capacity": said, "taints": said}])))

@@ -9,11 +9,11 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from autoscaler.slicing import registry
-from autoscaler.slicing.base import NodeFacts, Part
-from autoscaler.slicing.hami import NVIDIA, SCHEDULER, Hami, Held, Words, cards, decode
+from autoscaler.slicing.base import NodeFacts, SliceShare
+from autoscaler.slicing.hami import NVIDIA, SCHEDULER, Hami, HamiAllocation, HamiNames, parse_allocations, parse_cards
 from autoscaler.slicing.vendors import HAMI
 from autoscaler.slicing.volcano import WORDS as VOLCANO
-from autoscaler.spec.load import load
+from autoscaler.spec.load import parse_documents
 from autoscaler.state.resources import Isolation
 from autoscaler.state.world import Slice
 from tests.kit.golden import agrees, pod
@@ -59,11 +59,11 @@ def test_both_forms_say_the_same() -> None:
     """The older one is that of HAMi's docs/develop/protocol.md; it had seven members before it had nine."""
     v100 = "NVIDIA-Tesla V100-PCIE-32GB"
     old = f"GPU-0055-a,10,32768,100,{v100},0,true:GPU-0fc3-b,10,32768,100,{v100},0,false,1,mig:"
-    first, second = cards(old) or ()
+    first, second = parse_cards(old) or ()
     assert (first.uuid, first.memory_mib, first.product) == ("GPU-0055-a", 32768, "NVIDIA-Tesla-V100-PCIE-32GB")
     assert (first.healthy, first.mode, second.healthy, second.mode) == (True, "hami-core", False, "mig")
     told = f'[{{"id":"GPU-0055-a","count":10,"devmem":32768,"devcore":100,"type":"{v100}","health":true}}]'
-    assert cards(told) == (first,)
+    assert parse_cards(told) == (first,)
 
 
 def test_what_is_given_out_beyond_a_cards_own_memory_keeps_nobody_apart() -> None:
@@ -75,15 +75,15 @@ def test_what_is_given_out_beyond_a_cards_own_memory_keeps_nobody_apart() -> Non
 
 @pytest.mark.parametrize(("label", "own_gib"), [("81920", 80), ("", 79)], ids=["by its label", "by the Settings"])
 def test_where_settings_say_so_no_more_of_a_card_is_given_out_than_it_has(label: str, own_gib: int) -> None:
-    settings = load([("a.yaml", NOT_MORE)]).settings
+    settings = parse_documents([("a.yaml", NOT_MORE)]).settings
     scaled = hami_node(card(devmem=163840, devcore=200), labels={"nvidia.com/gpu.memory": label} if label else {})
-    (one,) = registry.inventory(scaled._replace(declared=settings.nodes[0]))
+    (one,) = registry.list_slices(scaled._replace(declared=settings.nodes[0]))
     assert (one.memory_bytes, one.compute_percent, one.isolation) == (own_gib * GIB, 100, Isolation.MEMORY)
     less = hami_node(card(devmem=40960, devcore=50))._replace(declared=settings.nodes[0])
-    assert [(one.memory_bytes, one.compute_percent) for one in registry.inventory(less)] == [(40 * GIB, 50)]
+    assert [(one.memory_bytes, one.compute_percent) for one in registry.list_slices(less)] == [(40 * GIB, 50)]
     told = {VOLCANO.register: "GPU-a,10,163840,A100,true,hami-core:"}
     volcano = NodeFacts(NODE, {}, told, declared=settings.nodes[1])
-    assert [(one.kind, one.memory_bytes) for one in registry.inventory(volcano)] == [("volcano", 79 * GIB)]
+    assert [(one.kind, one.memory_bytes) for one in registry.list_slices(volcano)] == [("volcano", 79 * GIB)]
 
 
 @pytest.mark.parametrize(
@@ -116,48 +116,48 @@ def test_what_cannot_be_read_is_one_closed_slice_that_says_so(said: str) -> None
 
 @pytest.mark.parametrize(("priority", "said"), [(-1, None), (0, "1"), (50, None), (100, "0")])
 def test_the_table_of_priorities_gives_tasks_theirs_where_it_names_one(priority: int, said: str | None) -> None:
-    settings = load([("a.yaml", RANKED)]).settings
+    settings = parse_documents([("a.yaml", RANKED)]).settings
     one = slices(card())[0]
     ranked = settings.priority_class(priority)
-    asks = registry.fields(replica(model("a", 8), "r", [one.id]), {one.id: one}, ranked)
+    asks = registry.build_pod_fields(replica(model("a", 8), "r", [one.id]), {one.id: one}, ranked)
     assert asks is not None
     assert asks.limits.get("nvidia.com/priority") == said
     (amd,) = Hami(HAMI[0]).inventory(NodeFacts(NODE, {}, {HAMI[0].register: json.dumps([card("AMD-1")])})) or ()
-    asks = registry.fields(replica(model("a", 8), "r", [amd.id]), {amd.id: amd}, ranked)
+    asks = registry.build_pod_fields(replica(model("a", 8), "r", [amd.id]), {amd.id: amd}, ranked)
     assert asks is not None
     assert not any("priority" in name for name in asks.limits), "HAMi has none for these"
 
 
 def test_a_pod_says_which_card_and_how_much() -> None:
     one, other = slices(card(), card("GPU-bbbb"))
-    fields = Hami(priority=1).fields("m-1", [Part(one, 20 * GIB + 1, 30), Part(other, 20 * GIB + 1, 30)])
+    fields = Hami(priority=1).fields("m-1", [SliceShare(one, 20 * GIB + 1, 30), SliceShare(other, 20 * GIB + 1, 30)])
     assert fields.limits == {
         "nvidia.com/gpu": "2", "nvidia.com/gpumem": "20481", "nvidia.com/gpucores": "29", "nvidia.com/priority": "1",
     }  # fmt: skip
     assert (fields.scheduler, fields.annotations["nvidia.com/use-gpuuuid"]) == (SCHEDULER, "GPU-aaaa,GPU-bbbb")
-    alone = Hami().fields("m-1", [Part(one, one.memory_bytes, 100)])
-    beside = Hami().fields("m-2", [Part(one, GIB, 100)])
+    alone = Hami().fields("m-1", [SliceShare(one, one.memory_bytes, 100)])
+    beside = Hami().fields("m-2", [SliceShare(one, GIB, 100)])
     assert (alone.limits["nvidia.com/gpucores"], beside.limits["nvidia.com/gpucores"]) == ("100", "99")
-    assert "nvidia.com/gpucores" not in Hami().fields("m-3", [Part(one, GIB)]).limits
+    assert "nvidia.com/gpucores" not in Hami().fields("m-3", [SliceShare(one, GIB)]).limits
     agrees("slicing/hami", [pod("m-1", fields), pod("m-2", alone)])
     with pytest.raises(ValueError, match="m-4: HAMi gives as much of each card"):
-        Hami().fields("m-4", [Part(one, GIB), Part(other, 2 * GIB)])
+        Hami().fields("m-4", [SliceShare(one, GIB), SliceShare(other, 2 * GIB)])
 
 
 @given(st.integers(1, 81920 * MIB), st.integers(0, 100))
 def test_never_less_than_was_asked_nor_more_than_there_is(memory_bytes: int, cores: int) -> None:
     (one,) = slices(card())
-    limits = Hami().fields("m", [Part(one, memory_bytes, cores)]).limits
+    limits = Hami().fields("m", [SliceShare(one, memory_bytes, cores)]).limits
     assert memory_bytes <= int(limits["nvidia.com/gpumem"]) * MIB < memory_bytes + MIB
     assert int(limits["nvidia.com/gpumem"]) * MIB <= one.memory_bytes
 
 
-def taken(words: Words, asks: list[tuple[int, int]]) -> bool:
+def taken(words: HamiNames, asks: list[tuple[int, int]]) -> bool:
     """Whether HAMi's scheduler takes these pods onto one card, one after the other (`Fit` of 2.10)."""
     total, used_mib, used_cores, tasks = 81920, 0, 0, 0
     one = Hami(words).inventory(NodeFacts(NODE, {}, {words.register: json.dumps([card()])})) or ()
     for mib, percent in asks:
-        limits = Hami(words).fields("m", [Part(one[0], mib * MIB, percent)]).limits
+        limits = Hami(words).fields("m", [SliceShare(one[0], mib * MIB, percent)]).limits
         asked_mib = int(limits[words.memory])
         asked = int(limits.get(words.cores, "100" if words.all_unless_said else "0"))
         if tasks >= 10 or asked_mib != mib or total - used_mib < asked_mib or 100 - used_cores < asked:
@@ -176,7 +176,7 @@ def taken(words: Words, asks: list[tuple[int, int]]) -> bool:
 @example(NVIDIA, [(1, 50), (1, 50), (1, 0)])
 @example(NVIDIA, [(1, 0), (1, 100), (1, 0)])
 @example(HAMI[0], [(1, 0)] * 10)
-def test_what_fits_a_slice_hami_takes(words: Words, asks: list[tuple[int, int]]) -> None:
+def test_what_fits_a_slice_hami_takes(words: HamiNames, asks: list[tuple[int, int]]) -> None:
     """The packer counts memory and compute; asks are in whole MiB."""
     fitting: list[tuple[int, int]] = []
     for ask in asks:
@@ -188,15 +188,17 @@ def test_what_fits_a_slice_hami_takes(words: Words, asks: list[tuple[int, int]])
 
 def test_what_a_pod_really_has_is_read_back() -> None:
     said = "GPU-aaaa,NVIDIA,3000,0:;;GPU-bbbb[1-0],NVIDIA,5000,30:GPU-cccc,NVIDIA,7,100:;"
-    assert decode({ALLOCATED: said}) == (
-        Held(0, "GPU-aaaa", 3000 * MIB, 0), Held(2, "GPU-bbbb", 5000 * MIB, 30), Held(2, "GPU-cccc", 7 * MIB, 100),
-    )  # fmt: skip
-    assert decode({}) == ()
+    assert parse_allocations({ALLOCATED: said}) == (
+        HamiAllocation(0, "GPU-aaaa", 3000 * MIB, 0),
+        HamiAllocation(2, "GPU-bbbb", 5000 * MIB, 30),
+        HamiAllocation(2, "GPU-cccc", 7 * MIB, 100),
+    )
+    assert parse_allocations({}) == ()
 
 
 @given(st.text(max_size=200) | st.from_regex(r"([A-Z\-\[\]0-9]{0,6},?:?;?){0,20}"))
 def test_nothing_that_stands_in_an_annotation_raises(said: str) -> None:
-    for held in decode({ALLOCATED: said}):
+    for held in parse_allocations({ALLOCATED: said}):
         assert held.memory_bytes > 0
         assert held.cores >= 0
     for slice_ in Hami().inventory(NodeFacts(NODE, {}, {REGISTER: said, "hami.io/device-cordon": said})) or ():

@@ -18,7 +18,7 @@ from tests.test_slicing import HOSTILE, by_device, every_node
 @every_node
 def test_of_every_kind_a_device_is_of_one_node_and_no_two_slices_have_one_id(one: sliced.Example) -> None:
     """Where nobody tells which GPU a cut is of (MIG), the cut is its own device; ids of DRA are its entries' names."""
-    found = registry.inventory(one.node)
+    found = registry.list_slices(one.node)
     assert len({slice_.id for slice_ in found}) == len(found)
     for slice_ in found:
         assert slice_.node == one.node.name
@@ -30,19 +30,19 @@ def test_of_every_kind_a_device_is_of_one_node_and_no_two_slices_have_one_id(one
 @every_node
 def test_a_node_of_every_kind_is_read_the_same_and_another_under_its_own_name(one: sliced.Example) -> None:
     """What a ResourceSlice is of stands in itself: with DRA, of another node there is nothing."""
-    found, other = registry.inventory(one.node), NodeId("m")
-    assert registry.inventory(one.node) == found
+    found, other = registry.list_slices(one.node), NodeId("m")
+    assert registry.list_slices(one.node) == found
     mixed = one.node._replace(
         name=other, labels=dict(sorted(one.node.labels.items(), reverse=True)),
         annotations=dict(sorted(one.node.annotations.items(), reverse=True)),
         allocatable=dict(sorted(one.node.allocatable.items(), reverse=True)),
         devices=[renamed(each, one.node.name, other) for each in one.node.devices],
     )  # fmt: skip
-    there = registry.inventory(mixed)
+    there = registry.list_slices(mixed)
     assert [slice_.id.replace(other, one.node.name, 1) for slice_ in there] == [slice_.id for slice_ in found]
     assert {slice_.node for slice_ in there} == {other}
     if one.node.devices:
-        assert registry.inventory(one.node._replace(name=other)) == ()
+        assert registry.list_slices(one.node._replace(name=other)) == ()
 
 
 def renamed(what: Any, before: str, after: str) -> Any:
@@ -57,7 +57,7 @@ def renamed(what: Any, before: str, after: str) -> Any:
 @every_node
 def test_shares_of_a_device_of_every_kind_are_never_more_than_it_is(one: sliced.Example) -> None:
     """A device of which only parts tell is as large as they say."""
-    for parts in by_device(tuple(slice_ for slice_ in registry.inventory(one.node) if not slice_.closed)):
+    for parts in by_device(tuple(slice_ for slice_ in registry.list_slices(one.node) if not slice_.closed)):
         most = max(slice_.device_bytes or slice_.memory_bytes for slice_ in parts)
         assert 0 < sum(slice_.memory_bytes for slice_ in parts) <= most
         assert sum(slice_.compute_percent for slice_ in parts) <= 100
@@ -86,7 +86,7 @@ def test_whatever_a_node_of_every_kind_says_nothing_is_raised_and_what_is_offere
         labels=spoilt(one.node.labels), annotations=spoilt(one.node.annotations),
         allocatable=spoilt(one.node.allocatable), devices=[spoilt_object(each) for each in one.node.devices[:2]],
     )  # fmt: skip
-    found = registry.inventory(node)
+    found = registry.list_slices(node)
     assert len({slice_.id for slice_ in found}) == len(found)
     for slice_ in found:
         assert slice_.node == node.name

@@ -7,8 +7,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoscaler.slicing.base import NodeFacts, Part
-from autoscaler.slicing.mig import Mig, config_map, cut_of, parted
+from autoscaler.slicing.base import NodeFacts, SliceShare
+from autoscaler.slicing.mig import Mig, build_mig_config_map, build_mig_parted_config, build_mig_slice
 from autoscaler.slicing.mig_geometry import GEOMETRIES, MigError, geometry_of
 from autoscaler.state.resources import Isolation
 from autoscaler.state.world import Slice
@@ -50,7 +50,7 @@ def test_of_the_single_strategy_all_are_alike_and_called_gpu() -> None:
     assert len(found) == 7
     one = found[0]
     assert (one.product, one.memory_bytes, one.compute_percent) == ("NVIDIA-A100-SXM4-40GB", 4864 * MIB, 14)
-    assert Mig().fields("m", [Part(one, one.memory_bytes, 14)]).limits == {"nvidia.com/gpu": "1"}
+    assert Mig().fields("m", [SliceShare(one, one.memory_bytes, 14)]).limits == {"nvidia.com/gpu": "1"}
 
 
 @pytest.mark.parametrize(
@@ -96,19 +96,22 @@ def test_where_a_cut_is_not_ones_own_nothing_is_put(node: NodeFacts, why: str) -
 
 def test_a_pod_asks_for_one_cut_of_its_profile() -> None:
     one, other = slices(mig_node(_1g_10gb="2"))
-    fields = Mig().fields("m-1", [Part(one, one.memory_bytes)])
+    fields = Mig().fields("m-1", [SliceShare(one, one.memory_bytes)])
     agrees("slicing/mig", [pod("m-1", fields)])
     with pytest.raises(ValueError, match="m-1: a program can use one MIG device, not 2"):
-        Mig().fields("m-1", [Part(one, 1), Part(other, 1)])
+        Mig().fields("m-1", [SliceShare(one, 1), SliceShare(other, 1)])
 
 
 def test_a_layout_that_was_chosen_is_told_to_mig_parted() -> None:
     wanted = {0: ("3g.40gb", "1g.10gb", "1g.10gb"), 1: ()}
-    agrees("slicing/mig-parted", [config_map("pilotlight-mig", "gpu-operator", parted("node-1", H100, wanted))])
-    (one,) = list(yaml.safe_load_all(yaml.safe_dump(parted("node-1", H100, wanted))))
+    agrees(
+        "slicing/mig-parted",
+        [build_mig_config_map("pilotlight-mig", "gpu-operator", build_mig_parted_config("node-1", H100, wanted))],
+    )
+    (one,) = list(yaml.safe_load_all(yaml.safe_dump(build_mig_parted_config("node-1", H100, wanted))))
     assert one["mig-configs"]["node-1"][0]["mig-devices"] == {"1g.10gb": 2, "3g.40gb": 1}
     with pytest.raises(MigError, match=r"GPU 0: A30 has no MIG profile '3g\.40gb'"):
-        parted("node-1", GEOMETRIES["A30"], {0: ("3g.40gb",)})
+        build_mig_parted_config("node-1", GEOMETRIES["A30"], {0: ("3g.40gb",)})
 
 
 @pytest.mark.parametrize("product", ["NVIDIA-A30", "NVIDIA-A100-SXM4-40GB", "NVIDIA-H100-80GB-HBM3", "NVIDIA-B200"])
@@ -117,7 +120,7 @@ def test_a_cut_that_is_not_there_is_what_its_node_would_show(product: str) -> No
     assert geometry is not None
     all_bytes = geometry.profiles[-1].memory_bytes
     for profile in geometry.profiles:
-        made = cut_of(NODE, product, profile.name)
+        made = build_mig_slice(NODE, product, profile.name)
         assert made.handle == "nvidia.com/mig-" + profile.name.replace("+", ".")
         assert made.id == f"{NODE}/mig-{profile.name}-0"
         assert made.compute_percent == max(1, 100 * profile.compute // geometry.compute)

@@ -7,9 +7,9 @@ from msgspec.structs import replace
 
 from autoscaler.contract import TenantName
 from autoscaler.drivers.kubernetes.objects import node as nodes
-from autoscaler.placement.model.tenant_isolation import domain_of, strange
+from autoscaler.placement.model.tenant_isolation import domain_of, has_tenant_conflict
 from autoscaler.slicing import registry
-from autoscaler.slicing.base import NodeFacts, Part
+from autoscaler.slicing.base import NodeFacts, SliceShare
 from autoscaler.slicing.kai import RESERVES, Kai
 from autoscaler.slicing.volcano import Volcano
 from autoscaler.state.resources import Isolation
@@ -29,14 +29,14 @@ def kai() -> tuple[Slice, ...]:
 def test_a_pod_says_to_kai_how_much_of_one_gpu_or_how_many_whole_ones() -> None:
     one, other = kai()
     assert (one.shared, one.memory_bytes, one.isolation, one.handle) == (True, 16 * GIB, Isolation.NONE, GPU)
-    part = Kai().fields("m-1", [Part(one, 4 * GIB + 1)])
+    part = Kai().fields("m-1", [SliceShare(one, 4 * GIB + 1)])
     assert (dict(part.annotations), dict(part.limits)) == ({"gpu-memory": "4097"}, {}), "beside it no GPU may be said"
     assert (part.scheduler, part.memory_fraction) == ("kai-scheduler", 0.25), "the engine is told: nobody else keeps it"
-    whole = Kai().fields("m-2", [Part(one, one.memory_bytes), Part(other, other.memory_bytes)])
+    whole = Kai().fields("m-2", [SliceShare(one, one.memory_bytes), SliceShare(other, other.memory_bytes)])
     assert (dict(whole.limits), dict(whole.annotations), whole.memory_fraction) == ({GPU: "2"}, {}, None)
     agrees("slicing/kai", [pod("m-1", part), pod("m-2", whole)])
     with pytest.raises(ValueError, match="m-3: KAI gives a part of one GPU"):
-        Kai().fields("m-3", [Part(one, GIB), Part(other, GIB)])
+        Kai().fields("m-3", [SliceShare(one, GIB), SliceShare(other, GIB)])
 
 
 def test_only_where_the_settings_say_so_kai_gives_gpus_out() -> None:
@@ -46,14 +46,14 @@ def test_only_where_the_settings_say_so_kai_gives_gpus_out() -> None:
 
 def test_strangers_are_kept_off_a_whole_node_of_kai_for_it_chooses_the_gpu() -> None:
     one, other = kai()
-    assert strange((TenantName("a"),), (TenantName("b"),))
+    assert has_tenant_conflict((TenantName("a"),), (TenantName("b"),))
     assert domain_of(one) == domain_of(other) == (NodeId(NODE), None)
 
 
 def others_pod(namespace: str = "team", gpus: int = 0, **annotations: str) -> nodes.OtherPod:
     notes = {name.replace("_", "-"): value for name, value in annotations.items()}
     limits = {GPU: str(gpus)} if gpus else {}
-    found = nodes.read_other({
+    found = nodes.read_other_pod({
         "metadata": {"name": "p", "namespace": namespace, "annotations": notes},
         "spec": {"nodeName": NODE, "containers": [{"name": "a", "resources": {"limits": limits}}]},
     })  # fmt: skip
@@ -62,18 +62,20 @@ def others_pod(namespace: str = "team", gpus: int = 0, **annotations: str) -> no
 
 
 def test_a_gpu_of_which_kai_gave_others_a_part_is_theirs_and_the_pod_that_keeps_it_counts_once() -> None:
-    node = nodes.read({
+    node = nodes.read_node({
         "metadata": {"name": NODE}, "spec": {}, "status": {"allocatable": {GPU: "2"}},
     })  # fmt: skip
     keeper, sharer = others_pod(RESERVES, gpus=1), others_pod(gpu_fraction="0.5")
-    assert nodes.others([node], kai(), [keeper, sharer]) == {f"{NODE} {GPU}": 1}
-    assert nodes.others([node], kai(), [keeper]) == {}, "it keeps one of which ours have the parts"
-    assert nodes.others([node], kai(), [others_pod(gpu_memory="100", gpu_fraction_num_devices="2")]) == {
+    assert nodes.count_taken_slices([node], kai(), [keeper, sharer]) == {f"{NODE} {GPU}": 1}
+    assert nodes.count_taken_slices([node], kai(), [keeper]) == {}, "it keeps one of which ours have the parts"
+    assert nodes.count_taken_slices([node], kai(), [others_pod(gpu_memory="100", gpu_fraction_num_devices="2")]) == {
         f"{NODE} {GPU}": 2
     }
-    assert nodes.others([node], kai(), [others_pod(gpus=1)]) == {f"{NODE} {GPU}": 1}
+    assert nodes.count_taken_slices([node], kai(), [others_pod(gpus=1)]) == {f"{NODE} {GPU}": 1}
     whole = [replace(one, kind="whole", shared=False) for one in kai()]
-    assert nodes.others([node], whole, [keeper, sharer]) == {f"{NODE} {GPU}": 1}, "elsewhere it is the keeper's"
+    assert nodes.count_taken_slices([node], whole, [keeper, sharer]) == {f"{NODE} {GPU}": 1}, (
+        "elsewhere it is the keeper's"
+    )
 
 
 def test_a_pod_says_to_volcano_which_card_and_how_much() -> None:
@@ -84,7 +86,7 @@ def test_a_pod_says_to_volcano_which_card_and_how_much() -> None:
     assert (one.handle, one.memory_bytes, one.isolation, one.product) == (
         "GPU-a", 15 * GIB, Isolation.MEMORY, "NVIDIA-Tesla-T4",
     )  # fmt: skip
-    fields = Volcano().fields("m-1", [Part(one, 4 * GIB, 30)])
+    fields = Volcano().fields("m-1", [SliceShare(one, 4 * GIB, 30)])
     assert fields.scheduler == "volcano"
     assert fields.limits == {
         "volcano.sh/vgpu-number": "1", "volcano.sh/vgpu-memory": "4096", "volcano.sh/vgpu-cores": "29",
@@ -94,5 +96,5 @@ def test_a_pod_says_to_volcano_which_card_and_how_much() -> None:
 
 
 def test_what_volcano_gave_to_others_is_read_from_their_pods() -> None:
-    held = registry.held({"volcano.sh/vgpu-ids-new": "GPU-a,NVIDIA,3000,50:;"})
+    held = registry.parse_hami_allocations({"volcano.sh/vgpu-ids-new": "GPU-a,NVIDIA,3000,50:;"})
     assert [(one.uuid, one.memory_bytes, one.cores) for one in held] == [("GPU-a", 3000 << 20, 50)]

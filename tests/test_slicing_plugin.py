@@ -6,10 +6,10 @@ import pytest
 
 from autoscaler import engines
 from autoscaler.drivers.kubernetes.objects import pod
-from autoscaler.queries.memory import given
+from autoscaler.queries.memory import compute_engine_limits
 from autoscaler.slicing import registry
 from autoscaler.slicing.base import NodeFacts
-from autoscaler.spec.load import load
+from autoscaler.spec.load import parse_documents
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind
 from autoscaler.state.world import NodeId
@@ -46,15 +46,17 @@ def node(many: int, resource: str = "nvidia.com/gpu", **labels: str) -> NodeFact
 )  # fmt: skip
 def test_the_pod_of_a_replica_is_as_a_person_has_read_it(name: str, on: NodeFacts, gpu: str) -> None:
     """One resource for each Slice; of time slices alone the engine is told its share, since nothing else holds it."""
-    (of,) = load([("a.yaml", DOCUMENT.replace("{GPU}", gpu))]).models
-    there = registry.inventory(on)
+    (of,) = parse_documents([("a.yaml", DOCUMENT.replace("{GPU}", gpu))]).models
+    there = registry.list_slices(on)
     assert {one.kind for one in there} == {name.partition("-")[0]}
     has = replica(of, "llama-1", [one.id for one in there[: of.spec.gpu.count]], memory_bytes=of.memory_bytes)
-    asks = registry.fields(has, {one.id: one for one in there})
+    asks = registry.build_pod_fields(has, {one.id: one for one in there})
     assert asks is not None
-    part = given(of, has, asks.memory_fraction)
-    launch = engines.launch(of, None, pod.HOST, pod.port_of(has.id), {"vllm": "vllm"}, gpus=True, given=part)
-    agrees(f"slicing/{name}", [pod.manifest(has, of, launch, "engine:1", asks=asks)])
+    part = compute_engine_limits(of, has, asks.memory_fraction)
+    launch = engines.build_launch_command(
+        of, None, pod.HOST, pod.assign_engine_port(has.id), {"vllm": "vllm"}, gpus=True, given=part
+    )
+    agrees(f"slicing/{name}", [pod.build_pod_manifest(has, of, launch, "engine:1", asks=asks)])
 
 
 @pytest.mark.parametrize(
@@ -73,5 +75,5 @@ def test_devices_that_were_attached_since_a_node_was_looked_at_count(
 ) -> None:
     """Labels tell how many there were; where nobody tells that they are not shared, more are no new devices."""
     said = NodeKind(selector={}, device=NodeDevice(model="T4", memory_bytes=Bytes(1 << 34)), devices_max=most)
-    there = registry.inventory(on._replace(declared=said))
+    there = registry.list_slices(on._replace(declared=said))
     assert sum(not one.closed for one in there) == many

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from autoscaler.placement.model.bins import alone
+from autoscaler.placement.model.bins import list_whole_devices
 from autoscaler.slicing import registry
-from autoscaler.slicing.base import NodeFacts, Part
-from autoscaler.slicing.hami import Hami, decode
-from autoscaler.slicing.vendors import HAMI, NPUS, VENDORS, Ascend, Whole, makers
-from autoscaler.spec.load import load
+from autoscaler.slicing.base import NodeFacts, SliceShare
+from autoscaler.slicing.hami import Hami, parse_allocations
+from autoscaler.slicing.vendors import HAMI, NPUS, VENDORS, Ascend, WholeDevice, build_slicer_families
+from autoscaler.spec.load import parse_documents
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind
 from autoscaler.state.resources import Isolation
@@ -24,7 +24,7 @@ from tests.kit.sliced import GIB, NODE, card, npu_node
 from tests.kit.worlds import model, replica
 
 MIB = 1 << 20
-ALL = [slicer for family in makers() for slicer in family]
+ALL = [slicer for family in build_slicer_families() for slicer in family]
 BY_KIND = {vendor.kind: vendor for vendor in VENDORS}
 B2 = next(one for one in NPUS if one.word == "Ascend910B2")
 
@@ -38,12 +38,12 @@ nodes:
 def whole(kind: str, many: str = "2", declared: NodeKind | None = None, **labels: str) -> tuple[Slice, ...] | None:
     vendor = BY_KIND[kind]
     told = {name.replace("__", "/").replace("_", "."): value for name, value in labels.items()}
-    return Whole(vendor).inventory(NodeFacts(NODE, told, {}, {vendor.resource: many}, declared))
+    return WholeDevice(vendor).inventory(NodeFacts(NODE, told, {}, {vendor.resource: many}, declared))
 
 
 def test_amds_labeller_tells_product_and_memory() -> None:
     labels = {"amd.com/gpu.product-name": "AMD_Instinct_MI300X_OAM", "amd.com/gpu.vram": "192G"}
-    one, other = Whole(BY_KIND["amd"]).inventory(NodeFacts(NODE, labels, {}, {"amd.com/gpu": "2"})) or ()
+    one, other = WholeDevice(BY_KIND["amd"]).inventory(NodeFacts(NODE, labels, {}, {"amd.com/gpu": "2"})) or ()
     assert (one.product, one.memory_bytes, one.kind) == ("AMD_Instinct_MI300X_OAM", 192 * 10**9, "amd")
     assert (one.shared, one.isolation, other.id) == (False, Isolation.HARDWARE, "node-1/amd-1")
 
@@ -57,7 +57,7 @@ def test_intels_memory_is_known_by_the_product() -> None:
 
 def test_intels_gpus_that_are_offered_several_times_are_closed() -> None:
     labels = {"gpu.intel.com/product": "Max_1100", "gpu.intel.com/device.count": "2"}
-    found = Whole(BY_KIND["intel-xe"]).inventory(NodeFacts(NODE, labels, {}, {"gpu.intel.com/xe": "20"})) or ()
+    found = WholeDevice(BY_KIND["intel-xe"]).inventory(NodeFacts(NODE, labels, {}, {"gpu.intel.com/xe": "20"})) or ()
     assert len(found) == 2
     assert all("offered 20 times for 2 devices" in one.closed for one in found)
 
@@ -71,7 +71,7 @@ def test_what_no_label_tells_the_settings_do() -> None:
 def test_shares_of_devices_are_one_closed_slice() -> None:
     for vendor in VENDORS:
         if vendor.parts:
-            (one,) = Whole(vendor).inventory(NodeFacts(NODE, {}, {}, {vendor.resource: "80"})) or ()
+            (one,) = WholeDevice(vendor).inventory(NodeFacts(NODE, {}, {}, {vendor.resource: "80"})) or ()
             assert one.closed
 
 
@@ -79,9 +79,9 @@ def test_shares_of_devices_are_one_closed_slice() -> None:
 def test_a_node_without_them_is_not_its_and_neither_is_one_where_hami_gives_them_out(vendor: object) -> None:
     assert isinstance(vendor, tuple)
     one = BY_KIND[vendor[0]]
-    assert Whole(one).inventory(NodeFacts(NODE, {}, {}, {"cpu": "8"})) is None
+    assert WholeDevice(one).inventory(NodeFacts(NODE, {}, {}, {"cpu": "8"})) is None
     if one.register:
-        assert Whole(one).inventory(NodeFacts(NODE, {}, {one.register: "[]"}, {one.resource: "8"})) is None
+        assert WholeDevice(one).inventory(NodeFacts(NODE, {}, {one.register: "[]"}, {one.resource: "8"})) is None
 
 
 def test_each_kind_has_its_name() -> None:
@@ -91,7 +91,12 @@ def test_each_kind_has_its_name() -> None:
 def test_a_pod_asks_for_as_many() -> None:
     found = [whole(kind) or () for kind in ("amd", "intel-xe", "ascend910b2")]
     pods = [
-        pod(f"m-{at}", Whole(BY_KIND[one.kind]).fields("m", [Part(one, one.memory_bytes), Part(two, two.memory_bytes)]))
+        pod(
+            f"m-{at}",
+            WholeDevice(BY_KIND[one.kind]).fields(
+                "m", [SliceShare(one, one.memory_bytes), SliceShare(two, two.memory_bytes)]
+            ),
+        )
         for at, (one, two) in enumerate(found)
     ]
     agrees("slicing/vendors-whole", pods)
@@ -102,10 +107,10 @@ def test_hamis_shared_cards_of_others_differ_by_their_words_only() -> None:
     said = json.dumps([card("AMD-1", type="MI300X", devmem=196608)])
     (one,) = amd.inventory(NodeFacts(NODE, {}, {"hami.io/node-amd-register": said})) or ()
     assert (one.kind, one.memory_bytes, one.shared) == ("hami-amd", 192 * GIB, True)
-    fields = amd.fields("m-1", [Part(one, 48 * GIB)])
+    fields = amd.fields("m-1", [SliceShare(one, 48 * GIB)])
     assert fields.limits == {"amd.com/gpu": "1", "amd.com/gpumem": "49152", "amd.com/gpucores": "22"}
     agrees("slicing/vendors-hami", [pod("m-1", fields)])
-    (held,) = decode({"hami.io/amd-devices-allocated": "AMD-1,AMD,49152,25:;"}, HAMI[0].allocated)
+    (held,) = parse_allocations({"hami.io/amd-devices-allocated": "AMD-1,AMD,49152,25:;"}, HAMI[0].allocated)
     assert (held.uuid, held.memory_bytes) == ("AMD-1", 48 * GIB)
 
 
@@ -115,7 +120,7 @@ def test_cores_that_nobody_asked_for_never_run_out_before_the_memory(mib: list[i
     amd = Hami(HAMI[0])
     (one,) = amd.inventory(NodeFacts(NODE, {}, {"hami.io/node-amd-register": json.dumps([card()])})) or ()
     fitting = [each for at, each in enumerate(mib) if sum(mib[: at + 1]) <= 81920]
-    cores = [int(amd.fields("m", [Part(one, each * MIB)]).limits["amd.com/gpucores"]) for each in fitting]
+    cores = [int(amd.fields("m", [SliceShare(one, each * MIB)]).limits["amd.com/gpucores"]) for each in fitting]
     assert sum(cores) <= 100
     assert all(cores)
 
@@ -134,19 +139,19 @@ def test_an_npu_is_whole_or_in_equal_parts_of_one_template() -> None:
 
 def test_a_part_is_no_whole_device_though_it_is_the_only_one_of_its_npu() -> None:
     """Of Ascend910A's vir16 there is room for one: a Model that wants a whole Device is not placed there."""
-    found = registry.inventory(npu_node("NPU-1", npu=NPUS[0], template="vir16"))
-    assert (len(found), alone(found)) == (1, set())
-    assert alone(registry.inventory(npu_node("NPU-1", npu=NPUS[0])))
+    found = registry.list_slices(npu_node("NPU-1", npu=NPUS[0], template="vir16"))
+    assert (len(found), list_whole_devices(found)) == (1, set())
+    assert list_whole_devices(registry.list_slices(npu_node("NPU-1", npu=NPUS[0])))
 
 
 def test_settings_cut_a_nodes_npus_and_a_pod_asks_for_one_part() -> None:
     """From the document to the pod: nothing but Settings names the template."""
-    (kind,) = load([("settings.yaml", TEMPLATED)]).settings.nodes
+    (kind,) = parse_documents([("settings.yaml", TEMPLATED)]).settings.nodes
     node = npu_node("NPU-1")._replace(declared=kind)
-    parts = {one.id: one for one in registry.inventory(node)}
+    parts = {one.id: one for one in registry.list_slices(node)}
     assert [one.memory_bytes for one in parts.values()] == [16 * GIB] * 4
     last = list(parts)[-1]
-    asks = registry.fields(replace(replica(model("a"), "r", [last]), memory_bytes=12 * GIB), parts)
+    asks = registry.build_pod_fields(replace(replica(model("a"), "r", [last]), memory_bytes=12 * GIB), parts)
     assert asks is not None
     assert asks.limits == {"huawei.com/Ascend910B2": "1", "huawei.com/Ascend910B2-memory": "16384"}
     assert (asks.annotations, asks.scheduler) == ({"hami.io/use-Ascend910B2-uuid": "NPU-1"}, "hami-scheduler")
@@ -165,7 +170,7 @@ def test_parts_never_have_more_together_than_their_npu(npu: object) -> None:
 def test_a_pod_asks_for_a_part_by_its_memory() -> None:
     slicer = Ascend(B2)
     cut, uncut = (npu_node("NPU-1", "NPU-2", template=one) for one in ("vir06_1c_16g", ""))
-    parts, two = ([Part(one, one.memory_bytes) for one in slicer.inventory(node) or ()] for node in (cut, uncut))
+    parts, two = ([SliceShare(one, one.memory_bytes) for one in slicer.inventory(node) or ()] for node in (cut, uncut))
     agrees("slicing/vendors-ascend", [
         pod("m-1", slicer.fields("m-1", parts[:1])), pod("m-2", slicer.fields("m-2", two)),
     ])  # fmt: skip

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from autoscaler.capacity.availability import SILENT_S
 from autoscaler.contract import ModelName
 from autoscaler.planner.plan import plan
-from autoscaler.provisioning.feasibility import misfits
+from autoscaler.provisioning.feasibility import list_unplaceable_models
 from autoscaler.spec.model import Gpu
 from autoscaler.state.capacity_orders import LeaseRefused, ProvidersSeen, ProviderTroubled
 from autoscaler.state.events import Reported
@@ -35,7 +35,7 @@ def test_who_comes_after_another_that_had_the_last_one_waits() -> None:
     found = {str(one.model): one for one in plan(told(at, Reported(report=replace(report, sequence=5))), T0 + 1).unmet}
     assert found["a"].lease is not None
     assert (found["b"].never, found["b"].lease, found["b"].ready_s) == (False, None, None)
-    assert misfits(at) == {}
+    assert list_unplaceable_models(at) == {}
 
 
 def test_what_is_being_given_back_may_be_had_again() -> None:
@@ -44,7 +44,7 @@ def test_what_is_being_given_back_may_be_had_again() -> None:
     leases = {lease.id: replace(lease, here_s=T0, release_s=T0 + 1)}
     at = replace(at, capacity=replace(at.capacity, offers={"rack": ()}, leases=leases))
     assert [one.never for one in plan(at, T0 + 2).unmet] == [False]
-    assert misfits(at) == {}
+    assert list_unplaceable_models(at) == {}
 
 
 def test_what_nobody_has_so_large_is_refused_at_once() -> None:
@@ -61,7 +61,7 @@ def test_what_nobody_has_in_that_way_is_refused_at_once(gpu: Gpu) -> None:
     begin = replace(surge(offer(parts=2, memory_bytes=32 * GI)), models={needs.name: needs})
     (unmet,) = plan(begin, T0).unmet
     assert unmet.never
-    assert [*misfits(begin)] == [needs.name]
+    assert [*list_unplaceable_models(begin)] == [needs.name]
 
 
 def test_a_part_of_a_device_is_no_device_for_who_needs_all_of_one() -> None:

@@ -33,7 +33,7 @@ COMMIT = "c0ffee" + "0" * 34
     ],
 )
 def test_what_documents_say(text: str, found: object) -> None:
-    assert source_uri.parse(text) == found
+    assert source_uri.parse_source_uri(text) == found
     if isinstance(found, Hub | Bucket):
         assert str(found) == text
 
@@ -80,7 +80,7 @@ def test_only_a_commit_is_pinned() -> None:
 )
 def test_what_is_refused_in_one_line(text: str, said: str) -> None:
     with pytest.raises(BadReferenceError) as caught:
-        source_uri.parse(text)
+        source_uri.parse_source_uri(text)
     assert said in str(caught.value)
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 400
@@ -90,7 +90,7 @@ def test_what_is_refused_in_one_line(text: str, said: str) -> None:
 @given(st.sampled_from(["hf", "s3", "file", "oci"]), st.text("abc.@:/\\%?-", max_size=20))
 def test_what_comes_out_names_nothing_above_itself(scheme: str, text: str) -> None:
     try:
-        found = source_uri.parse(f"{scheme}://{text}")
+        found = source_uri.parse_source_uri(f"{scheme}://{text}")
     except BadReferenceError:
         return
     if isinstance(found, Hub):

@@ -15,13 +15,13 @@ from msgspec.structs import replace
 
 from autoscaler.contract import ReplicaId, TenantName
 from autoscaler.placement import minimal_eviction, minimal_eviction_input, packer
-from autoscaler.placement.index.index import Yard
-from autoscaler.placement.model.predicates import evictable, need
-from autoscaler.placement.model.tenant_isolation import domain_of, strange
-from autoscaler.placement.model.types import Force, Incumbent, Outlook, Packing, Shelf, Want
+from autoscaler.placement.index.index import SliceIndex
+from autoscaler.placement.model.predicates import can_evict, find_required_amount
+from autoscaler.placement.model.tenant_isolation import domain_of, has_tenant_conflict
+from autoscaler.placement.model.types import Bin, EvictionLevel, Occupant, PackResult, PlacementRequest, RestartCosts
 from autoscaler.placement.packer import pack
 from autoscaler.slicing.nvidia_sharing import TIMESLICE
-from autoscaler.state.resources import Host, Room
+from autoscaler.state.resources import HostResources, ResourceAmount
 from autoscaler.state.world import DeviceId, NodeId, Slice
 from tests.kit.budget import examples
 from tests.kit.worlds import GI, T0, device
@@ -36,31 +36,33 @@ class Every:
     in it but the rulings.
     """
 
-    def __init__(self, shelves: Sequence[Shelf], hosts: dict[NodeId, Host]) -> None:
+    def __init__(self, shelves: Sequence[Bin], hosts: dict[NodeId, HostResources]) -> None:
         self.shelves, self.hosts = shelves, hosts
-        self.there: dict[ReplicaId, Incumbent] = {i.replica: i for one in shelves for i in one.incumbents}
+        self.there: dict[ReplicaId, Occupant] = {i.replica: i for one in shelves for i in one.incumbents}
 
-    def can_be(self, now: Sequence[Want], later: Sequence[Want], victims: Iterable[ReplicaId]) -> bool:
+    def can_be(
+        self, now: Sequence[PlacementRequest], later: Sequence[PlacementRequest], victims: Iterable[ReplicaId]
+    ) -> bool:
         """`now`: placed at once; `later`: in their order."""
         ways = [[*self._ways(one)] for one in (*now, *later)]
         return any(self._holds(now, later, places, {*victims}) for places in product(*ways))
 
-    def _ways(self, one: Want) -> Iterator[tuple[Shelf, ...]]:
-        could = [at for at in self.shelves if at.slice.healthy and need(one, at) is not None]
+    def _ways(self, one: PlacementRequest) -> Iterator[tuple[Bin, ...]]:
+        could = [at for at in self.shelves if at.slice.healthy and find_required_amount(one, at) is not None]
         for some in combinations(could, one.devices):
             if len({at.slice.node for at in some}) == 1:
                 yield some
 
     def _holds(
         self,
-        now: Sequence[Want],
-        later: Sequence[Want],
-        places: Sequence[tuple[Shelf, ...]],
+        now: Sequence[PlacementRequest],
+        later: Sequence[PlacementRequest],
+        places: Sequence[tuple[Bin, ...]],
         may_go: set[ReplicaId],
     ) -> bool:
         self.left = {one.slice.id: one.free for one in self.shelves}
         self.hosts_left = {node: host.left for node, host in self.hosts.items()}
-        self.came: list[tuple[Want, tuple[Shelf, ...]]] = []
+        self.came: list[tuple[PlacementRequest, tuple[Bin, ...]]] = []
         starts = [at for some in places[: len(now)] for at in some]
         if len({at.slice.device for at in starts}) < len(starts) or any(at.locked for at in starts):
             return False
@@ -79,7 +81,7 @@ class Every:
                 return False
             self._leave(stays, stay)
             for at in some:
-                if not self.left[at.slice.id].holds(need(one, at) or Room(0, 0)):
+                if not self.left[at.slice.id].holds(find_required_amount(one, at) or ResourceAmount(0, 0)):
                     self._leave(self._willing(one, stay, at.incumbents), stay)
             node = some[0].slice.node
             if node in self.hosts and not self.hosts_left[node].holds(one.beside):
@@ -89,15 +91,15 @@ class Every:
                 return False
         return True
 
-    def _willing(self, one: Want, stay: set[ReplicaId], there: Iterable[Incumbent]) -> list[Incumbent]:
-        return [i for i in there if i.replica in stay and evictable(one, i, T0)]
+    def _willing(self, one: PlacementRequest, stay: set[ReplicaId], there: Iterable[Occupant]) -> list[Occupant]:
+        return [i for i in there if i.replica in stay and can_evict(one, i, T0)]
 
-    def _strangers(self, one: Want, at: Shelf) -> list[Incumbent]:
+    def _strangers(self, one: PlacementRequest, at: Bin) -> list[Occupant]:
         domain = domain_of(at.slice)
         beside = [other for other in self.shelves if domain is not None and domain_of(other.slice) == domain]
-        return [i for other in beside for i in other.incumbents if strange(one.trust, i.trust)]
+        return [i for other in beside for i in other.incumbents if has_tenant_conflict(one.trust, i.trust)]
 
-    def _leave(self, those: Iterable[Incumbent], stay: set[ReplicaId]) -> None:
+    def _leave(self, those: Iterable[Occupant], stay: set[ReplicaId]) -> None:
         for one in {i.replica: i for i in those}.values():
             stay.discard(one.replica)
             for at in self.shelves:
@@ -108,14 +110,14 @@ class Every:
             if node in self.hosts_left:
                 self.hosts_left[node] = self.hosts_left[node].plus(one.beside)
 
-    def _take(self, one: Want, some: tuple[Shelf, ...]) -> bool:
+    def _take(self, one: PlacementRequest, some: tuple[Bin, ...]) -> bool:
         for other, there in self.came:
             domains = {domain_of(at.slice) for at in there} & {domain_of(at.slice) for at in some}
-            if strange(one.trust, other.trust) and domains - {None}:
+            if has_tenant_conflict(one.trust, other.trust) and domains - {None}:
                 return False
         self.came.append((one, some))
         for at in some:
-            room = need(one, at) or Room(0, 0)
+            room = find_required_amount(one, at) or ResourceAmount(0, 0)
             if not self.left[at.slice.id].holds(room):
                 return False
             self.left[at.slice.id] = self.left[at.slice.id].less(room)
@@ -127,7 +129,7 @@ class Every:
         return True
 
 
-def spareable(answer: Packing, every: Every) -> list[ReplicaId]:
+def spareable(answer: PackResult, every: Every) -> list[ReplicaId]:
     """Victims that need not go."""
     now = [one.want for one in answer.placements]
     later = [one.want for one in answer.unmet if one.promised]
@@ -141,36 +143,36 @@ def spareable(answer: Packing, every: Every) -> list[ReplicaId]:
 class Batch(NamedTuple):
     """Wants, Slices of one node or two, and what the nodes have."""
 
-    wants: list[Want]
-    shelves: list[Shelf]
-    hosts: dict[NodeId, Host]
+    wants: list[PlacementRequest]
+    shelves: list[Bin]
+    hosts: dict[NodeId, HostResources]
 
-    def packed(self) -> Packing:
-        return pack(tuple(self.wants), Yard(self.shelves, self.hosts), frozenset(), Outlook(), T0)
+    def packed(self) -> PackResult:
+        return pack(tuple(self.wants), SliceIndex(self.shelves, self.hosts), frozenset(), RestartCosts(), T0)
 
-    def before(self) -> Packing:
+    def before(self) -> PackResult:
         """Without the search for who may stay."""
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(packer, "fewer", lambda *_: None)
+            patch.setattr(packer, "find_fewer_victims", lambda *_: None)
             return self.packed()
 
 
-def pair(rng: Random, number: int) -> list[Shelf]:
+def pair(rng: Random, number: int) -> list[Bin]:
     """Two Devices of one node, and one Replica that has both."""
     both = on(f"y{number}", 24, 100, others=1, priority=rng.choice((0, 0, 1)), busy=rng.random() < 0.3)
     node = f"n{rng.randint(0, 1)}"
     return [shelf(device(f"g{number}{half}", 24, node), both) for half in "ab"]
 
 
-def halves(number: int) -> list[Shelf]:
+def halves(number: int) -> list[Bin]:
     """A Device in two Slices."""
     both = [replace(device(f"g{number}{half}", 12), device=DeviceId(f"g{number}")) for half in "ab"]
     made = [shelf(one, on(f"z{one.id}", 3 + 4 * at)) for at, one in enumerate(both)]
     return [dataclasses.replace(one, whole=False) for one in made]
 
 
-def filled(rng: Random, slice_: Slice, most: int, *, trusty: bool, hosted: bool) -> Shelf:
-    there: list[Incumbent] = []
+def filled(rng: Random, slice_: Slice, most: int, *, trusty: bool, hosted: bool) -> Bin:
+    there: list[Occupant] = []
     for at in range(rng.randint(0, most)):
         room = rng.randint(1, 9)
         if sum(i.room.memory_bytes for i in there) + room * GI > slice_.memory_bytes:
@@ -191,13 +193,20 @@ def filled(rng: Random, slice_: Slice, most: int, *, trusty: bool, hosted: bool)
 
 TRUSTS = ((), (TenantName("acme"),), (TenantName("zeta"),))
 SIZES = (0, 2, 3, 4, 5, 6, 8, 9, 12, 16, 20)
-FORCES = (Force.NONE, Force.LOWER, Force.IDLE, Force.BUSY, Force.BUSY, Force.BUSY)
+FORCES = (
+    EvictionLevel.NONE,
+    EvictionLevel.LOWER,
+    EvictionLevel.IDLE,
+    EvictionLevel.BUSY,
+    EvictionLevel.BUSY,
+    EvictionLevel.BUSY,
+)
 
 
 def batch(seed: int, *, elastic: bool = False) -> Batch:
     """2 to 4 Devices, up to 8 Replicas there, 2 to 5 Wants: of all kinds."""
     rng = Random(seed)
-    shelves: list[Shelf] = []
+    shelves: list[Bin] = []
     several, trusty, hosted = rng.random() < 0.3, rng.random() < 0.3, rng.random() < 0.4
     for number in range(rng.randint(2, 4)):
         if several and rng.random() < 0.2:
@@ -231,7 +240,7 @@ QUICK = settings(derandomize=True, deadline=None, max_examples=examples(400))
 SEEDS = st.integers(0, 1 << 40)
 
 
-def holds(found: Batch, answer: Packing, before: Packing) -> None:
+def holds(found: Batch, answer: PackResult, before: PackResult) -> None:
     """What is true of every answer, minimal or not: the same Wants have room, no more go, and all is as it must be."""
     now, later = ([one.want for one in answer.placements], [one.want for one in answer.unmet if one.promised])
     assert {one.want for one in before.placements} <= {*now}, "who is placed now stays placed now"
@@ -239,12 +248,12 @@ def holds(found: Batch, answer: Packing, before: Packing) -> None:
     assert len(answer.placements) + len(answer.unmet) == len(found.wants)
     assert {one.replica for one in answer.victims} <= {one.replica for one in before.victims}
     there = {i.replica: i for one in found.shelves for i in one.incumbents}
-    assert all(evictable(victim.want, there[victim.replica], T0) for victim in answer.victims)
+    assert all(can_evict(victim.want, there[victim.replica], T0) for victim in answer.victims)
     left = {one.slice.id: (one, one.free) for one in found.shelves}
     for placement in answer.placements:
         for id in placement.slices:
             at, free = left[id]
-            room = need(placement.want, at)
+            room = find_required_amount(placement.want, at)
             assert room is not None
             room = room._replace(memory_bytes=placement.memory_bytes)
             assert free.holds(room)
@@ -279,7 +288,7 @@ def test_who_is_spared_costs_no_want_its_room_and_nobody_else_goes(seed: int) ->
         assert every.can_be(kept, sorted(others, key=in_turn), gone)
 
 
-def in_turn(one: Want) -> tuple[float, float, str, int]:
+def in_turn(one: PlacementRequest) -> tuple[float, float, str, int]:
     return -one.priority, one.unserved_since_s, one.model, one.ordinal
 
 
@@ -324,7 +333,7 @@ def test_no_batch_takes_more_steps_than_there_may_be(monkeypatch: pytest.MonkeyP
     rng, steps = Random(1), list[tuple[int, int]]()
     run_ = minimal_eviction._Search.run
 
-    def counted(search: minimal_eviction._Search) -> tuple[minimal_eviction_input.Put, ...] | None:
+    def counted(search: minimal_eviction._Search) -> tuple[minimal_eviction_input.Assignment, ...] | None:
         found = run_(search)
         steps.append((search.steps, search._steps_max))
         return found
@@ -334,7 +343,7 @@ def test_no_batch_takes_more_steps_than_there_may_be(monkeypatch: pytest.MonkeyP
     shelves = [
         shelf(device(f"g{at}", 80), *(on(f"x{at}-{one}", rng.randint(9, 19)) for one in range(4))) for at in range(24)
     ]
-    wants = [want(f"w{at}", rng.randint(5, 47), ordinal=at, force=Force.BUSY) for at in range(20)]
+    wants = [want(f"w{at}", rng.randint(5, 47), ordinal=at, force=EvictionLevel.BUSY) for at in range(20)]
     found = Batch(wants, shelves, {})
     answer = found.packed()
     assert sum(taken for taken, _ in steps) <= 300
@@ -359,10 +368,11 @@ def test_nobody_looks_for_who_is_spared_where_one_want_alone_has_room(monkeypatc
     def never(*_: object) -> None:
         raise AssertionError("there is nothing to find")
 
-    monkeypatch.setattr(packer, "fewer", never)
+    monkeypatch.setattr(packer, "find_fewer_victims", never)
     kept = on("kept", 20, kept=True)
     answer = run(
-        [want("a", 20), want("b", 24, force=Force.NONE)], [shelf(device("g0"), on("x", 20)), shelf(device("g1"), kept)]
+        [want("a", 20), want("b", 24, force=EvictionLevel.NONE)],
+        [shelf(device("g0"), on("x", 20)), shelf(device("g1"), kept)],
     )
     assert victims(answer) == ["x"]
     assert placed(run([want("a"), want("b")], [shelf(device("g0")), shelf(device("g1"))])) == [("a", "g0"), ("b", "g1")]

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoscaler.placement import minimal_eviction, minimal_eviction_input
-from autoscaler.placement.index.index import Yard
-from autoscaler.placement.minimal_eviction import fewer
-from autoscaler.placement.minimal_eviction_input import Going, Held
-from autoscaler.placement.model.types import Force, Packing, Shelf, Want
-from autoscaler.state.resources import NOTHING, Beside, Host
+from autoscaler.placement.index.index import SliceIndex
+from autoscaler.placement.minimal_eviction import find_fewer_victims
+from autoscaler.placement.minimal_eviction_input import Assigned, Evictee
+from autoscaler.placement.model.types import Bin, EvictionLevel, PackResult, PlacementRequest
+from autoscaler.state.resources import NOTHING, HostRequest, HostResources
 from autoscaler.state.world import NodeId, SliceId
 from tests.kit.budget import examples
 from tests.kit.worlds import T0, device
@@ -29,9 +29,9 @@ LONG = settings(derandomize=True, deadline=None, max_examples=examples(1500))
 
 def scarce(seed: int) -> Batch:
     """2 or 3 nodes with CPU for few of those who are there and come; memory is short now and then."""
-    rng, shelves, hosts = Random(seed), list[Shelf](), dict[NodeId, Host]()
+    rng, shelves, hosts = Random(seed), list[Bin](), dict[NodeId, HostResources]()
     for node in map(NodeId, ("n0", "n1", "n2")[: rng.randint(2, 3)]):
-        here: list[Shelf] = []
+        here: list[Bin] = []
         for at in range(rng.randint(1, 2)):
             there = [
                 on(
@@ -46,16 +46,21 @@ def scarce(seed: int) -> Batch:
         shelves += here
     wants = [
         want(
-            f"w{number}", rng.choice((2, 5, 9, 12, 20)), ordinal=number, priority=rng.randint(0, 2),
-            force=rng.choice((Force.NONE, Force.BUSY, Force.BUSY, Force.BUSY)), unserved_since_s=rng.randint(0, 3),
-            cpu_milli=rng.choice((0, 1, 2, 3, 4, 5)) * CORES, devices=rng.choice((0, 1, 1, 1, 1, 1)),
+            f"w{number}",
+            rng.choice((2, 5, 9, 12, 20)),
+            ordinal=number,
+            priority=rng.randint(0, 2),
+            force=rng.choice((EvictionLevel.NONE, EvictionLevel.BUSY, EvictionLevel.BUSY, EvictionLevel.BUSY)),
+            unserved_since_s=rng.randint(0, 3),
+            cpu_milli=rng.choice((0, 1, 2, 3, 4, 5)) * CORES,
+            devices=rng.choice((0, 1, 1, 1, 1, 1)),
         )
         for number in range(rng.randint(2, 5))
-    ]  # fmt: skip
+    ]
     return Batch(wants, shelves, hosts if rng.random() < 0.8 else {NodeId("n0"): hosts[NodeId("n0")]})
 
 
-def taken(found: Batch, answer: Packing) -> tuple[dict[NodeId, Beside], dict[NodeId, Beside]]:
+def taken(found: Batch, answer: PackResult) -> tuple[dict[NodeId, HostRequest], dict[NodeId, HostRequest]]:
     """Of each node: what those take who are placed now, and what all do who have room."""
     nodes = {one.slice.id: one.slice.node for one in found.shelves}
     now, all_ = dict.fromkeys(found.hosts, NOTHING), dict.fromkeys(found.hosts, NOTHING)
@@ -80,7 +85,7 @@ def test_no_node_gives_more_cpu_than_is_left_now_nor_than_will_be_when_its_victi
     there = {i.replica: (one.slice.node, i) for one in found.shelves for i in one.incumbents}
     for node, host in found.hosts.items():
         gone = [there[one.replica][1] for one in answer.victims if there[one.replica][0] == node]
-        soon = host.soon.plus(Beside(sum(i.beside.cpu_milli for i in gone), 0))
+        soon = host.soon.plus(HostRequest(sum(i.beside.cpu_milli for i in gone), 0))
         assert host.left.holds(now[node])
         assert soon.holds(all_[node])
 
@@ -103,7 +108,7 @@ def steps_of(monkeypatch: pytest.MonkeyPatch, work: Callable[[], object]) -> lis
     """Of each search."""
     steps, run_ = list[int](), minimal_eviction._Search.run
 
-    def counted(search: minimal_eviction._Search) -> tuple[minimal_eviction_input.Put, ...] | None:
+    def counted(search: minimal_eviction._Search) -> tuple[minimal_eviction_input.Assignment, ...] | None:
         found = run_(search)
         steps.append(search.steps)
         return found
@@ -153,14 +158,14 @@ def away(*nodes: str) -> tuple[NodeId, ...]:
     return tuple(map(NodeId, nodes))
 
 
-def later(*held: tuple[Want, str]) -> list[Held]:
+def later(*held: tuple[PlacementRequest, str]) -> list[Assigned]:
     """They wait, each there."""
-    return [Held(one, (SliceId(at),), now=False) for one, at in held]
+    return [Assigned(one, (SliceId(at),), now=False) for one, at in held]
 
 
-def all_going(shelves: list[Shelf], *ids: str) -> list[Going]:
+def all_going(shelves: list[Bin], *ids: str) -> list[Evictee]:
     there = {one.slice.id: one.incumbents for one in shelves}
-    return [Going(one, (SliceId(id),)) for id in ids for one in there[SliceId(id)]]
+    return [Evictee(one, (SliceId(id),)) for id in ids for one in there[SliceId(id)]]
 
 
 def test_cpu_that_one_before_it_took_and_only_a_later_one_can_free_is_not_there_for_who_waits() -> None:
@@ -171,7 +176,7 @@ def test_cpu_that_one_before_it_took_and_only_a_later_one_can_free_is_not_there_
     a, b = (asks("a", 2, avoids=away("p")), "g0"), (asks("b", 2), "p")
     c = want("c", 22, priority=2), "g1"
     for in_turn, found in (((a, b, c), False), ((a, c, b), True)):
-        puts = fewer(later(*in_turn), all_going(shelves, "p", "g1"), Yard(shelves, hosts), T0)
+        puts = find_fewer_victims(later(*in_turn), all_going(shelves, "p", "g1"), SliceIndex(shelves, hosts), T0)
         assert (puts is not None) == found
 
 
@@ -188,7 +193,7 @@ def test_who_goes_for_cpu_has_some_on_that_node_and_goes_for_who_lacks_it() -> N
         (want("f", 20, avoids=away("n0", "n1")), "p"),
     )  # fmt: skip
     hosts = {NodeId("n0"): host_of(shelves[:2], 4), NodeId("n1"): host_of(shelves[2:3], 4)}
-    puts = fewer(held, all_going(shelves, "p", "g0", "g1", "g2"), Yard(shelves, hosts), T0)
+    puts = find_fewer_victims(held, all_going(shelves, "p", "g0", "g1", "g2"), SliceIndex(shelves, hosts), T0)
     assert puts is not None
     assert [[one.model for one in put.victims] for put in puts] == [[], ["y"], ["z"], ["w"], []]
 
@@ -204,16 +209,21 @@ def test_who_lacks_cpu_at_its_turn_that_a_later_one_frees_has_no_room_there() ->
     held = later((asks("a", 1, 20), "p"), (asks("b", 2, 20, priority=2), "g1"))
     for many, found in ((3, False), (4, True)):
         hosts = {NodeId("n0"): host_of(shelves[:2], many), NodeId("p"): host_of([], 8)}
-        assert (fewer(held, all_going(shelves, "p", "g1"), Yard(shelves, hosts), T0) is not None) == found
+        assert (
+            find_fewer_victims(held, all_going(shelves, "p", "g1"), SliceIndex(shelves, hosts), T0) is not None
+        ) == found
 
 
 def test_nothing_is_tried_where_one_that_stays_where_it_is_needs_a_victims_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(minimal_eviction_input, "MOVERS_MAX", 1)
     shelves = [shelf(device("g0", 12, "n0")), shelf(device("g1", 24, "n1"), on("x", 2, beside=cores(2)))]
-    held = [Held(asks("a", 1, 8), (SliceId("g0"),), now=False), Held(asks("b", 4, 8), (SliceId("g1"),), now=False)]
-    yard = Yard(shelves, {one.slice.node: host_of([one], 4) for one in shelves})
-    x = Going(shelves[1].incumbents[0], (SliceId("g1"),))
-    assert steps_of(monkeypatch, lambda: fewer(held, [x], yard, T0)) == [0]
+    held = [
+        Assigned(asks("a", 1, 8), (SliceId("g0"),), now=False),
+        Assigned(asks("b", 4, 8), (SliceId("g1"),), now=False),
+    ]
+    yard = SliceIndex(shelves, {one.slice.node: host_of([one], 4) for one in shelves})
+    x = Evictee(shelves[1].incumbents[0], (SliceId("g1"),))
+    assert steps_of(monkeypatch, lambda: find_fewer_victims(held, [x], yard, T0)) == [0]
 
 
 def test_where_there_is_too_little_cpu_in_all_the_rest_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,10 +231,10 @@ def test_where_there_is_too_little_cpu_in_all_the_rest_is_not_tried(monkeypatch:
     shelves = [shelf(device(f"g{at}", 24, "n0")) for at in range(4)]
     shelves += [shelf(device("p", 24, "p"), on("x", 20))]
     held = [
-        Held(asks("a", 3, 20), (SliceId("g0"),), now=True), Held(asks("b", 2, 10), (SliceId("p"),), now=False),
-        *(Held(want(f"c{at}", 4 - at / 2), (SliceId("g1"),), now=False) for at in range(3)),
+        Assigned(asks("a", 3, 20), (SliceId("g0"),), now=True), Assigned(asks("b", 2, 10), (SliceId("p"),), now=False),
+        *(Assigned(want(f"c{at}", 4 - at / 2), (SliceId("g1"),), now=False) for at in range(3)),
     ]  # fmt: skip
     held = [one._replace(want=one.want._replace(avoids=away("p"))) for one in held]
     hosts = {NodeId("n0"): host_of(shelves[:4], 4)}
-    yard, x = Yard(shelves, hosts), Going(shelves[4].incumbents[0], (SliceId("p"),))
-    assert steps_of(monkeypatch, lambda: fewer(held, [x], yard, T0)) == [7]
+    yard, x = SliceIndex(shelves, hosts), Evictee(shelves[4].incumbents[0], (SliceId("p"),))
+    assert steps_of(monkeypatch, lambda: find_fewer_victims(held, [x], yard, T0)) == [7]

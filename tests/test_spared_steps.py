@@ -7,18 +7,18 @@ from collections.abc import Iterable
 import pytest
 
 from autoscaler.placement import minimal_eviction, minimal_eviction_input
-from autoscaler.placement.model.types import Packing, Shelf, Want
+from autoscaler.placement.model.types import Bin, PackResult, PlacementRequest
 from tests.kit.worlds import device
 from tests.test_packer import on, run, shelf, victims, want
 
 
 def counted(
-    monkeypatch: pytest.MonkeyPatch, wants: Iterable[Want], shelves: Iterable[Shelf]
-) -> tuple[Packing, list[int]]:
+    monkeypatch: pytest.MonkeyPatch, wants: Iterable[PlacementRequest], shelves: Iterable[Bin]
+) -> tuple[PackResult, list[int]]:
     """The answer, and the steps of each search."""
     steps, run_ = list[int](), minimal_eviction._Search.run
 
-    def one(search: minimal_eviction._Search) -> tuple[minimal_eviction_input.Put, ...] | None:
+    def one(search: minimal_eviction._Search) -> tuple[minimal_eviction_input.Assignment, ...] | None:
         found = run_(search)
         steps.append(search.steps)
         return found
@@ -29,7 +29,7 @@ def counted(
         return run(wants, shelves), steps
 
 
-def filled(*free: float) -> list[Shelf]:
+def filled(*free: float) -> list[Bin]:
     """Devices of 24 that have so much left: of the first x may go for that, who are on the others stay."""
     return [
         shelf(device(f"g{at}"), on(f"x{at}", 24 - left, kept=at > 0, busy=True, priority=9 * bool(at)))

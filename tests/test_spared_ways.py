@@ -9,10 +9,10 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler.contract import TenantName
-from autoscaler.placement.index.index import Yard
-from autoscaler.placement.minimal_eviction import fewer
-from autoscaler.placement.minimal_eviction_input import Going, Held
-from autoscaler.placement.model.types import Shelf, Want
+from autoscaler.placement.index.index import SliceIndex
+from autoscaler.placement.minimal_eviction import find_fewer_victims
+from autoscaler.placement.minimal_eviction_input import Assigned, Evictee
+from autoscaler.placement.model.types import Bin, PlacementRequest
 from autoscaler.slicing.nvidia_sharing import TIMESLICE
 from autoscaler.state.world import DeviceId, NodeId, SliceId
 from tests.kit.worlds import T0, device
@@ -25,21 +25,21 @@ ACME, ZETA = (TenantName("acme"),), (TenantName("zeta"),)
 class Has(NamedTuple):
     """A Want, and where it has room by now."""
 
-    want: Want
+    want: PlacementRequest
     at: str
     now: bool = False
 
 
 def places(
-    held: Sequence[Has], shelves: Sequence[Shelf], cores: Mapping[str, int] | None = None
+    held: Sequence[Has], shelves: Sequence[Bin], cores: Mapping[str, int] | None = None
 ) -> dict[str, str] | None:
     """Where each goes so that x stays, who is on the last Shelf; None: x has to go. `cores`: of each node."""
     slices = {NodeId(node): [one for one in shelves if one.slice.node == node] for node in cores or ()}
-    yard = Yard(shelves, {node: host_of(there, (cores or {})[node]) for node, there in slices.items()})
+    yard = SliceIndex(shelves, {node: host_of(there, (cores or {})[node]) for node, there in slices.items()})
     x = shelves[-1]
-    puts = fewer(
-        [Held(one.want, (SliceId(one.at),), one.now, yard.shelf(SliceId(one.at)).slice.node) for one in held],
-        [Going(x.incumbents[0], (x.slice.id,))], yard, T0,
+    puts = find_fewer_victims(
+        [Assigned(one.want, (SliceId(one.at),), one.now, yard.shelf(SliceId(one.at)).slice.node) for one in held],
+        [Evictee(x.incumbents[0], (x.slice.id,))], yard, T0,
     )  # fmt: skip
     if puts is None:
         return None
@@ -210,18 +210,18 @@ def test_who_may_evict_whom_tells_devices_and_ways_apart() -> None:
         shelf(device("q", 12)), shelf(device("p", 24, "p"), on("x", 20)),
     ]  # fmt: skip
     wants = [want("a", 20, priority=2), want("b", 20, priority=1), want("c", 10, priority=1)]
-    held = [Held(one, (SliceId(at),), now=False) for one, at in zip(wants, ("g1", "p", "q"), strict=True)]
-    victims = [Going(shelves[at].incumbents[0], (shelves[at].slice.id,)) for at in (3, 0, 1)]
-    puts = fewer(held, victims, Yard(shelves), T0)
+    held = [Assigned(one, (SliceId(at),), now=False) for one, at in zip(wants, ("g1", "p", "q"), strict=True)]
+    victims = [Evictee(shelves[at].incumbents[0], (shelves[at].slice.id,)) for at in (3, 0, 1)]
+    puts = find_fewer_victims(held, victims, SliceIndex(shelves), T0)
     assert puts is not None
     assert [(*put.slices, *(one.model for one in put.victims)) for put in puts] == [("g0", "y"), ("g1", "z"), ("q",)]
 
 
 def test_nobody_goes_for_who_has_room_anyway() -> None:
     shelves = [shelf(device("g0", 24), on("z", 10)), shelf(device("p", 24, "p"), on("x", 20))]
-    held = [Held(want("a", 10), (SliceId("g0"),), now=False), Held(want("b", 14), (SliceId("p"),), now=False)]
-    victims = [Going(shelves[at].incumbents[0], (shelves[at].slice.id,)) for at in (1, 0)]
-    puts = fewer(held, victims, Yard(shelves), T0)
+    held = [Assigned(want("a", 10), (SliceId("g0"),), now=False), Assigned(want("b", 14), (SliceId("p"),), now=False)]
+    victims = [Evictee(shelves[at].incumbents[0], (shelves[at].slice.id,)) for at in (1, 0)]
+    puts = find_fewer_victims(held, victims, SliceIndex(shelves), T0)
     assert puts is not None
     assert [[one.model for one in put.victims] for put in puts] == [[], ["z"]]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from artifacts.download.splice import Goal, interrupt, move
+from artifacts.download.splice import Goal, interrupt_transfer, splice_body
 from artifacts.http.transport import Limits
 from artifacts.registry.blobs import Moved
 
@@ -42,7 +42,7 @@ class Came:
 
     def move(self, rest: socket.socket, count: int, at: int = 0, limits: Limits = USUAL) -> Moved:
         with self.path.open("wb") as file:
-            return move(rest, count, Goal(file.fileno(), lambda *one: self.moves.append(one)), at, limits)
+            return splice_body(rest, count, Goal(file.fileno(), lambda *one: self.moves.append(one)), at, limits)
 
 
 def send(theirs: socket.socket, content: bytes) -> threading.Thread:
@@ -128,5 +128,5 @@ def test_an_end_a_silence_and_a_trickle_each_end_the_waiting(
 
 def test_another_thread_ends_the_waiting(ends: tuple[socket.socket, socket.socket], tmp_path: Path) -> None:
     _, ours = ends
-    threading.Timer(0.01, interrupt, [ours]).start()
+    threading.Timer(0.01, interrupt_transfer, [ours]).start()
     assert "came too early" in Came(tmp_path / "file").move(ours, 10).broken

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from autoscaler.placement.model.topology import CLIQUE
 from autoscaler.planner.plan import plan
-from autoscaler.spec.load import DocumentError, load
+from autoscaler.spec.load import DocumentError, parse_documents
 from autoscaler.spec.model import Model
 from autoscaler.spec.settings import Price, Settings
 from autoscaler.state.world import Replica, Slice, World
@@ -130,4 +130,4 @@ def test_what_is_no_label_is_refused_by_its_path() -> None:
         spec = f"{{engine: vllm, {key}: a b}}"
         text = f"apiVersion: pilotlight.dev/v1alpha1\nkind: Model\nmetadata: {{name: ada}}\nspec: {spec}"
         with pytest.raises(DocumentError, match=rf"spec\.{key}.*expected a label of Kubernetes"):
-            load([("a.yaml", text)])
+            parse_documents([("a.yaml", text)])

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.http.response_reader import LAST_CHUNK, BodyWalker, ResponseHead
-from gateway.http.sse import EVENT_BYTES_MAX, EventGate, chunk, is_usage
+from gateway.http.sse import EVENT_BYTES_MAX, EventGate, encode_chunk, is_usage
 from tests.kit.budget import examples
 
 LINE_ENDS = (b"\n", b"\r", b"\r\n")
@@ -81,25 +81,30 @@ def test_the_usage_chunk_is_known_in_every_form(name: str, end: bytes) -> None:
     event = USAGE[name].replace(b"\n", line_end) + end
     assert is_usage(event)
     one = gate()
-    out = [one.pass_chunks(piece) for piece in (chunk(TOKEN), chunk(event), chunk(TOKEN) + LAST_CHUNK)]
+    out = [
+        one.pass_chunks(piece) for piece in (encode_chunk(TOKEN), encode_chunk(event), encode_chunk(TOKEN) + LAST_CHUNK)
+    ]
     assert content(b"".join(out)) == TOKEN * 2
-    assert content(gate().pass_chunks(chunk(TOKEN) + chunk(event) + chunk(TOKEN))) == TOKEN * 2
+    assert content(gate().pass_chunks(encode_chunk(TOKEN) + encode_chunk(event) + encode_chunk(TOKEN))) == TOKEN * 2
     assert gate().pass_content(TOKEN + event + TOKEN) == TOKEN * 2
-    assert content(gate(drop_usage=False).pass_chunks(chunk(TOKEN) + chunk(event))) == TOKEN + event
+    assert content(gate(drop_usage=False).pass_chunks(encode_chunk(TOKEN) + encode_chunk(event))) == TOKEN + event
 
 
 @pytest.mark.parametrize("name", KEPT)
 def test_what_only_looks_like_usage_stays(name: str) -> None:
     event = KEPT[name] + b"\n\n"
     assert not is_usage(event)
-    assert content(gate().pass_chunks(chunk(event))) == event
-    assert content(gate().pass_chunks(chunk(TOKEN) + chunk(event) + chunk(TOKEN))) == TOKEN + event + TOKEN
+    assert content(gate().pass_chunks(encode_chunk(event))) == event
+    assert (
+        content(gate().pass_chunks(encode_chunk(TOKEN) + encode_chunk(event) + encode_chunk(TOKEN)))
+        == TOKEN + event + TOKEN
+    )
 
 
 def test_chunks_that_all_say_usage_go_on_untouched() -> None:
     """As some engines send them, with what was used so far or null."""
     said = b'data: {"choices":[{"delta":{"content":"a"}}],"usage":{"prompt_tokens":7}}\n\n'
-    one, piece, run = gate(), chunk(said), chunk(said) * 3
+    one, piece, run = gate(), encode_chunk(said), encode_chunk(said) * 3
     assert one.pass_chunks(piece) is piece
     assert one.pass_chunks(run) is run
 
@@ -111,8 +116,10 @@ def test_the_usage_chunk_is_known_wherever_a_chunk_ends_in_it(name: str, end: by
     line_end = end[:2] if end.startswith(b"\r\n") else end[:1]
     event = USAGE[name].replace(b"\n", line_end) + end
     for at in range(1, len(event)):
-        told = chunk(TOKEN) + chunk(event[:at]) + chunk(event[at:]) + chunk(TOKEN) + LAST_CHUNK
-        for size in (len(told), len(chunk(TOKEN) + chunk(event[:at])), 1):
+        told = (
+            encode_chunk(TOKEN) + encode_chunk(event[:at]) + encode_chunk(event[at:]) + encode_chunk(TOKEN) + LAST_CHUNK
+        )
+        for size in (len(told), len(encode_chunk(TOKEN) + encode_chunk(event[:at])), 1):
             one = gate()
             out = b"".join([one.pass_chunks(told[begin : begin + size]) for begin in range(0, len(told), size)])
             assert content(out) + one.rest() == TOKEN * 2
@@ -121,8 +128,10 @@ def test_the_usage_chunk_is_known_wherever_a_chunk_ends_in_it(name: str, end: by
 def test_the_other_half_of_a_line_end_goes_with_the_event_that_is_taken_out() -> None:
     for pieces in ((b"\r\n\r", b"\n"), (b"\r\n", b"\r", b"\n"), (b"\n\r", b"", b"\n"), (b"\r\r", b"\n")):
         one = gate()
-        assert [one.pass_chunks(chunk(piece)) for piece in (USAGE["alone"], *pieces)] == [b""] * (len(pieces) + 1)
-        assert one.pass_chunks(chunk(TOKEN)) == chunk(TOKEN)
+        assert [one.pass_chunks(encode_chunk(piece)) for piece in (USAGE["alone"], *pieces)] == [b""] * (
+            len(pieces) + 1
+        )
+        assert one.pass_chunks(encode_chunk(TOKEN)) == encode_chunk(TOKEN)
 
 
 def test_line_ends_between_events_are_of_none() -> None:
@@ -136,17 +145,17 @@ def test_line_ends_between_events_are_of_none() -> None:
         assert gate().pass_content(stream) == expected
         one = gate()
         assert b"".join([one.pass_content(byte) for byte in one_by_one(stream)]) == expected
-        assert content(gate().pass_chunks(chunk(stream))) == expected
+        assert content(gate().pass_chunks(encode_chunk(stream))) == expected
 
 
 def test_a_usage_chunk_without_its_empty_line_is_taken_out_at_the_end() -> None:
     """SSE has it dropped by the client, but not every client does so."""
     for end in (b"", b"\n", b"\r\n", b"\r"):
         one = gate()
-        assert content(one.pass_chunks(chunk(TOKEN) + chunk(USAGE["alone"] + end) + LAST_CHUNK)) == TOKEN
+        assert content(one.pass_chunks(encode_chunk(TOKEN) + encode_chunk(USAGE["alone"] + end) + LAST_CHUNK)) == TOKEN
         assert one.rest() == b""
     one = gate(drop_usage=False)
-    one.pass_chunks(chunk(USAGE["alone"]))
+    one.pass_chunks(encode_chunk(USAGE["alone"]))
     assert one.rest() == USAGE["alone"]
 
 
@@ -189,7 +198,7 @@ def test_an_event_goes_on_as_soon_as_it_has_ended(end: bytes) -> None:
     one = gate()
     for number in range(3):
         event = b"data: %d" % number + end
-        assert content(one.pass_chunks(chunk(event))) == event
+        assert content(one.pass_chunks(encode_chunk(event))) == event
         assert one.whole
 
 
@@ -247,7 +256,7 @@ def test_however_it_ends_its_lines_and_is_cut_a_client_sees_the_same(
 ) -> None:
     """Chunks and reads of any size; at each moment the client has what single bytes would have brought by then."""
     stream = b"".join(b"".join(line + end for line in lines) + end for lines, end in blocks)
-    told = b"".join(map(chunk, cut(stream, chunks)))
+    told = b"".join(map(encode_chunk, cut(stream, chunks)))
     one, single, out, expected = gate(drop_usage=drop_usage), gate(drop_usage=drop_usage), b"", b""
     for read in cut(told, reads):
         out += content(one.pass_chunks(read))
@@ -272,7 +281,7 @@ def cut(data: bytes, sizes: list[int]) -> list[bytes]:
 
 def test_after_a_cut_at_an_odd_place_chunks_go_on_as_they_came() -> None:
     """A cut between an event's end and its chunk's: only that chunk is framed anew."""
-    one = chunk(TOKEN)
+    one = encode_chunk(TOKEN)
     for at in (len(one) - 2, len(one) - 1):
         each = gate()
         first = each.pass_chunks(one + one[:at])

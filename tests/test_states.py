@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.state.lifecycle import HOLDS_SLICE, TRANSITIONS, IllegalIntentError, diagram, follow
+from autoscaler.state.lifecycle import HOLDS_SLICE, TRANSITIONS, IllegalIntentError, next_state, render_state_diagram
 from autoscaler.state.lifecycle import ReplicaState as S
 
 VERBS = {verb for _, verb in TRANSITIONS}
@@ -17,16 +17,16 @@ ARCHITECTURE = Path(__file__).parent.parent / "ARCHITECTURE.md"
 def test_an_intent_that_the_table_does_not_have_raises(state: S) -> None:
     for verb in VERBS:
         if (state, verb) in TRANSITIONS:
-            assert follow(state, verb) is TRANSITIONS[state, verb]
+            assert next_state(state, verb) is TRANSITIONS[state, verb]
         else:
             with pytest.raises(IllegalIntentError, match=f"a Replica that is {state} cannot {verb}"):
-                follow(state, verb)
+                next_state(state, verb)
 
 
 def test_a_life_from_zero_and_back() -> None:
     state = S.PENDING
     for verb in ("place", "ready", "drain", "acknowledged", "gone", "memory-free"):
-        state = follow(state, verb)
+        state = next_state(state, verb)
     assert state is S.GONE
 
 
@@ -49,4 +49,4 @@ def test_the_diagram_in_the_architecture_page_is_the_table() -> None:
     assert (bool(begin), bool(end)) == (True, True), "the diagram stands between <!-- states --> and <!-- /states -->"
     fence, *lines, last = shown.strip().splitlines()
     assert (fence.startswith("```"), last) == (True, "```")
-    assert lines == diagram().splitlines()
+    assert lines == render_state_diagram().splitlines()

@@ -14,38 +14,38 @@ from msgspec.structs import replace
 from autoscaler.contract import ModelName
 from autoscaler.fold.fold import fold
 from autoscaler.kubernetes.resources import status as statuses
-from autoscaler.kubernetes.resources.conditions import Case, Problem, Said, conditions
+from autoscaler.kubernetes.resources.conditions import ConditionValue, SpecProblem, StatusInput, build_conditions
 from autoscaler.kubernetes.resources.installation import CUSTOMS
-from autoscaler.kubernetes.resources.status import NO_STATUS, Clocks, Status, Subject, subjects
+from autoscaler.kubernetes.resources.status import NO_STATUS, ClockReading, Status, Subject, list_subjects
 from autoscaler.kubernetes.resources.watcher import ModelObject
-from autoscaler.kubernetes.watching import Key
+from autoscaler.kubernetes.watching import ObjectKey
 from autoscaler.schema import status as crds
 from autoscaler.spec.names import Origin, Settled
 from autoscaler.state.actions import Unmet
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.world import History, Load
+from autoscaler.state.world import History, ModelLoad
 from tests.kit.budget import examples
 from tests.kit.worlds import T0, drain, gateway, level, model, replica, world
 
 ADA = model("ada")
 ONE = Subject("default", "ada", "u1", 3, ModelName("ada"))
 UNIX0 = 1_800_000_000.0
-NOW = Clocks(T0, UNIX0)
+NOW = ClockReading(T0, UNIX0)
 EXITED = "ended with status 3: no CUDA device"
 
 
-def case(**fields: Any) -> Case:
+def case(**fields: Any) -> StatusInput:
     """A Model at zero that nobody calls, but for `fields`, any of a Case."""
-    return Case(3, ADA, (), Load(), History())._replace(**fields)
+    return StatusInput(3, ADA, (), ModelLoad(), History())._replace(**fields)
 
 
-def starting(waits: str = "") -> Case:
+def starting(waits: str = "") -> StatusInput:
     return case(replicas=(replica(ADA, "r", state=S.STARTING, reason="wake ada: 3 waiting", waits=waits),))
 
 
 def sent(status: Status) -> dict[str, Any]:
     """As it goes to the API server."""
-    made: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(statuses.write(status)))
+    made: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(statuses.encode_status(status)))
     return made
 
 
@@ -53,8 +53,8 @@ def unmet(reason: str, *, never: bool = False) -> Unmet:
     return Unmet(model=ADA.name, reason=reason, never=never)
 
 
-def said(of: Case, type: str) -> Said:
-    (one,) = [one for one in conditions(of) if one.type == type]
+def said(of: StatusInput, type: str) -> ConditionValue:
+    (one,) = [one for one in build_conditions(of) if one.type == type]
     return one
 
 
@@ -63,7 +63,7 @@ SITUATIONS = {
     "Serving": (case(replicas=(replica(ADA, "r"),)), "True"),
     "Paused": (case(model=model("ada", paused=True), replicas=(replica(ADA, "r"),)), "False"),
     "Starting": (starting(), "False"),
-    "WaitingForRoom": (case(unmet=unmet("gpu0 is full"), load=Load(waiting=1)), "False"),
+    "WaitingForRoom": (case(unmet=unmet("gpu0 is full"), load=ModelLoad(waiting=1)), "False"),
     "NoDeviceFits": (case(unmet=unmet("needs 90Gi; the largest has 80Gi", never=True)), "False"),
     "CannotStart": (case(obstacle="no engine vllm"), "False"),
     "StartFailed": (case(history=History(failure="not ready after 900 s, which is start.secondsMax")), "False"),
@@ -74,8 +74,8 @@ SITUATIONS = {
     "CreateContainerConfigError": (starting(waits='CreateContainerConfigError: secret "x" not found'), "False"),
     "Unready": (case(replicas=(replica(ADA, "r", state=S.UNREADY),)), "False"),
     "Draining": (case(replicas=(replica(ADA, "r", state=S.DRAINING, drain=drain()),)), "False"),
-    "NameTaken": (case(model=None, problem=Problem("NameTaken", "team-a/ada has it")), "False"),
-    "Invalid": (case(model=None, problem=Problem("Invalid", "spec.slots: expected a number")), "False"),
+    "NameTaken": (case(model=None, problem=SpecProblem("NameTaken", "team-a/ada has it")), "False"),
+    "Invalid": (case(model=None, problem=SpecProblem("Invalid", "spec.slots: expected a number")), "False"),
     "NotInForce": (case(model=None), "False"),
 }
 
@@ -91,7 +91,7 @@ def test_each_situation_has_its_reason(reason: str) -> None:
 def test_conditions_have_words_that_kubernetes_takes() -> None:
     quarantined = [case(fault="KeyError: 7"), case(fault="KeyError: 7", replicas=(replica(ADA, "r"),))]
     for of in (*(of for of, _ in SITUATIONS.values()), *quarantined):
-        told = conditions(of)
+        told = build_conditions(of)
         types = ["Ready", "Placed", "WeightsReady", "Starting", "Degraded", "Adopted", "Faulty"]
         assert [one.type for one in told] == types
         assert all(one.reason.isalpha() and one.status in ("True", "False", "Unknown") for one in told)
@@ -147,7 +147,7 @@ def test_a_status_is_what_interfaces_say() -> None:
         gateways=[gateway(levels=[level("ada", 2, 4)])],
         histories={"ada": History(starts_s=(16.0,), retry_at_s=0.0, last_activity_s=T0 - 2)},
     )  # fmt: skip
-    made = sent(statuses.render(statuses.case_of(at, {}, ONE), NO_STATUS, NOW))
+    made = sent(statuses.render_status(statuses.build_status_input(at, {}, ONE), NO_STATUS, NOW))
     assert made["observedGeneration"] == 3
     assert {state: count for state, count in made["replicas"].items() if count} == {"ready": 1, "fallingAsleep": 1}
     assert made["demand"] == {"waiting": 2, "running": 4}
@@ -165,7 +165,7 @@ def test_a_status_is_what_interfaces_say() -> None:
 def test_the_definition_has_a_place_for_all_that_is_written() -> None:
     """And for nothing else; where it has none, the API server refuses the whole."""
     full = History((1.0,), T0, tries=1, retry_at_s=T0, episodes=1, refused_until_s=T0, failure="x")
-    made = sent(statuses.render(case(replicas=(replica(ADA, "r"),), history=full), NO_STATUS, NOW))
+    made = sent(statuses.render_status(case(replicas=(replica(ADA, "r"),), history=full), NO_STATUS, NOW))
     assert keys(made) | {("conditions", "observedGeneration")} == places(crds.MODEL)
 
 
@@ -187,28 +187,28 @@ def places(schema: Any, at: tuple[str, ...] = ()) -> set[tuple[str, ...]]:
 
 
 def test_times_move_only_when_the_status_of_a_condition_does() -> None:
-    first = statuses.render(case(), NO_STATUS, NOW)
-    later = Clocks(T0 + 50, UNIX0 + 50)
-    serving = statuses.render(case(replicas=(replica(ADA, "r"),)), first, later)
+    first = statuses.render_status(case(), NO_STATUS, NOW)
+    later = ClockReading(T0 + 50, UNIX0 + 50)
+    serving = statuses.render_status(case(replicas=(replica(ADA, "r"),)), first, later)
     assert serving.conditions[0].reason == "Serving"
     assert serving.conditions[0].last_transition_time == datetime.fromtimestamp(UNIX0, UTC), "True all along"
-    paused = statuses.render(case(model=model("ada", paused=True)), serving, later)
+    paused = statuses.render_status(case(model=model("ada", paused=True)), serving, later)
     assert paused.conditions[0].last_transition_time == datetime.fromtimestamp(UNIX0 + 50, UTC)
 
 
 def test_the_last_start_is_kept_and_a_found_replica_had_none() -> None:
-    seen = statuses.render(case(replicas=(replica(ADA, "r", started_s=T0 - 105),)), NO_STATUS, NOW)
-    assert statuses.write(seen)["lastStart"]
-    assert statuses.render(case(), seen, NOW).last_start == seen.last_start
-    found = statuses.render(case(replicas=(replica(ADA, "r", found=True),)), NO_STATUS, NOW)
-    assert "lastStart" not in statuses.write(found)
+    seen = statuses.render_status(case(replicas=(replica(ADA, "r", started_s=T0 - 105),)), NO_STATUS, NOW)
+    assert statuses.encode_status(seen)["lastStart"]
+    assert statuses.render_status(case(), seen, NOW).last_start == seen.last_start
+    found = statuses.render_status(case(replicas=(replica(ADA, "r", found=True),)), NO_STATUS, NOW)
+    assert "lastStart" not in statuses.encode_status(found)
 
 
 def test_objects_that_are_not_in_force_say_why_and_show_nobody_elses_replicas() -> None:
     objects = {
-        Key("default", "ada"): ModelObject("u1", 1, ADA, ""),
-        Key("team-a", "ada"): ModelObject("u2", 2, ADA, ""),
-        Key("team-b", "ada"): ModelObject("u3", 3, None, "spec.slots: expected a number"),
+        ObjectKey("default", "ada"): ModelObject("u1", 1, ADA, ""),
+        ObjectKey("team-a", "ada"): ModelObject("u2", 2, ADA, ""),
+        ObjectKey("team-b", "ada"): ModelObject("u3", 3, None, "spec.slots: expected a number"),
     }
     names = {
         Origin(CUSTOMS, "default", "ada"): ModelName("ada"), Origin(CUSTOMS, "team-a", "ada"): ModelName("team-a/ada")
@@ -216,8 +216,8 @@ def test_objects_that_are_not_in_force_say_why_and_show_nobody_elses_replicas() 
     taken = {Origin(CUSTOMS, "team-a", "ada"): "`ada` belongs to Model default/ada"}
     at = world([ADA, model("team-a/ada")], replicas=[replica(ADA, "r")])
     told = [
-        statuses.render(statuses.case_of(at, {}, one), NO_STATUS, NOW)
-        for one in subjects(objects, Settled((), names, taken), lambda *_: "")
+        statuses.render_status(statuses.build_status_input(at, {}, one), NO_STATUS, NOW)
+        for one in list_subjects(objects, Settled((), names, taken), lambda *_: "")
     ]
     assert [(one.observed_generation, one.conditions[0].reason, one.replicas.ready) for one in told] == [
         (1, "Serving", 1), (2, "NameTaken", 0), (3, "Invalid", 0),
@@ -227,12 +227,12 @@ def test_objects_that_are_not_in_force_say_why_and_show_nobody_elses_replicas() 
 
 def test_models_of_other_installations_are_subjects_once_it_is_known_whose_they_are() -> None:
     objects = {
-        Key(name, "ada"): ModelObject(name, 1, None if name == "wrong" else ADA, "no" if name == "wrong" else "")
+        ObjectKey(name, "ada"): ModelObject(name, 1, None if name == "wrong" else ADA, "no" if name == "wrong" else "")
         for name in ("ours", "wrong", "theirs", "unknown")
     }
     whose = {"ours": "", "wrong": "", "theirs": "b/x serves it", "unknown": None}
     names = {Origin(CUSTOMS, key.namespace, key.name): ModelName("ada") for key in objects}
-    found = list(subjects(objects, Settled((), names, {}), lambda namespace, _: whose[namespace]))
+    found = list(list_subjects(objects, Settled((), names, {}), lambda namespace, _: whose[namespace]))
     assert [(one.namespace, one.model, one.elsewhere) for one in found] == [
         ("ours", "ada", ""), ("wrong", "ada", ""), ("theirs", None, "b/x serves it")
     ]  # fmt: skip
@@ -246,20 +246,20 @@ def test_the_condition_of_another_installation_is_no_part_of_a_status() -> None:
         "message": "m",
         "lastTransitionTime": "2026-01-01T00:00:00Z",
     }
-    assert statuses.read({"conditions": [said]}) == NO_STATUS
+    assert statuses.read_status({"conditions": [said]}) == NO_STATUS
 
 
 @pytest.mark.parametrize("reason", SITUATIONS)
 def test_weight_is_of_a_status_what_it_is_of_its_case(reason: str) -> None:
     of, _ = SITUATIONS[reason]
-    assert statuses.weigh(of) == statuses.weight(statuses.render(of, NO_STATUS, NOW))
+    assert statuses.summarize_input(of) == statuses.summarize_status(statuses.render_status(of, NO_STATUS, NOW))
 
 
 def test_messages_and_demand_weigh_nothing() -> None:
-    light = case(unmet=unmet("r is resident 2 s"), load=Load(waiting=1))
-    same = case(unmet=unmet("r is resident 3 s"), load=Load(waiting=7))
-    assert statuses.weigh(light) == statuses.weigh(same)
-    assert statuses.weigh(light) != statuses.weigh(case())
+    light = case(unmet=unmet("r is resident 2 s"), load=ModelLoad(waiting=1))
+    same = case(unmet=unmet("r is resident 3 s"), load=ModelLoad(waiting=7))
+    assert statuses.summarize_input(light) == statuses.summarize_input(same)
+    assert statuses.summarize_input(light) != statuses.summarize_input(case())
 
 
 # --- there and back ---------------------------------------------------------------------------------------------------
@@ -278,12 +278,12 @@ def test_what_was_learned_comes_back_in_another_clock_and_is_not_news_there(
     history: History, boot_s: float, jitter_s: float
 ) -> None:
     """Another machine's monotonic clock, an hour later, and a wall clock that is not quite the same."""
-    written = statuses.render(case(history=history), NO_STATUS, NOW)
-    known = statuses.read(statuses.write(written))
+    written = statuses.render_status(case(history=history), NO_STATUS, NOW)
+    known = statuses.read_status(statuses.encode_status(written))
     assert known == written
-    back = statuses.learned(known, boot_s, UNIX0 + 3600)
-    again = Clocks(boot_s + 10, UNIX0 + 3610 + jitter_s)
-    assert statuses.learned_of(back, again) == known.learned
+    back = statuses.restore_history(known, boot_s, UNIX0 + 3600)
+    again = ClockReading(boot_s + 10, UNIX0 + 3610 + jitter_s)
+    assert statuses.build_learned(back, again) == known.learned
     for moment in ("retry_at_s", "refused_until_s", "last_activity_s"):
         was, now = getattr(history, moment), getattr(back, moment)
         assert bool(was) == bool(now)
@@ -292,22 +292,24 @@ def test_what_was_learned_comes_back_in_another_clock_and_is_not_news_there(
 
 
 def test_a_new_try_of_an_episode_counts_on() -> None:
-    known = statuses.render(case(history=History(tries=2, first_try_s=T0 - 9, failure=EXITED)), NO_STATUS, NOW)
-    back = statuses.learned(known, 50.0, UNIX0 + 9)
+    known = statuses.render_status(case(history=History(tries=2, first_try_s=T0 - 9, failure=EXITED)), NO_STATUS, NOW)
+    back = statuses.restore_history(known, 50.0, UNIX0 + 9)
     assert (back.tries, back.first_try_s) == (2, 50.0)
 
 
 def test_what_nobody_wrote_is_no_memory_and_what_is_none_is_an_error() -> None:
-    assert statuses.learned(statuses.read({}), 1.0, UNIX0) == History()
-    assert statuses.read({"conditions": [], "later": 1}) == Status()
+    assert statuses.restore_history(statuses.read_status({}), 1.0, UNIX0) == History()
+    assert statuses.read_status({"conditions": [], "later": 1}) == Status()
     with pytest.raises(ValueError, match="tries"):
-        statuses.read({"learned": {"tries": "many"}})
+        statuses.read_status({"learned": {"tries": "many"}})
 
 
 def test_who_follows_takes_what_the_leader_remembers_and_who_leads_does_not() -> None:
     mine = History(starts_s=(9.0,), tries=2, first_try_s=T0 - 5, failure="x", last_activity_s=T0 - 1, regrets=1)
-    known = statuses.render(case(history=History((3.0,), T0 - 4, episodes=2, refused_until_s=T0 + 60)), NO_STATUS, NOW)
-    seen, _ = statuses.remembered({ADA.name: sent(known)}, T0, UNIX0)
+    known = statuses.render_status(
+        case(history=History((3.0,), T0 - 4, episodes=2, refused_until_s=T0 + 60)), NO_STATUS, NOW
+    )
+    seen, _ = statuses.restore_histories({ADA.name: sent(known)}, T0, UNIX0)
     at = world([ADA], histories={"ada": mine})
     assert fold(at, seen, T0)[0].histories[ADA.name] == mine
     following, _ = fold(replace(at, leads=False), seen, T0)
@@ -317,8 +319,8 @@ def test_who_follows_takes_what_the_leader_remembers_and_who_leads_does_not() ->
 
 
 def test_a_status_that_is_none_costs_only_its_own_model_its_memory() -> None:
-    known = sent(statuses.render(case(history=History(episodes=2)), NO_STATUS, NOW))
-    seen, wrong = statuses.remembered({ADA.name: {"learned": 1}, ModelName("ben"): known}, T0, UNIX0)
+    known = sent(statuses.render_status(case(history=History(episodes=2)), NO_STATUS, NOW))
+    seen, wrong = statuses.restore_histories({ADA.name: {"learned": 1}, ModelName("ben"): known}, T0, UNIX0)
     assert [(one.model, one.history.episodes) for one in seen] == [("ben", 2)]
     assert len(wrong) == 1
     assert wrong[0].startswith("status of Model ada: Expected `object`")
@@ -330,10 +332,10 @@ def test_a_status_that_is_none_costs_only_its_own_model_its_memory() -> None:
 def test_changed_models_are_those_of_which_something_is_another() -> None:
     ben, cleo, dora = model("ben"), model("cleo"), model("dora")
     before = world([ADA, ben, cleo, dora], replicas=[replica(ADA, "r")])
-    assert statuses.changed(before, before) == set()
+    assert statuses.list_changed_models(before, before) == set()
     after = replace(
-        before, replicas={}, by_model={}, loads={ModelName("ben"): Load(waiting=1)},
+        before, replicas={}, by_model={}, loads={ModelName("ben"): ModelLoad(waiting=1)},
         models={**before.models, cleo.name: model("cleo", paused=True)},
     )  # fmt: skip
-    assert statuses.changed(before, after) == {"ada", "ben", "cleo"}
-    assert statuses.changed(before, replace(before, obstacles={dora.name: "no image"})) == {"dora"}
+    assert statuses.list_changed_models(before, after) == {"ada", "ben", "cleo"}
+    assert statuses.list_changed_models(before, replace(before, obstacles={dora.name: "no image"})) == {"dora"}

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
-from autoscaler.controller.loop import Step
+from autoscaler.controller.loop import LoopStep
 from autoscaler.kubernetes.api import JSON, Api, ApiError, FencedError, Object, UnreachableError
 from autoscaler.kubernetes.resources import event_writer, status, status_writer
 from autoscaler.kubernetes.resources.event_writer import Events
@@ -22,7 +22,7 @@ from autoscaler.kubernetes.resources.watcher import StatusSeen
 from autoscaler.provisioning.feasibility import Fitting
 from autoscaler.spec.model import Model
 from autoscaler.state.actions import FailStart, Plan
-from autoscaler.state.world import Load, World
+from autoscaler.state.world import ModelLoad, World
 from tests.kit.contained import raised
 from tests.kit.recut import town
 from tests.kit.worlds import T0, device, model, replica, world
@@ -114,8 +114,8 @@ class House:
             pass
 
 
-def step(at: World, *actions: FailStart) -> Step:
-    return Step(at, at, Plan(), actions, (), 0.0, 0.0, 0.0)
+def step(at: World, *actions: FailStart) -> LoopStep:
+    return LoopStep(at, at, Plan(), actions, (), 0.0, 0.0, 0.0)
 
 
 # --- whose turn it is -------------------------------------------------------------------------------------------------
@@ -260,7 +260,7 @@ async def test_who_changes_all_the_time_takes_nobodys_turn() -> None:
 async def test_what_merely_changes_waits_for_its_minute_and_what_changed_back_is_not_written() -> None:
     house = House()
     await house.settle()
-    busy = {MODELS[0].name: Load(running=1)}
+    busy = {MODELS[0].name: ModelLoad(running=1)}
     house.show(replace(house.at, loads=busy))
     house.now_s += CHANGE_S - 1
     assert house.due() == []
@@ -354,7 +354,7 @@ async def test_what_is_heard_before_the_answer_to_our_write_counts_as_what_it_is
 async def test_what_is_heard_while_all_is_listed_is_newer_than_the_list(house: House, late: bool) -> None:
     """At the begin of a leadership."""
     uid, version = MODELS[0].uid, house.paper.version
-    listed = status.read(house.paper.wrote[-1]["status"])
+    listed = status.read_status(house.paper.wrote[-1]["status"])
     house.statuses._kept.clear()
     if late:
         house.statuses.hear(StatusSeen(uid, version + 1, {"replicas": {"ready": 9}}))

@@ -9,8 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaler.placement.index.arrays import ROWS_MAX, Load, Node, Place, Stock, load_of
-from autoscaler.placement.index.request import CROWDS, ask_of
+from autoscaler.placement.index.arrays import (
+    ROWS_MAX,
+    LaneAssignment,
+    NodeArrays,
+    NodeCapacity,
+    RequestUsage,
+    compute_request_usage,
+)
+from autoscaler.placement.index.request import CROWDS, encode_request
 from autoscaler.placement.index.residual_waste import (
     BINS,
     IDLE,
@@ -19,46 +26,48 @@ from autoscaler.placement.index.residual_waste import (
     WHOLE,
     Taught,
     bin_of,
-    level,
-    tables,
-    untaught,
+    build_tables,
+    build_untrained_estimate,
+    quantize_milli,
 )
-from autoscaler.state.resources import BYTES_MAX, CPU_MAX, Isolation, Kind, Lane, Room
+from autoscaler.state.resources import BYTES_MAX, CPU_MAX, Isolation, RequestShape, ResourceAmount, SliceClass
 from tests.kit.budget import examples
 
 GIB = 1 << 30
 SIZES = {250: 3.0, 400: 2.0, 1000: 1.0}
 
 
-def lanes(*sizes: int, product: str = "") -> tuple[Lane, ...]:
-    return tuple(Lane(size, product) for size in sizes)
+def lanes(*sizes: int, product: str = "") -> tuple[SliceClass, ...]:
+    return tuple(SliceClass(size, product) for size in sizes)
 
 
-def stock(*nodes: Node, taught: Taught | None = None) -> Stock:
-    return Stock(nodes, taught or untaught(SIZES))
+def stock(*nodes: NodeCapacity, taught: Taught | None = None) -> NodeArrays:
+    return NodeArrays(nodes, taught or build_untrained_estimate(SIZES))
 
 
-def choose(one: Stock, kind: Kind, **more: np.ndarray) -> Place | None:
-    return one.choose(ask_of(kind, one.lanes), **more)
+def choose(one: NodeArrays, kind: RequestShape, **more: np.ndarray) -> LaneAssignment | None:
+    return one.choose(encode_request(kind, one.lanes), **more)
 
 
-def take(one: Stock, kind: Kind, place: Place) -> None:
-    one.take(place, load_of(kind, one.nodes[place.node], place.lanes))
+def take(one: NodeArrays, kind: RequestShape, place: LaneAssignment) -> None:
+    one.take(place, compute_request_usage(kind, one.nodes[place.node], place.lanes))
 
 
-def some_lessons(nodes: Sequence[Node], seed: int) -> Taught:
+def some_lessons(nodes: Sequence[NodeCapacity], seed: int) -> Taught:
     """Any that could have been learnt, of all classes but one."""
     draw, faces = np.random.default_rng(seed), tuple(dict.fromkeys(node.face for node in nodes))[1:]
     classes = len(faces) + 1
-    return Taught(faces, tables(draw.uniform(0, 600, (classes, BINS, LEVELS)), draw.uniform(0, 3, classes)))
+    return Taught(faces, build_tables(draw.uniform(0, 600, (classes, BINS, LEVELS)), draw.uniform(0, 3, classes)))
 
 
 # --- beside the slow one ----------------------------------------------------------------------------------------------
 
 
-def slow(one: Stock, taught: Taught, kind: Kind, crowd: Sequence[int] | None = None) -> Place | None:
+def slow(
+    one: NodeArrays, taught: Taught, kind: RequestShape, crowd: Sequence[int] | None = None
+) -> LaneAssignment | None:
     """The same choice by the words of research/packing 1.4b, a node and a lane at a time."""
-    best: tuple[tuple[int | float, ...], Place] | None = None
+    best: tuple[tuple[int | float, ...], LaneAssignment] | None = None
     for at, node in enumerate(one.nodes):
         span = slice(int(one.first[at]), int(one.first[at]) + len(node.lanes))
         left, percent, milli = (array[span].tolist() for array in (one.left_bytes, one.left_percent, one.milli))
@@ -68,7 +77,7 @@ def slow(one: Stock, taught: Taught, kind: Kind, crowd: Sequence[int] | None = N
             lane
             for lane, room in enumerate(rooms)
             if room is not None and kind.rank(node.lanes[lane].product) is not None
-            if open_[lane] and Room(left[lane], percent[lane]).holds(room)
+            if open_[lane] and ResourceAmount(left[lane], percent[lane]).holds(room)
         ]
         cpu = int(one.cpu[at])
         if cpu < kind.cpu_milli or one.host_bytes[at] < kind.host_bytes or len(fits) < kind.devices:
@@ -82,22 +91,22 @@ def slow(one: Stock, taught: Taught, kind: Kind, crowd: Sequence[int] | None = N
             tight = (milli[chosen[0]], chosen[0]) if kind.devices == 1 else ()
             key = (*liking, -score, at, *tight)
             if best is None or key < best[0]:
-                best = (key, Place(at, chosen))
+                best = (key, LaneAssignment(at, chosen))
     return None if best is None else best[1]
 
 
-def tier(kind: Kind, lane: Lane, crowd: int = 0) -> tuple[int | float, ...]:
+def tier(kind: RequestShape, lane: SliceClass, crowd: int = 0) -> tuple[int | float, ...]:
     return (kind.rank(lane.product) or 0, lane.price, crowd, lane.memory_bytes)
 
 
-def slow_score(one: Stock, taught: Taught, at: int, kind: Kind, chosen: Sequence[int]) -> int:
+def slow_score(one: NodeArrays, taught: Taught, at: int, kind: RequestShape, chosen: Sequence[int]) -> int:
     """Its numbers are written out: they are what LRV is, and a change of theirs must not go by unseen."""
     node = one.nodes[at]
     face = taught.faces.index(node.face) if node.face in taught.faces else len(taught.faces)
     lefts = one.milli[int(one.first[at]) : int(one.first[at]) + len(node.lanes)].tolist()
     usable = [max(left, 0) for left in lefts]
 
-    def milli_of(lane: Lane) -> int:
+    def milli_of(lane: SliceClass) -> int:
         room = kind.takes(lane) if kind.rank(lane.product) is not None else None
         if kind.devices != 1:
             return WHOLE
@@ -120,20 +129,20 @@ def worth(taught: Taught, face: int, cpu: int, lefts: Sequence[int], total: int)
     row = taught.tables.values[face, int(bin_of(np.array([cpu]), np.array([total]))[0])]
     if all(left == WHOLE for left in lefts):
         return int(row[IDLE]) * len(lefts)
-    return sum(int(row[int(level(np.array([left]))[0])]) for left in lefts)
+    return sum(int(row[int(quantize_milli(np.array([left]))[0])]) for left in lefts)
 
 
 LANES = st.sampled_from([
     lanes(1000), lanes(1000, 1000, product="a"), lanes(1000, 1000, 1000, 1000, product="b"), lanes(640, 640), (),
-    (*lanes(1000, product="a"), Lane(500, "b", 50, Isolation.HARDWARE, shared=False, whole=False)),
-    (Lane(1000, "b", price=2.5), Lane(1000, "b", shared=False, price=0.5)),
+    (*lanes(1000, product="a"), SliceClass(500, "b", 50, Isolation.HARDWARE, shared=False, whole=False)),
+    (SliceClass(1000, "b", price=2.5), SliceClass(1000, "b", shared=False, price=0.5)),
 ])  # fmt: skip
 NODES = st.lists(
     st.tuples(LANES, st.sampled_from([8000, 32_000, CPU_MAX]), st.sampled_from([64 * GIB, BYTES_MAX])),
     min_size=1, max_size=8,
 )  # fmt: skip
 KINDS = st.builds(
-    Kind,
+    RequestShape,
     devices=st.sampled_from([0, 1, 1, 1, 2, 4]),
     memory_bytes=st.sampled_from([0, 90, 250, 333, 400, 640, 1000]),
     compute_percent=st.sampled_from([0, 0, 30]),
@@ -143,32 +152,32 @@ KINDS = st.builds(
     spare_bytes=st.just(0),
     products=st.sampled_from([(), ("a",), ("a", "b"), ("b", "*"), ("A|b",)]),
 )
-Rows = Sequence[tuple[tuple[Lane, ...], int, int]]
+Rows = Sequence[tuple[tuple[SliceClass, ...], int, int]]
 
 
 @settings(derandomize=True, deadline=None, max_examples=examples(80))
 @given(NODES, st.lists(st.tuples(KINDS, st.integers(0, 5)), min_size=1, max_size=30), st.integers(0, 99))
 def test_choices_are_those_of_the_slow_one_and_nothing_is_over_committed(
-    rows: Rows, asked: Sequence[tuple[Kind, int]], seed: int
+    rows: Rows, asked: Sequence[tuple[RequestShape, int]], seed: int
 ) -> None:
-    nodes = [Node(f"n{number}", *row) for number, row in enumerate(rows)]
+    nodes = [NodeCapacity(f"n{number}", *row) for number, row in enumerate(rows)]
     taught = some_lessons(nodes, seed)
-    one = Stock(nodes, taught)
+    one = NodeArrays(nodes, taught)
     crowd = np.random.default_rng(seed).integers(0, CROWDS, len(nodes))
-    there: list[tuple[Place, Load]] = []
+    there: list[tuple[LaneAssignment, RequestUsage]] = []
     for kind, gone in asked:
         place = choose(one, kind)
         assert place == slow(one, taught, kind)
         assert choose(one, kind, crowd=crowd) == slow(one, taught, kind, crowd.tolist())
         if place is not None:
-            there.append((place, load_of(kind, nodes[place.node], place.lanes)))
+            there.append((place, compute_request_usage(kind, nodes[place.node], place.lanes)))
             one.take(*there[-1])
         if gone == 0 and there:
             one.give_back(*there.pop(0))
         if gone == 1 and nodes[-1].lanes:
-            one.set(len(nodes) - 1, 0, Room(90, 30), shut=False, held=True)
+            one.set(len(nodes) - 1, 0, ResourceAmount(90, 30), shut=False, held=True)
             assert choose(one, kind) == slow(one, taught, kind)
-            one.set(len(nodes) - 1, 0, Room(90, 30), shut=True, held=False)
+            one.set(len(nodes) - 1, 0, ResourceAmount(90, 30), shut=True, held=False)
             assert choose(one, kind) == slow(one, taught, kind)
             return
         for left, size in ((one.left_bytes, one.size_bytes), (one.cpu, one.cpu_size)):
@@ -178,34 +187,36 @@ def test_choices_are_those_of_the_slow_one_and_nothing_is_over_committed(
         assert (one.host_bytes >= 0).all()
     for each in there:
         one.give_back(*each)
-    assert state(one) == state(Stock(nodes, taught))
+    assert state(one) == state(NodeArrays(nodes, taught))
 
 
 def test_several_are_joined_by_one_link_where_that_costs_no_tier() -> None:
     four = lanes(1000, 1000, 1000, 1000)
-    apart, joined = Node("a", four), Node("b", four, links=("x", "y", "x", "y"))
+    apart, joined = NodeCapacity("a", four), NodeCapacity("b", four, links=("x", "y", "x", "y"))
     one = stock(apart, joined)
-    two = Kind(devices=2)
-    assert choose(one, two) == Place(1, (0, 2))
-    take(one, two, Place(1, (0, 2)))
-    assert choose(one, two) == Place(1, (1, 3))
-    assert choose(one, Kind(devices=4)) == Place(0, (0, 1, 2, 3)), "no link has four"
-    three = stock(Node("b", four, links=("x", "y", "x", "")), apart)
-    assert choose(three, Kind(devices=3)) == Place(0, (0, 1, 2)), "no link has three: as if there were none"
+    two = RequestShape(devices=2)
+    assert choose(one, two) == LaneAssignment(1, (0, 2))
+    take(one, two, LaneAssignment(1, (0, 2)))
+    assert choose(one, two) == LaneAssignment(1, (1, 3))
+    assert choose(one, RequestShape(devices=4)) == LaneAssignment(0, (0, 1, 2, 3)), "no link has four"
+    three = stock(NodeCapacity("b", four, links=("x", "y", "x", "")), apart)
+    assert choose(three, RequestShape(devices=3)) == LaneAssignment(0, (0, 1, 2)), (
+        "no link has three: as if there were none"
+    )
     dear = stock(apart, joined._replace(lanes=tuple(lane._replace(price=2.0) for lane in four)))
-    assert choose(dear, two) == Place(0, (0, 1)), "a cheap Device comes first"
-    assert choose(dear, two, ok=np.array([False, True])) == Place(1, (0, 2))
+    assert choose(dear, two) == LaneAssignment(0, (0, 1)), "a cheap Device comes first"
+    assert choose(dear, two, ok=np.array([False, True])) == LaneAssignment(1, (0, 2))
 
 
 @settings(derandomize=True, deadline=None, max_examples=examples(60))
 @given(NODES, st.lists(KINDS, min_size=1, max_size=12), st.integers(0, 99))
 def test_links_change_which_devices_but_never_whether_nor_the_tier(
-    rows: Rows, asked: Sequence[Kind], seed: int
+    rows: Rows, asked: Sequence[RequestShape], seed: int
 ) -> None:
     draw = np.random.default_rng(seed)
-    plain = [Node(f"n{number}", *row) for number, row in enumerate(rows)]
+    plain = [NodeCapacity(f"n{number}", *row) for number, row in enumerate(rows)]
     nodes = [node._replace(links=tuple(draw.choice(["x", "y", ""], len(node.lanes)))) for node in plain]
-    one, other = (Stock(each, some_lessons(each, seed)) for each in (nodes, plain))
+    one, other = (NodeArrays(each, some_lessons(each, seed)) for each in (nodes, plain))
     for kind in asked:
         place, without = choose(one, kind), choose(other, kind)
         assert (place is None) == (without is None)
@@ -224,18 +235,20 @@ def test_links_change_which_devices_but_never_whether_nor_the_tier(
             take(each, kind, place)  # so that both are alike
 
 
-def state(one: Stock) -> list[list[int]]:
+def state(one: NodeArrays) -> list[list[int]]:
     arrays = (one.left_bytes, one.left_percent, one.milli, one.cpu, one.host_bytes, one.shut, one.held)
     return [array.tolist() for array in arrays]
 
 
 @settings(derandomize=True, deadline=None, max_examples=examples(40))
 @given(NODES, st.lists(KINDS, min_size=1, max_size=12), st.lists(KINDS, min_size=1, max_size=12))
-def test_what_was_tried_and_taken_back_does_not_show(rows: Rows, kept: Sequence[Kind], tried: Sequence[Kind]) -> None:
-    nodes = [Node(f"n{number}", *row) for number, row in enumerate(rows)]
-    one, other = (Stock(nodes, some_lessons(nodes, 1)) for _ in range(2))
+def test_what_was_tried_and_taken_back_does_not_show(
+    rows: Rows, kept: Sequence[RequestShape], tried: Sequence[RequestShape]
+) -> None:
+    nodes = [NodeCapacity(f"n{number}", *row) for number, row in enumerate(rows)]
+    one, other = (NodeArrays(nodes, some_lessons(nodes, 1)) for _ in range(2))
 
-    def fill(each: Stock, kinds: Sequence[Kind]) -> list[Place | None]:
+    def fill(each: NodeArrays, kinds: Sequence[RequestShape]) -> list[LaneAssignment | None]:
         places = []
         for kind in kinds:
             places.append(place := choose(each, kind))
@@ -248,7 +261,7 @@ def test_what_was_tried_and_taken_back_does_not_show(rows: Rows, kept: Sequence[
     one.mark()
     first = fill(one, tried)
     if nodes[0].lanes:
-        one.set(0, 0, Room(0, 0), shut=True, held=True)
+        one.set(0, 0, ResourceAmount(0, 0), shut=True, held=True)
     one.rewind()
     assert state(one) == state(other)
     assert fill(one, tried) == fill(other, tried) == first
@@ -256,9 +269,9 @@ def test_what_was_tried_and_taken_back_does_not_show(rows: Rows, kept: Sequence[
 
 @settings(derandomize=True, deadline=None, max_examples=examples(30))
 @given(NODES, NODES, st.lists(KINDS, min_size=1, max_size=20))
-def test_what_fitted_fits_where_more_nodes_are_added(rows: Rows, more: Rows, asked: Sequence[Kind]) -> None:
-    few = [Node(f"n{number}", *row) for number, row in enumerate(rows)]
-    many = few + [Node(f"m{number}", *row) for number, row in enumerate(more)]
+def test_what_fitted_fits_where_more_nodes_are_added(rows: Rows, more: Rows, asked: Sequence[RequestShape]) -> None:
+    few = [NodeCapacity(f"n{number}", *row) for number, row in enumerate(rows)]
+    many = few + [NodeCapacity(f"m{number}", *row) for number, row in enumerate(more)]
     for kind in asked:
         if choose(stock(*few), kind) is not None:
             assert choose(stock(*many), kind) is not None
@@ -269,90 +282,108 @@ def test_what_fitted_fits_where_more_nodes_are_added(rows: Rows, more: Rows, ask
 
 def test_a_part_goes_where_it_leaves_the_least_that_nobody_wants() -> None:
     """250 and 400 are asked for: 600 beside 400 is used up, 750 beside 250 is not."""
-    one = stock(Node("a", lanes(1000)), Node("b", lanes(1000)))
-    take(one, Kind(memory_bytes=400), Place(0, (0,)))
-    take(one, Kind(memory_bytes=250), Place(1, (0,)))
-    assert choose(one, Kind(memory_bytes=600)) == Place(0, (0,))
-    assert choose(one, Kind(memory_bytes=750)) == Place(1, (0,))
-    assert choose(one, Kind(memory_bytes=751)) is None
+    one = stock(NodeCapacity("a", lanes(1000)), NodeCapacity("b", lanes(1000)))
+    take(one, RequestShape(memory_bytes=400), LaneAssignment(0, (0,)))
+    take(one, RequestShape(memory_bytes=250), LaneAssignment(1, (0,)))
+    assert choose(one, RequestShape(memory_bytes=600)) == LaneAssignment(0, (0,))
+    assert choose(one, RequestShape(memory_bytes=750)) == LaneAssignment(1, (0,))
+    assert choose(one, RequestShape(memory_bytes=751)) is None
 
 
 def test_whole_lanes_are_the_smallest_that_are_idle_and_large_enough_then_the_lowest() -> None:
-    one = stock(Node("a", lanes(1000, 500, 1000, 1000)))
-    take(one, Kind(memory_bytes=1), Place(0, (0,)))
-    assert choose(one, Kind(devices=2)) == Place(0, (1, 2))
-    assert choose(one, Kind(devices=2, memory_bytes=600)) == Place(0, (2, 3))
-    assert choose(one, Kind(devices=3, memory_bytes=600)) is None
+    one = stock(NodeCapacity("a", lanes(1000, 500, 1000, 1000)))
+    take(one, RequestShape(memory_bytes=1), LaneAssignment(0, (0,)))
+    assert choose(one, RequestShape(devices=2)) == LaneAssignment(0, (1, 2))
+    assert choose(one, RequestShape(devices=2, memory_bytes=600)) == LaneAssignment(0, (2, 3))
+    assert choose(one, RequestShape(devices=3, memory_bytes=600)) is None
 
 
 def test_a_dear_or_large_lane_is_kept_while_a_cheap_or_small_one_will_do() -> None:
     one = stock(
-        Node("a", (Lane(80, "h100", price=4.0),)), Node("b", (Lane(24, "l4", price=0.8),)), Node("c", lanes(80)),
-        Node("d", lanes(24)),
-    )  # fmt: skip
+        NodeCapacity("a", (SliceClass(80, "h100", price=4.0),)),
+        NodeCapacity("b", (SliceClass(24, "l4", price=0.8),)),
+        NodeCapacity("c", lanes(80)),
+        NodeCapacity("d", lanes(24)),
+    )
     seen: list[str] = []
-    while (place := choose(one, Kind(memory_bytes=20))) is not None and len(seen) < 12:
-        take(one, Kind(memory_bytes=20), place)
+    while (place := choose(one, RequestShape(memory_bytes=20))) is not None and len(seen) < 12:
+        take(one, RequestShape(memory_bytes=20), place)
         seen.append(one.nodes[place.node].name)
     assert "".join(seen) == "dccccbaaaa"
 
 
 def test_a_node_with_a_copy_comes_before_a_smaller_lane_and_after_a_cheaper_one() -> None:
-    one = stock(Node("a", lanes(24)), Node("b", lanes(80)), Node("c", (Lane(24, price=1.0),)))
-    assert choose(one, Kind(memory_bytes=20)) == Place(0, (0,))
-    assert choose(one, Kind(memory_bytes=20), lacks=np.array([1, 0, 1])) == Place(1, (0,))
-    assert choose(one, Kind(memory_bytes=20), lacks=np.array([1, 1, 0])) == Place(0, (0,))
-    assert choose(one, Kind(memory_bytes=20), ok=np.array([False, False, True])) == Place(2, (0,))
+    one = stock(
+        NodeCapacity("a", lanes(24)), NodeCapacity("b", lanes(80)), NodeCapacity("c", (SliceClass(24, price=1.0),))
+    )
+    assert choose(one, RequestShape(memory_bytes=20)) == LaneAssignment(0, (0,))
+    assert choose(one, RequestShape(memory_bytes=20), lacks=np.array([1, 0, 1])) == LaneAssignment(1, (0,))
+    assert choose(one, RequestShape(memory_bytes=20), lacks=np.array([1, 1, 0])) == LaneAssignment(0, (0,))
+    assert choose(one, RequestShape(memory_bytes=20), ok=np.array([False, False, True])) == LaneAssignment(2, (0,))
 
 
 def test_rounding_to_milli_never_makes_room() -> None:
     """A 9,999th of the lane is less than a milli, and still not there."""
-    one = stock(Node("a", lanes(9_999)))
-    take(one, Kind(memory_bytes=1), Place(0, (0,)))
-    assert choose(one, Kind(memory_bytes=9_998)) == Place(0, (0,))
-    assert choose(one, Kind(memory_bytes=9_999)) is None
-    assert choose(one, Kind()) is None
+    one = stock(NodeCapacity("a", lanes(9_999)))
+    take(one, RequestShape(memory_bytes=1), LaneAssignment(0, (0,)))
+    assert choose(one, RequestShape(memory_bytes=9_998)) == LaneAssignment(0, (0,))
+    assert choose(one, RequestShape(memory_bytes=9_999)) is None
+    assert choose(one, RequestShape()) is None
 
 
 def test_cpu_memory_and_product_keep_out() -> None:
-    one = stock(Node("a", lanes(1000, product="t4"), 4000, 8 * GIB), Node("b", lanes(1000, product="l4"), 1000))
-    assert choose(one, Kind(cpu_milli=2000)) == Place(0, (0,))
-    assert choose(one, Kind(host_bytes=9 * GIB)) == Place(1, (0,))
-    assert choose(one, Kind(products=("l4", "v100"))) == Place(1, (0,))
-    assert choose(one, Kind(cpu_milli=2000, host_bytes=9 * GIB)) is None
-    assert choose(one, Kind(devices=0, cpu_milli=500, products=("none",))) is not None, "needs no device, has no wish"
+    one = stock(
+        NodeCapacity("a", lanes(1000, product="t4"), 4000, 8 * GIB), NodeCapacity("b", lanes(1000, product="l4"), 1000)
+    )
+    assert choose(one, RequestShape(cpu_milli=2000)) == LaneAssignment(0, (0,))
+    assert choose(one, RequestShape(host_bytes=9 * GIB)) == LaneAssignment(1, (0,))
+    assert choose(one, RequestShape(products=("l4", "v100"))) == LaneAssignment(1, (0,))
+    assert choose(one, RequestShape(cpu_milli=2000, host_bytes=9 * GIB)) is None
+    assert choose(one, RequestShape(devices=0, cpu_milli=500, products=("none",))) is not None, (
+        "needs no device, has no wish"
+    )
 
 
 def test_more_than_there_is_is_refused() -> None:
-    one = stock(Node("a", lanes(1000), cpu_milli=1000))
-    half, nothing = Room(500, 0), Load(())
-    for much in (Load((Room(1001, 0),)), Load((half,), 1001), Load((half,), 0, BYTES_MAX + 1), Load((Room(1, 101),))):
+    one = stock(NodeCapacity("a", lanes(1000), cpu_milli=1000))
+    half, nothing = ResourceAmount(500, 0), RequestUsage(())
+    for much in (
+        RequestUsage((ResourceAmount(1001, 0),)),
+        RequestUsage((half,), 1001),
+        RequestUsage((half,), 0, BYTES_MAX + 1),
+        RequestUsage((ResourceAmount(1, 101),)),
+    ):
         with pytest.raises(ValueError, match="does not fit on node a"):
-            one.take(Place(0, (0,)), much)
-    for never in (Load((Room(1, 0),)), Load((Room(0, 1),))):
+            one.take(LaneAssignment(0, (0,)), much)
+    for never in (RequestUsage((ResourceAmount(1, 0),)), RequestUsage((ResourceAmount(0, 1),))):
         with pytest.raises(ValueError, match="does not fit on node a"):
-            one.give_back(Place(0, (0,)), never)
+            one.give_back(LaneAssignment(0, (0,)), never)
     for never in (nothing._replace(cpu_milli=1), nothing._replace(host_bytes=1)):
         with pytest.raises(ValueError, match="does not fit on node a"):
-            one.give_back(Place(0, ()), never)
-    for negative in (Load((Room(-1, 0),)), Load((Room(0, -1),)), Load((half,), -1), Load((half,), 0, -1)):
+            one.give_back(LaneAssignment(0, ()), never)
+    for negative in (
+        RequestUsage((ResourceAmount(-1, 0),)),
+        RequestUsage((ResourceAmount(0, -1),)),
+        RequestUsage((half,), -1),
+        RequestUsage((half,), 0, -1),
+    ):
         with pytest.raises(ValueError, match="does not fit on node a"):
-            one.take(Place(0, (0,)), negative)
+            one.take(LaneAssignment(0, (0,)), negative)
     for at in ((), (1,), (-1,), (0, 0)):
         with pytest.raises(ValueError, match="is no place for"):
-            one.take(Place(0, at), Load((half,)))
-    assert choose(one, Kind()) == Place(0, (0,)), "and changes nothing"
+            one.take(LaneAssignment(0, at), RequestUsage((half,)))
+    assert choose(one, RequestShape()) == LaneAssignment(0, (0,)), "and changes nothing"
 
 
 def test_what_no_node_is_like_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^node b: lanes are 1 to "):
-        stock(Node("a", lanes(1)), Node("b", lanes(0)))
+        stock(NodeCapacity("a", lanes(1)), NodeCapacity("b", lanes(0)))
 
 
 def test_the_largest_numbers_do_not_overflow() -> None:
-    nodes = (Node("a", lanes(BYTES_MAX) * 16),)
-    one, kind = Stock(nodes, some_lessons(nodes, 3)), Kind(memory_bytes=BYTES_MAX, cpu_milli=CPU_MAX)
-    assert choose(one, kind) == slow(one, some_lessons(nodes, 3), kind) == Place(0, (0,))
+    nodes = (NodeCapacity("a", lanes(BYTES_MAX) * 16),)
+    one, kind = NodeArrays(nodes, some_lessons(nodes, 3)), RequestShape(memory_bytes=BYTES_MAX, cpu_milli=CPU_MAX)
+    assert choose(one, kind) == slow(one, some_lessons(nodes, 3), kind) == LaneAssignment(0, (0,))
 
 
 @pytest.mark.parametrize("devices", [1, 2])
@@ -362,28 +393,32 @@ def test_however_many_products_and_prices_there_are_the_most_liked_is_taken(devi
     products, draw = tuple(f"p{number:02}" for number in range(60)), np.random.default_rng(1)
     sorts = [(product, price) for product in range(60) for price in range(60)]
     sorts = [sorts[at] for at in draw.permutation(len(sorts))]
-    lanes_of = (Lane(int(1000 * 1.06**product), products[product], price=float(price)) for product, price in sorts)
-    one = stock(*(Node("a", (lane,) * devices) for lane in lanes_of))
-    kind, crowd = Kind(devices=devices, products=products), draw.integers(0, CROWDS, len(sorts))
+    lanes_of = (
+        SliceClass(int(1000 * 1.06**product), products[product], price=float(price)) for product, price in sorts
+    )
+    one = stock(*(NodeCapacity("a", (lane,) * devices) for lane in lanes_of))
+    kind, crowd = RequestShape(devices=devices, products=products), draw.integers(0, CROWDS, len(sorts))
     for _ in range(8):
         ok = draw.random(len(sorts)) < draw.choice([0.001, 0.01, 1.0])
         ok[int(draw.integers(len(sorts)))] = True
         best = min(np.flatnonzero(ok).tolist(), key=lambda at: sorts[at])
-        assert choose(one, kind, ok=ok, **({"crowd": crowd} if crowded else {})) == Place(best, (*range(devices),))
+        assert choose(one, kind, ok=ok, **({"crowd": crowd} if crowded else {})) == LaneAssignment(
+            best, (*range(devices),)
+        )
 
 
 def test_forms_that_are_forgotten_are_scored_anew() -> None:
     size = 1000
-    one = stock(Node("a", lanes(size)), Node("b", lanes(size)))
+    one = stock(NodeCapacity("a", lanes(size)), NodeCapacity("b", lanes(size)))
     for cpu_milli in range(1, ROWS_MAX + 3):
-        assert choose(one, Kind(memory_bytes=1, cpu_milli=cpu_milli)) is not None
+        assert choose(one, RequestShape(memory_bytes=1, cpu_milli=cpu_milli)) is not None
     assert len(one._rows) == ROWS_MAX
-    take(one, Kind(), Place(0, (0,)))
-    assert choose(one, Kind(memory_bytes=1, cpu_milli=1)) == Place(1, (0,))
+    take(one, RequestShape(), LaneAssignment(0, (0,)))
+    assert choose(one, RequestShape(memory_bytes=1, cpu_milli=1)) == LaneAssignment(1, (0,))
 
 
 def test_where_there_is_nothing_nothing_fits() -> None:
-    assert choose(stock(), Kind()) is None
-    assert choose(stock(), Kind(devices=0)) is None
-    assert choose(stock(Node("a", ())), Kind()) is None
-    assert choose(stock(Node("a", ())), Kind(devices=0)) == Place(0, ())
+    assert choose(stock(), RequestShape()) is None
+    assert choose(stock(), RequestShape(devices=0)) is None
+    assert choose(stock(NodeCapacity("a", ())), RequestShape()) is None
+    assert choose(stock(NodeCapacity("a", ())), RequestShape(devices=0)) == LaneAssignment(0, ())

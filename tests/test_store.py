@@ -18,7 +18,7 @@ from artifacts.errors import MismatchError, UnreachableError
 from artifacts.store.layout import HeldError, NoRoomError, Record, StoreError
 from artifacts.store.publish import Job
 from artifacts.store.reservations import reserved_bytes
-from artifacts.store.store import LOCKS_MAX, Store, contended
+from artifacts.store.store import LOCKS_MAX, Store, list_blobs_to_lock
 from tests.kit.stored import KIB, SLACK, content, fetching, left, put, raw, room_for, wanted, whole
 
 MIB = 1 << 20
@@ -135,7 +135,7 @@ async def test_point_13_a_file_of_another_size_is_never_published(tmp_path: Path
 
 
 async def test_case_48_archives_leave_regular_files_only(tmp_path: Path) -> None:
-    archive = File("", 10, digest.of(b"archive"), "weight", "tar")
+    archive = File("", 10, digest.compute_digest(b"archive"), "weight", "tar")
     store, one = opened(tmp_path), wanted("a", archive)
 
     async def unpacks(job: Job) -> None:
@@ -219,7 +219,7 @@ async def test_point_13_no_space_during_leaves_nothing_behind(tmp_path: Path, nu
 
 
 async def test_point_13_an_archive_that_grows_must_ask_for_more(tmp_path: Path) -> None:
-    archive = File("", 10, digest.of(b"archive"), "weight", "tar")
+    archive = File("", 10, digest.compute_digest(b"archive"), "weight", "tar")
     store, one = opened(tmp_path, bytes_max=SLACK + MIB), wanted("a", archive)
     told: list[str] = []
 
@@ -318,10 +318,10 @@ async def test_a_copy_that_cannot_be_read_is_fetched_anew(tmp_path: Path) -> Non
 
 def test_more_files_than_locks_are_locked_by_size() -> None:
     files = tuple(raw(str(number), number + 1) for number in range(LOCKS_MAX + 5))
-    found = contended(files)
+    found = list_blobs_to_lock(files)
     assert len(found) == LOCKS_MAX
     assert found == sorted(one.digest for one in files[5:])
-    assert contended(reversed(files)) == found
+    assert list_blobs_to_lock(reversed(files)) == found
 
 
 async def test_what_is_published_was_synced_before_it_could_be_seen_where_no_boot_can_be_told(tmp_path: Path) -> None:

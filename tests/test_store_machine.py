@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from artifacts.errors import UnreachableError
 from artifacts.store import publish
 from artifacts.store.layout import HeldError, NoRoomError
-from artifacts.store.publish import Copy, Job, Wanted
+from artifacts.store.publish import Copy, CopySpec, Job
 from artifacts.store.store import Store
 from tests.kit.budget import examples
 from tests.kit.stored import fetching, raw, wanted, whole
@@ -34,7 +34,7 @@ BYTES_MAX = 6 * UNIT + RECORD
 some = st.sampled_from(ARTIFACTS)
 
 
-def blobs(*of: Wanted) -> dict[str, int]:
+def blobs(*of: CopySpec) -> dict[str, int]:
     return {file.digest: file.size for one in of for file in one.files}
 
 
@@ -56,7 +56,7 @@ class Machine(RuleBasedStateMachine):
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(publish, "RECORD_BYTES", RECORD)
         self.root = Path(tempfile.mkdtemp())
-        self.here: dict[str, Wanted] = {}
+        self.here: dict[str, CopySpec] = {}
         self.pins: set[str] = set()
         self.used: dict[str, list[Copy]] = {}
         self.open_again()
@@ -72,11 +72,11 @@ class Machine(RuleBasedStateMachine):
     def open_again(self) -> None:
         self.store = Store(self.root, bytes_max=BYTES_MAX, spare_bytes=0).open()
 
-    def held(self, one: Wanted) -> bool:
+    def held(self, one: CopySpec) -> bool:
         return one.key.digest in self.pins or bool(self.used.get(one.reference))
 
     @rule(one=some, breaks=st.booleans())
-    def ensure(self, one: Wanted, breaks: bool) -> None:
+    def ensure(self, one: CopySpec, breaks: bool) -> None:
         fetch = fetching(one)
         fetch.fails = UnreachableError("registry.example: does not answer") if breaks else None
 
@@ -114,17 +114,17 @@ class Machine(RuleBasedStateMachine):
         self.used[name].pop().close()
 
     @rule(one=some)
-    def pin(self, one: Wanted) -> None:
+    def pin(self, one: CopySpec) -> None:
         self.store.pin(one.key.digest)
         self.pins.add(one.key.digest)
 
     @rule(one=some)
-    def unpin(self, one: Wanted) -> None:
+    def unpin(self, one: CopySpec) -> None:
         self.store.unpin(one.key.digest)
         self.pins.discard(one.key.digest)
 
     @rule(one=some)
-    def evict(self, one: Wanted) -> None:
+    def evict(self, one: CopySpec) -> None:
         if self.held(one) and (one.reference in self.here or one.key.digest in self.pins):
             with pytest.raises(HeldError):
                 self.store.evict(one.key)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from artifacts.disk.disk import entries
+from artifacts.disk.disk import list_entries
 from artifacts.errors import UnreachableError
 from artifacts.store.layout import ForbiddenError, StoreError
 from artifacts.store.permissions import Asked, Permits
@@ -192,7 +192,7 @@ def test_what_another_process_forgets_meanwhile_is_no_error(tmp_path: Path, monk
     permits.answered(("a", "r", D), 1000.0, yes=True)
 
     def listed(folder: Path) -> list[os.DirEntry[str]]:
-        found = entries(folder)
+        found = list_entries(folder)
         Path(found[0].path).unlink()
         return found
 

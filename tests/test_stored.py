@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from autoscaler.agent_contract import stored
+from autoscaler.agent_contract import should_store_on_node
 from autoscaler.contract import ModelName
-from autoscaler.explain.weights import weights
+from autoscaler.explain.weights import describe_weights
 from autoscaler.spec.model import Model, ModelSpec
 from autoscaler.state.world import ClusterFacts, NodeId
-from autoscaler.weights.desired import lying, wanted
+from autoscaler.weights.desired import build_node_wants, find_unfetched_artifact
 from tests.kit.worlds import device, world
 
 
@@ -31,10 +31,10 @@ from tests.kit.worlds import device, world
 def test_an_agent_brings_what_its_engine_does_not_fetch_itself(
     engine: str, artifact: str | None, brought: bool
 ) -> None:
-    assert stored(artifact, engine) is brought
+    assert should_store_on_node(artifact, engine) is brought
     model = Model(name=ModelName("a"), spec=ModelSpec(engine=engine, artifact=artifact))  # type: ignore[arg-type]
     there = world([model], [device("g1", 80, "n1")])
-    told = wanted(there, [(model.name, NodeId("n1"))])
+    told = build_node_wants(there, [(model.name, NodeId("n1"))])
     assert [one.artifact for node in told.values() for one in node.wants] == ([artifact] if brought else [])
 
 
@@ -43,7 +43,10 @@ def test_what_an_engine_fetches_is_seen_by_no_volume() -> None:
     for artifact in ("hf://org/name", "hf://org/name?include=*"):
         model = Model(name=ModelName("a"), spec=ModelSpec(engine="vllm", artifact=artifact))
         there = world([model], mounting=ClusterFacts(volumes=True))
-        found[artifact] = lying(model), [one for one in weights(there, model) if "volume" in one]
+        found[artifact] = (
+            find_unfetched_artifact(model),
+            [one for one in describe_weights(there, model) if "volume" in one],
+        )
     (engines, no_words), (agents, words) = found.values()
     assert (engines, no_words, agents) == (None, [], "hf://org/name?include=*")
     assert words

@@ -8,15 +8,17 @@ import pytest
 
 from artifacts import digest
 from artifacts.dialects import file_listing
-from artifacts.dialects.file_listing import Entry
+from artifacts.dialects.file_listing import ListedFile
 from artifacts.sources import learned_sums
 from artifacts.sources.learned_sums import Sums
-from artifacts.store.layout import Key
+from artifacts.store.layout import CopyKey
 from artifacts.store.store import Store
 
-KEY = Key("s3 x", digest.of(b"copy"))
-SUM = digest.of(b"a")
-LISTED = file_listing.choose("s3://abc/m/", [Entry("a.gguf", 1, "etag:1"), Entry("b.json", 1, f"sha256:{'b' * 64}")])
+KEY = CopyKey("s3 x", digest.compute_digest(b"copy"))
+SUM = digest.compute_digest(b"a")
+LISTED = file_listing.select_files(
+    "s3://abc/m/", [ListedFile("a.gguf", 1, "etag:1"), ListedFile("b.json", 1, f"sha256:{'b' * 64}")]
+)
 
 
 def test_what_came_is_known_again_and_only_of_that_copy(tmp_path: Path) -> None:
@@ -24,7 +26,7 @@ def test_what_came_is_known_again_and_only_of_that_copy(tmp_path: Path) -> None:
     Sums(store).remember(KEY, {"a.gguf": SUM})
     found = Sums(store).known(KEY, LISTED)
     assert [one.entry.digest for one in found.taken] == [SUM, f"sha256:{'b' * 64}"]
-    assert Sums(store).known(Key("s3 y", KEY.digest), LISTED) == LISTED
+    assert Sums(store).known(CopyKey("s3 y", KEY.digest), LISTED) == LISTED
 
 
 @pytest.mark.parametrize("text", [b"", b"[]", b'{"a.gguf": 1}', b'{"a.gguf": "sha256:1"}'])
@@ -39,5 +41,5 @@ def test_the_oldest_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(learned_sums, "SUMS_MAX", 2)
     store = Store(tmp_path).open()
     for number in range(4):
-        Sums(store).remember(Key(f"s3 {number}", KEY.digest), {"a.gguf": SUM})
+        Sums(store).remember(CopyKey(f"s3 {number}", KEY.digest), {"a.gguf": SUM})
     assert len(list((tmp_path / "sums").iterdir())) == 2

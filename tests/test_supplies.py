@@ -10,7 +10,7 @@ import click
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.controller.loop import Step
+from autoscaler.controller.loop import LoopStep
 from autoscaler.providers.provider import Provider
 from autoscaler.providers.runner import CLOSING, Told
 from autoscaler.spec.capacity import KINDS, ClusterAutoscaler, Cro, Karpenter, ProviderSettings, Redfish
@@ -27,10 +27,17 @@ from autoscaler.state.capacity_orders import (
     ProvidersSeen,
     ReleaseOrder,
 )
-from autoscaler.state.device_claims import Awaited
+from autoscaler.state.device_claims import PendingDeviceClaim
 from autoscaler.state.world import World
 from pilotlight.models import capacity_providers as supplies
-from pilotlight.models.capacity_providers import Around, Kind, Mode, Supplies, apart, check
+from pilotlight.models.capacity_providers import (
+    Around,
+    Kind,
+    Mode,
+    Supplies,
+    assign_fabric_systems,
+    check_provider_modes,
+)
 from tests.contracts.provider import order
 from tests.kit.fake_redfish import FakeFabric
 from tests.kit.fakeprovider import FakeProvider
@@ -64,11 +71,11 @@ def test_a_kind_is_made_of_its_entry(entry: ProviderSettings) -> None:
 def test_a_provider_that_cannot_work_here_is_refused_with_where_it_can(mode: Mode, fits: bool) -> None:
     settings = Settings(capacity=(RACK,))
     if fits:
-        check(settings, mode)
+        check_provider_modes(settings, mode)
     else:
         said = re.escape("`cro` works in a cluster (the chart with scope `cluster`) only: leave this entry out")
         with pytest.raises(click.UsageError, match=rf"Settings: capacity\[0\]: {said}"):
-            check(settings, mode)
+            check_provider_modes(settings, mode)
 
 
 class House:
@@ -128,7 +135,7 @@ class House:
     def tell(self, of: Supplies, *entries: ProviderSettings) -> None:
         """The Settings say so now."""
         before, self.world = self.world, replace(self.world, settings=Settings(capacity=entries))
-        of.on_step(Step(before, self.world, Plan(), (), (), 0.0, 0.0, 0.0))
+        of.on_step(LoopStep(before, self.world, Plan(), (), (), 0.0, 0.0, 0.0))
 
 
 def test_orders_go_to_the_provider_that_the_settings_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,7 +256,9 @@ def test_a_system_has_one_entry_that_writes_it_though_others_are_named_for_it() 
     house.lent("east", "w1")
 
     def made(*entries: ProviderSettings) -> list[list[str]]:
-        return [[*one.redfish.systems] for one in apart(entries, house.world) if one.redfish is not None]
+        return [
+            [*one.redfish.systems] for one in assign_fabric_systems(entries, house.world) if one.redfish is not None
+        ]
 
     house.world = replace(house.world, settings=Settings(capacity=(west, far)))
     assert made(west, far, east) == [["w2"], ["w1"], ["w1", "w3"]], "w3 is nobody else's"
@@ -275,7 +284,7 @@ def test_claims_of_a_fabric_that_was_named_once_are_told_and_no_other_installati
         await asyncio.sleep(1.0)
         house.tell(one, ProviderSettings(name="pod", redfish=pod))
         await asyncio.sleep(1.0)
-        waits = [Awaited("n", name, name, name, "w1", "kind", ("gpu-kind-0",)) for name in ("pod", "pod2")]
+        waits = [PendingDeviceClaim("n", name, name, name, "w1", "kind", ("gpu-kind-0",)) for name in ("pod", "pod2")]
         house.world = replace(house.world, capacity=Capacity(awaited=tuple(waits)))
         house.tell(one)
         found = one._published()

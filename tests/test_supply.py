@@ -19,27 +19,35 @@ from artifacts.fetch.registry import Came, MirrorSite, Registries
 from artifacts.file_policy import ALLOW
 from artifacts.http.transport import Site
 from artifacts.pack import oci_layout
-from artifacts.pack.oci_layout import Layout
+from artifacts.pack.oci_layout import OciLayout
 from artifacts.registry.client import Client
-from artifacts.store.layout import Key
+from artifacts.store.layout import CopyKey
 from artifacts.store.publish import Copy as Copy_
 from artifacts.store.store import Store
 from artifacts.store.tag_cache import Meanings
 from autoscaler.contract import ModelName
-from autoscaler.controller.loop import Listener, Step
+from autoscaler.controller.loop import Listener, LoopStep
 from autoscaler.engines import EngineError
 from autoscaler.fold.fold import Observation, fold
 from autoscaler.spec.model import Adapter, Model, ModelSpec, ReplicaRange
 from autoscaler.spec.settings import Weights, WeightsMirror
 from autoscaler.state.actions import Plan
 from autoscaler.state.events import CopiesSeen
-from autoscaler.state.world import Copy, Load, NodeId, World
+from autoscaler.state.world import Copy, ModelLoad, NodeId, World
 from loadtest import tiny_gguf
-from pilotlight.cli.weights.pack import planned
+from pilotlight.cli.weights.pack import plan_artifact
 from pilotlight.models import weight_parts
 from pilotlight.models.retry_tasks import FIRST_S
 from pilotlight.models.weight_parts import Part
-from pilotlight.models.weights import TELL_EVERY_S, AdapterError, Supply, Telling, reached, together, wanting
+from pilotlight.models.weights import (
+    TELL_EVERY_S,
+    AdapterError,
+    Supply,
+    Telling,
+    build_registries,
+    gather_copies,
+    list_wanted_models,
+)
 from tests.kit import packed
 from tests.kit.fake_hub import TOKEN, FakeHub
 from tests.kit.fake_registry import StillClock
@@ -72,7 +80,7 @@ def at(tmp_path: Path, ways: Registries | None = None) -> Supply:
 )
 def test_an_engine_is_given_the_one_gguf_file_or_the_folder(paths: list[str], engine: str, chosen: str) -> None:
     folder = Path("/c/files")
-    assert weight_parts.chosen(folder, paths, model("oci://r.io/a:1", engine=engine)) == folder / chosen
+    assert weight_parts.select_load_path(folder, paths, model("oci://r.io/a:1", engine=engine)) == folder / chosen
 
 
 @pytest.mark.parametrize(
@@ -84,7 +92,7 @@ def test_an_engine_is_given_the_one_gguf_file_or_the_folder(paths: list[str], en
 )
 def test_what_llama_cpp_cannot_load_is_said(paths: list[str], said: str) -> None:
     with pytest.raises(EngineError, match=said):
-        weight_parts.chosen(Path("/c"), paths, model("oci://r.io/a:1"))
+        weight_parts.select_load_path(Path("/c"), paths, model("oci://r.io/a:1"))
 
 
 def test_files_of_this_machine_are_no_matter_of_ours(tmp_path: Path) -> None:
@@ -96,7 +104,7 @@ def test_files_of_this_machine_are_no_matter_of_ours(tmp_path: Path) -> None:
 
 def test_settings_say_whom_to_ask_first_and_whom_to_believe() -> None:
     mirrors = (WeightsMirror(host="m:5000/hub", registry="docker.io"), WeightsMirror(host="near"))
-    found = reached(Weights(mirrors=mirrors, ca_file="/ca.pem"))
+    found = build_registries(Weights(mirrors=mirrors, ca_file="/ca.pem"))
     assert found.mirrors == {
         reference.DOCKER_HOST: [MirrorSite("m:5000", "hub/")],
         "": [MirrorSite("near")],
@@ -118,8 +126,8 @@ def test_who_waits_and_who_is_always_wanted_has_weights_brought() -> None:
         replace(model(f"oci://r.io/{name}:1"), name=ModelName(name)) for name in ("called", "idle", "always")
     )
     always = replace(always, spec=replace(always.spec, replicas=ReplicaRange(min=1)))
-    one = replace(world([called, idle, always], [device("g1", 80)], []), loads={called.name: Load(waiting=1)})
-    assert wanting(one) == ["called", "always"]
+    one = replace(world([called, idle, always], [device("g1", 80)], []), loads={called.name: ModelLoad(waiting=1)})
+    assert list_wanted_models(one) == ["called", "always"]
 
 
 class Listening:
@@ -135,9 +143,9 @@ class Listening:
         self.world, _ = fold(self.world, list(batch), T0)
 
 
-def step(after: World) -> Step:
+def step(after: World) -> LoopStep:
     """From nothing to this."""
-    return Step(World(epoch=1), after, Plan(), (), (), T0, T0, T0)
+    return LoopStep(World(epoch=1), after, Plan(), (), (), T0, T0, T0)
 
 
 async def test_weights_come_while_calls_wait_for_room_and_are_told_with_their_memory(tmp_path: Path) -> None:
@@ -146,7 +154,7 @@ async def test_weights_come_while_calls_wait_for_room_and_are_told_with_their_me
     with packed.served(tmp_path / "layout") as host:
         one = at(tmp_path, Registries())
         wants = model(f"oci://{host}/{packed.NAME}:v1")
-        calls = replace(world([wants], [device("g1", 80, "n1")], []), loads={wants.name: Load(waiting=1)})
+        calls = replace(world([wants], [device("g1", 80, "n1")], []), loads={wants.name: ModelLoad(waiting=1)})
         loop, read = Listening(calls), asyncio.Event()
 
         async def read_again() -> None:
@@ -185,9 +193,9 @@ async def test_a_copy_that_does_not_fit_the_engine_is_let_go(tmp_path: Path) -> 
 
 
 def test_a_meaning_without_its_copy_locates_nothing(tmp_path: Path) -> None:
-    one, of = at(tmp_path), reference.parse("oci://r.example/a:1")
+    one, of = at(tmp_path), reference.parse_reference("oci://r.example/a:1")
     store = Store(tmp_path / "weights").open()
-    Meanings(store).remember(of, Key(of.host, digest.of(b"x")))
+    Meanings(store).remember(of, CopyKey(of.host, digest.compute_digest(b"x")))
     wants = model("oci://r.example/a:1")
     assert one.located(wants) is wants
 
@@ -282,7 +290,7 @@ async def test_where_one_of_several_fails_what_came_of_the_others_is_let_go() ->
         raise RegistryError("away")
 
     with pytest.raises(RegistryError, match="away"):
-        await together([comes(), waits(), fails()])
+        await gather_copies([comes(), waits(), fails()])
     assert (closed, gone) == (["came"], ["waits"])
 
 
@@ -301,7 +309,7 @@ UNSAFE = {"model.safetensors": as_safetensors(b""), "config.json": b"{}", "model
 
 async def test_what_is_unsafe_comes_for_a_model_that_allows_it_and_for_no_other(tmp_path: Path) -> None:
     folder = packed.model(tmp_path / "m", UNSAFE)
-    oci_layout.write(tmp_path / "layout", planned(folder, allow_unsafe=True), "modelpack", "v1")
+    oci_layout.write_layout(tmp_path / "layout", plan_artifact(folder, allow_unsafe=True), "modelpack", "v1")
     with packed.served(tmp_path / "layout") as host:
         one, of = at(tmp_path, Registries()), f"oci://{host}/{packed.NAME}:v1"
         strict = model(of, engine="vllm")
@@ -337,7 +345,7 @@ async def test_code_of_the_hub_is_left_out_for_one_model_and_taken_for_another(t
 async def test_a_header_that_cannot_be_asked_for_is_asked_for_again_and_told_meanwhile(tmp_path: Path) -> None:
     """The registry answers nothing at first: the reason is told, and the memory is known as soon as it does."""
     (tmp_path / "m").mkdir()
-    tiny_gguf.make(tmp_path / "m" / "a.gguf", "one two")
+    tiny_gguf.make_model(tmp_path / "m" / "a.gguf", "one two")
     packed.packed(tmp_path / "m", tmp_path / "layout")
     now_s, read = [0.0], asyncio.Event()
     with packed.served(tmp_path / "layout") as host:
@@ -356,7 +364,7 @@ async def test_a_header_that_cannot_be_asked_for_is_asked_for_again_and_told_mea
             assert isinstance(said, CopiesSeen)
             assert said.failed == {wants.spec.artifact: f"{host}: there is no manifest v2 of {packed.NAME}"}
             async with Client(Site(host)) as client:
-                await packed.push(client, Layout(tmp_path / "layout"), tag="v2")
+                await packed.push(client, OciLayout(tmp_path / "layout"), tag="v2")
             now_s[0] = FIRST_S
             one._changed.set()
             await read.wait()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from msgspec.structs import replace
 
 from autoscaler.providers.provider import RefusedError
-from autoscaler.providers.runner import CALL_S_MAX, LIST_S, OFFERS_S, Supplying, Told
+from autoscaler.providers.runner import CALL_S_MAX, LIST_S, OFFERS_S, ProviderRunner, Told
 from autoscaler.state.capacity_orders import (
     AcquireOrder,
     LeaseId,
@@ -36,7 +36,7 @@ class Desk:
         self.now = loop.time
         self.fake = kind("rack", loop.time, loop.call_later, (offer(),), fate=lambda _: Fate(after_s=1e6))
         self.seen: list[tuple[float, Told]] = []
-        self.supplying = Supplying({"rack": self.fake}, self._take, loop.time, frozenset({"rack"}))
+        self.supplying = ProviderRunner({"rack": self.fake}, self._take, loop.time, frozenset({"rack"}))
 
     def _take(self, told: tuple[Told, ...]) -> None:
         self.seen += [(self.now(), one) for one in told]
@@ -226,7 +226,7 @@ def test_a_list_is_not_of_later_than_what_was_still_to_be_done() -> None:
     async def whole() -> None:
         loop, seen = asyncio.get_running_loop(), list[Told]()
         slow = Slow("rack", loop.time, loop.call_later, (offer(),))
-        supplying = Supplying({"rack": slow}, seen.extend, loop.time)
+        supplying = ProviderRunner({"rack": slow}, seen.extend, loop.time)
         task = asyncio.create_task(supplying.run())
         await asyncio.sleep(0.1)
         ordered_s = loop.time()
@@ -289,7 +289,7 @@ def test_a_call_that_hangs_is_given_up_and_the_next_goes_on() -> None:
     async def whole() -> None:
         loop = asyncio.get_running_loop()
         hangs, seen = Hangs("rack", loop.time, loop.call_later, (offer(),)), list[Told]()
-        supplying = Supplying({"rack": hangs}, seen.extend, loop.time)
+        supplying = ProviderRunner({"rack": hangs}, seen.extend, loop.time)
         task = asyncio.create_task(supplying.run())
         supplying.acquire(order(offer()))
         supplying.release(release(order(offer())))

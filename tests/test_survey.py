@@ -13,24 +13,24 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName, ReplicaId, TenantName
-from autoscaler.fold.indices import rebuild
-from autoscaler.placement.cache import Survey
-from autoscaler.placement.index.index import Yard
+from autoscaler.fold.indices import rebuild_indices
+from autoscaler.placement.cache import IndexCache
+from autoscaler.placement.index.index import SliceIndex
 from autoscaler.placement.index.residual_waste import BINS, LEVELS
-from autoscaler.placement.learning.expected_demand import outlook
-from autoscaler.placement.learning.training import taught
-from autoscaler.placement.model.bins import hosts, shelves
+from autoscaler.placement.learning.expected_demand import build_restart_costs
+from autoscaler.placement.learning.training import decode_placement_values
+from autoscaler.placement.model.bins import build_bins, build_hosts
 from autoscaler.placement.model.topology import CLIQUE
-from autoscaler.placement.model.types import Force, Outlook, Spread, Supplies, Want
+from autoscaler.placement.model.types import EvictionLevel, PlacementRequest, RequiredArtifacts, RestartCosts, Spread
 from autoscaler.placement.packer import pack
 from autoscaler.planner.plan import Planner, plan
 from autoscaler.spec.settings import Price
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.node_labels import Taint
-from autoscaler.state.operator_orders import Cordon, Place
-from autoscaler.state.placement_value import Lesson
-from autoscaler.state.resources import Beside, Host, Link
-from autoscaler.state.world import Copy, DeviceId, History, Load, NodeId, Replica, Slice, SliceId, World
+from autoscaler.state.operator_orders import Cordon, CordonTarget
+from autoscaler.state.placement_value import PlacementValues
+from autoscaler.state.resources import HostRequest, HostResources, Link
+from autoscaler.state.world import Copy, DeviceId, History, ModelLoad, NodeId, Replica, Slice, SliceId, World
 from tests.kit.budget import examples
 from tests.kit.taught import cluster, exercise_of, lesson
 from tests.kit.worlds import GI, T0, device, gateway, model, replica, use, world
@@ -73,7 +73,7 @@ def turned(one: World, rng: Random, now_s: float) -> World:
             one = replace(one, slices=_without(slices, at) if rng.random() < 0.4 else slices | back)
         case 6:
             name = rng.choice(NAMES)
-            load = Load(waiting=rng.randrange(3), running=rng.randrange(2), oldest_s=now_s - 1)
+            load = ModelLoad(waiting=rng.randrange(3), running=rng.randrange(2), oldest_s=now_s - 1)
             return replace(one, loads={**one.loads, name: load})
         case 7:
             known = History(starts_s=(rng.random() * 9,), last_activity_s=now_s - rng.randrange(200))
@@ -95,7 +95,7 @@ def turned(one: World, rng: Random, now_s: float) -> World:
         case 13:
             return replace(one, others={NodeId(f"n{rng.randrange(4)}"): rng.randrange(3)})
         case _:
-            place = Place("node", f"n{rng.randrange(4)}")
+            place = CordonTarget("node", f"n{rng.randrange(4)}")
             cordons = (
                 {place: Cordon(place=place, node=place.name, since_s=now_s, drain=rng.random() < 0.5)}
                 if rng.random() < 0.5
@@ -103,7 +103,7 @@ def turned(one: World, rng: Random, now_s: float) -> World:
             )
             names = [one for one in MODELS if rng.random() < 0.9]
             one = replace(one, cordons=cordons, models={each.name: each for each in names})
-    made_anew = rebuild(one, now_s)
+    made_anew = rebuild_indices(one, now_s)
     return replace(
         one, by_model=kept(one.by_model, made_anew.by_model), by_slice=kept(one.by_slice, made_anew.by_slice)
     )
@@ -120,25 +120,25 @@ def _beside_told(one: World, rng: Random) -> World:
     """
     if one.replicas and rng.random() < 0.4:
         old = one.replicas[rng.choice(sorted(one.replicas))]
-        beside = Beside(rng.randrange(5) * 1000, rng.randrange(3) * GI)
+        beside = HostRequest(rng.randrange(5) * 1000, rng.randrange(3) * GI)
         return replace(one, replicas={**one.replicas, old.id: replace(old, beside=beside)})
-    node, size = NodeId(f"n{rng.randrange(5)}"), Beside(rng.choice((8000, 8000, 8000, 16_000)), 32 * GI)
+    node, size = NodeId(f"n{rng.randrange(5)}"), HostRequest(rng.choice((8000, 8000, 8000, 16_000)), 32 * GI)
     if rng.random() < 0.3:
         return replace(one, hosts={name: host for name, host in one.hosts.items() if name not in {node, "n4"}})
-    taken = Beside(rng.randrange(10) * 1000, rng.randrange(9) * GI)
-    told = Host(*size, *size).without(taken)
+    taken = HostRequest(rng.randrange(10) * 1000, rng.randrange(9) * GI)
+    told = HostResources(*size, *size).without(taken)
     return replace(one, hosts={} if rng.random() < 0.1 else {**one.hosts, node: told})
 
 
 def _replica(rng: Random, now_s: float) -> Replica:
     of, at = rng.choice(MODELS), rng.choice(SLICES)
     made = replica(of, f"{of.name}-{rng.randrange(1 << 30)}", state=rng.choice((S.STARTING, S.READY)))
-    beside = Beside(rng.randrange(5) * 1000, rng.randrange(3) * GI)
+    beside = HostRequest(rng.randrange(5) * 1000, rng.randrange(3) * GI)
     made = replace(made, beside=beside)
     return replace(made, slices=(at.id,), since_s=now_s, ready_s=None if made.state is S.STARTING else now_s)
 
 
-def _lesson(rng: Random) -> Lesson:
+def _lesson(rng: Random) -> PlacementValues:
     """Any: of nodes like those that there are, or of others."""
     of = exercise_of(cluster(2))
     drawn = np.array([rng.randrange(64_000) for _ in range(2 * LEVELS)], np.dtype("<i4")).reshape(2, 1, LEVELS)
@@ -211,11 +211,11 @@ TOLD = {
 """What else may be otherwise: see `turned`."""
 
 
-def wants(rng: Random) -> list[Want]:
+def wants(rng: Random) -> list[PlacementRequest]:
     sizes = (2, 5, 9, 20, 60)
     return [
-        Want(ModelName(rng.choice([*NAMES, "new"])), ordinal, memory_bytes=rng.choice(sizes) * GI,
-             devices=rng.choice((1, 1, 1, 2)), force=rng.choice(list(Force)), artifact=rng.choice(("", "oci://r.io/a")),
+        PlacementRequest(ModelName(rng.choice([*NAMES, "new"])), ordinal, memory_bytes=rng.choice(sizes) * GI,
+             devices=rng.choice((1, 1, 1, 2)), force=rng.choice(list(EvictionLevel)), artifact=rng.choice(("", "oci://r.io/a")),
              selector=rng.choice(((), (), (("zone", "z1"),))), products=rng.choice(((), (), ("*h100*", "*"))),
              trust=TRUSTS[rng.randrange(3)] or (), cpu_milli=rng.choice((0, 100, 4000)),
              host_bytes=rng.choice((0, 0, 8)) * GI, link=rng.choice(list(Link)), spread=rng.choice(SPREADS))
@@ -227,12 +227,12 @@ def some(rng: Random, ids: Sequence[ReplicaId]) -> set[ReplicaId]:
     return {id for id in ids if rng.random() < 0.2}
 
 
-def _there(yard: Yard) -> list[int]:
+def _there(yard: SliceIndex) -> list[int]:
     """Nodes that are there; one that went is kept for a while."""
     return [at for at, node in enumerate(yard.nodes) if yard.slices_of(node) or node in yard.hosts]
 
 
-def state(yard: Yard) -> list[object]:
+def state(yard: SliceIndex) -> list[object]:
     """All that a choice depends on."""
     stock, shelves = yard.stock, (replace_(shelf, incumbents=()) for shelf in yard.shelves.values())
     there = _there(yard)
@@ -255,13 +255,16 @@ def state(yard: Yard) -> list[object]:
     ]
 
 
-def grades(yard: Yard, expected: Outlook, asked: Sequence[Want], now_s: float) -> list[object]:
+def grades(yard: SliceIndex, expected: RestartCosts, asked: Sequence[PlacementRequest], now_s: float) -> list[object]:
     """Who may have to go for whom, and what that costs; and when it is another."""
     yard.look(expected)
     found = [yard.roster.grade(one._replace(priority=priority), now_s) for one in asked for priority in (0, 1)]
     return [
         *([part.tolist() for part in one] for one in found),
-        *(part.tolist() for part in (yard.roster.soon, yard.roster.few, yard.short(Beside(2000, GI))[_there(yard)])),
+        *(
+            part.tolist()
+            for part in (yard.roster.soon, yard.roster.few, yard.short(HostRequest(2000, GI))[_there(yard)])
+        ),
         yard.roster.next_s(now_s),
     ]
 
@@ -269,7 +272,7 @@ def grades(yard: Yard, expected: Outlook, asked: Sequence[Want], now_s: float) -
 @settings(derandomize=True, deadline=None, max_examples=examples(60))
 @given(st.integers(0, 1 << 30))
 def test_a_yard_that_is_kept_in_step_packs_as_a_new_one(seed: int) -> None:
-    rng, now_s, survey = Random(seed), T0, Survey()
+    rng, now_s, survey = Random(seed), T0, IndexCache()
     copies = frozenset({Copy(artifact="oci://r.io/a", node=NodeId("n1"))})
     one = world(MODELS, SLICES, gateways=[gateway("g")])
     for _ in range(25):
@@ -277,12 +280,12 @@ def test_a_yard_that_is_kept_in_step_packs_as_a_new_one(seed: int) -> None:
         one = turned(one, rng, now_s)
         leaving, staying = some(rng, sorted(one.replicas)), some(rng, sorted(one.replicas))
         yard = survey.yard(one, now_s, leaving, staying)
-        known = None if one.lesson is None else taught(one.lesson)
-        anew = Yard(shelves(one, now_s, leaving, staying), hosts(one, now_s, leaving, staying), known)
+        known = None if one.lesson is None else decode_placement_values(one.lesson)
+        anew = SliceIndex(build_bins(one, now_s, leaving, staying), build_hosts(one, now_s, leaving, staying), known)
         asked = wants(rng)
         assert state(yard) == state(anew)
-        assert grades(yard, survey.outlook, asked, now_s) == grades(anew, outlook(one), asked, now_s)
-        assert pack(asked, yard, copies, Outlook(), now_s) == pack(asked, anew, copies, Outlook(), now_s)
+        assert grades(yard, survey.outlook, asked, now_s) == grades(anew, build_restart_costs(one), asked, now_s)
+        assert pack(asked, yard, copies, RestartCosts(), now_s) == pack(asked, anew, copies, RestartCosts(), now_s)
 
 
 @settings(derandomize=True, deadline=None, max_examples=examples(60))
@@ -299,29 +302,34 @@ def test_who_planned_before_plans_as_who_did_not(seed: int) -> None:
 
 
 def test_a_node_without_devices_that_goes_and_comes_back_takes_no_new_yard() -> None:
-    size, survey = Beside(8000, 32 * GI), Survey()
-    small, large = (Host(cpu, 32 * GI, cpu, 32 * GI) for cpu in (size.cpu_milli, 64_000))
-    full, cpu_only = Host(8000, 32 * GI, 0, 0), Want(ModelName("c"), devices=0, cpu_milli=1000, selector=())
+    size, survey = HostRequest(8000, 32 * GI), IndexCache()
+    small, large = (HostResources(cpu, 32 * GI, cpu, 32 * GI) for cpu in (size.cpu_milli, 64_000))
+    full, cpu_only = (
+        HostResources(8000, 32 * GI, 0, 0),
+        PlacementRequest(ModelName("c"), devices=0, cpu_milli=1000, selector=()),
+    )
     at_n = [device(f"g{at}", 24, "n0") for at in range(2)]
     one = world(MODELS, at_n, hosts={NodeId("n0"): full, NodeId("n4"): small, NodeId("n5"): small})
     gone = replace(one, hosts={NodeId("n0"): full, NodeId("n5"): small})
     copies = frozenset({Copy(artifact="oci://r.io/a", node=NodeId("n4"))})
     yard = survey.yard(one, T0)
     yard.locality.tell(copies)
-    assert yard.locality.known(Supplies("oci://r.io/a")).artifact
+    assert yard.locality.known(RequiredArtifacts("oci://r.io/a")).artifact
     for at, nodes in ((gone, {"n5"}), (one, {"n4", "n5"}), (gone, {"n5"})):
         assert survey.yard(at, T0) is yard
         yard.locality.tell(copies)
-        assert bool(yard.locality.known(Supplies("oci://r.io/a")).artifact) == ("n4" in nodes)
-        packed = pack([cpu_only], yard, copies, Outlook(), T0)
-        assert packed == pack([cpu_only], Yard(shelves(at, T0), hosts(at, T0)), copies, Outlook(), T0)
+        assert bool(yard.locality.known(RequiredArtifacts("oci://r.io/a")).artifact) == ("n4" in nodes)
+        packed = pack([cpu_only], yard, copies, RestartCosts(), T0)
+        assert packed == pack(
+            [cpu_only], SliceIndex(build_bins(at, T0), build_hosts(at, T0)), copies, RestartCosts(), T0
+        )
     assert survey.yard(replace(one, hosts={**one.hosts, NodeId("n4"): large}), T0) is not yard, "it has another size"
     assert survey.yard(replace(one, hosts={NodeId("n4"): small}), T0) is not yard, "nobody knows what n0 has"
 
 
 def test_who_is_on_a_drained_node_is_seen_when_its_slice_is_told_again() -> None:
     """At rest while nobody knew where it was."""
-    a, place = MODELS[0], Place("node", "n0")
+    a, place = MODELS[0], CordonTarget("node", "n0")
     there, other = device("gpu0", 24, "n0"), device("g1", 24, "n1")
     running = replica(a, "r")
     cordons = {place: Cordon(place=place, node="n0", since_s=T0, drain=True)}

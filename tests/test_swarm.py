@@ -25,7 +25,7 @@ from artifacts.peers.selection import Peer
 from artifacts.registry.client import Client
 from artifacts.store.publish import Copy
 from artifacts.store.store import Store
-from artifacts.store.verify import verify
+from artifacts.store.verify import verify_copy
 from tests.kit import neighbours, packed
 from tests.kit.fake_registry import PASSWORD, FakeRegistry, StillClock, keychain
 from tests.kit.neighbours import TOKEN, Neighbour
@@ -53,7 +53,7 @@ class House:
         return Store(self._folder / name, spare_bytes=0).open()
 
     def of(self, asked: str = ":v1") -> reference.Reference:
-        return reference.parse(f"oci://{self.fake.host}/{NAME}{asked}")
+        return reference.parse_reference(f"oci://{self.fake.host}/{NAME}{asked}")
 
     async def pull(
         self,
@@ -70,7 +70,7 @@ class House:
         them = [Peer(f"node-{number}", one.url, none if number else known) for number, one in enumerate(peers)]
         among = Peering(lambda: them, own=name, token=lambda: token, limits=limits)
         ways = Registries(self.keychain, pace=StillClock(), peering=among if peers else None)
-        copy = await registry.obtain(self.of(asked), self.store(name), ways)
+        copy = await registry.fetch_from_registry(self.of(asked), self.store(name), ways)
         self.given = dict(among.given)
         return copy
 
@@ -111,7 +111,7 @@ async def with_peer(one: House, name: str = "a", **how: object) -> AsyncIterator
 def whole(copy: Copy, files: dict[str, bytes] | None = None) -> bool:
     there = (path for path in copy.folder.rglob("*") if path.is_file())
     found = {path.relative_to(copy.folder).as_posix(): path.read_bytes() for path in there}
-    return found == (files or FILES) and not list(verify(copy.record, copy.folder))
+    return found == (files or FILES) and not list(verify_copy(copy.record, copy.folder))
 
 
 @pytest.mark.parametrize("form", ["modelpack-raw", "modelpack"])

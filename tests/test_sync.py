@@ -301,9 +301,9 @@ async def test_the_first_whole_knowledge_is_kept_at_once_and_what_follows_at_its
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A gateway that is killed in its first second has a file for the one that replaces it."""
-    pace_s, written = 3600.0, list[snapshot_file.Known]()
+    pace_s, written = 3600.0, list[snapshot_file.GatewaySnapshot]()
     monkeypatch.setattr(sync, "KEEP_S", pace_s)
-    monkeypatch.setattr(snapshot_file, "write", lambda _path, known: written.append(known))
+    monkeypatch.setattr(snapshot_file, "save_snapshot", lambda _path, known: written.append(known))
     played = PlayedLink()
     routes, played.says["/v1/routes"] = played.says["/v1/routes"], []
     async with following(played, kept_at=tmp_path / "g1.kept.json") as (front, _):
@@ -334,12 +334,12 @@ async def test_an_autoscaler_that_answers_is_believed_and_not_the_file(
     monkeypatch.setattr(sync, "KEEP_S", 0.05)
     path = tmp_path / "g1.kept.json"
     old = ModelEntry(name=ModelName("old"), served_name="old")
-    snapshot_file.write(
-        path, snapshot_file.Known(catalogue=CatalogueDelta(epoch=1, version=1, full=True, models=(old,)))
+    snapshot_file.save_snapshot(
+        path, snapshot_file.GatewaySnapshot(catalogue=CatalogueDelta(epoch=1, version=1, full=True, models=(old,)))
     )
 
     def models() -> list[str]:
-        known = snapshot_file.read(path)
+        known = snapshot_file.load_snapshot(path)
         return [] if known is None else [model.name for model in known.catalogue.models]
 
     async with following(PlayedLink(), kept_at=path) as (front, _):

@@ -13,12 +13,12 @@ from autoscaler.drivers.kubernetes.objects import node as nodes
 from autoscaler.drivers.kubernetes.objects.node import RESLICED, NodeSeen, OtherPod
 from autoscaler.fold.fold import fold
 from autoscaler.planner.plan import plan
-from autoscaler.queries.node_reports import OTHERS, shut
+from autoscaler.queries.node_reports import OTHERS, list_closed_slices
 from autoscaler.slicing import registry, usage
 from autoscaler.slicing.base import NodeFacts
 from autoscaler.slicing.dra_claims import Dra, Got
-from autoscaler.slicing.hami import HANDSHAKE, NVIDIA, Held
-from autoscaler.slicing.usage import FULL, Taken
+from autoscaler.slicing.hami import HANDSHAKE, NVIDIA, HamiAllocation
+from autoscaler.slicing.usage import FULL, DeviceUsage
 from autoscaler.spec.model import Gpu, Model
 from autoscaler.state.actions import StartReplica
 from autoscaler.state.events import SlicesSeen
@@ -35,7 +35,7 @@ def seen(node: NodeFacts) -> NodeSeen:
     """As the driver keeps it."""
     told = {"name": node.name, "labels": dict(node.labels), "annotations": dict(node.annotations)}
     status = {"allocatable": dict(node.allocatable), "conditions": [{"type": "Ready", "status": "True"}]}
-    return nodes.read({"metadata": told, "spec": {}, "status": status})
+    return nodes.read_node({"metadata": told, "spec": {}, "status": status})
 
 
 def pod(limits: dict[str, str], **annotations: str) -> OtherPod:
@@ -43,7 +43,7 @@ def pod(limits: dict[str, str], **annotations: str) -> OtherPod:
     containers: list[Any] = [{"name": "a", "resources": {"limits": {"cpu": "2", **limits}}}]
     told = {name.replace("_", "-"): said for name, said in annotations.items()}
     spec = {"nodeName": NODE, "containers": containers}
-    found = nodes.read_other(
+    found = nodes.read_other_pod(
         {"metadata": {"annotations": {f"hami.io/{key}": v for key, v in told.items()}}, "spec": spec}
     )
     assert found is not None
@@ -67,10 +67,10 @@ def test_what_a_pod_of_others_has_is_gone_of_its_own_resource(
     node: NodeFacts, limits: dict[str, str], gone: dict[str, int]
 ) -> None:
     there = seen(node)
-    found = nodes.slices([there])
-    others = nodes.others([there], found, [pod(limits)])
+    found = nodes.build_slices([there])
+    others = nodes.count_taken_slices([there], found, [pod(limits)])
     assert others == {f"{NODE} {name}": much for name, much in gone.items()}
-    closed = shut(world([], found, others=others), T0)
+    closed = list_closed_slices(world([], found, others=others), T0)
     assert sorted(one.handle for one in found if one.id in closed) == sorted(
         name for name, much in gone.items() for _ in range(much)
     )
@@ -79,23 +79,25 @@ def test_what_a_pod_of_others_has_is_gone_of_its_own_resource(
 
 def test_a_pod_that_has_no_device_of_any_kind_is_not_kept() -> None:
     spec = {"nodeName": NODE, "containers": [{"resources": {"limits": {"example.com/nic": "1", "memory": "1Gi"}}}]}
-    assert nodes.read_other({"metadata": {}, "spec": spec}) is None
+    assert nodes.read_other_pod({"metadata": {}, "spec": spec}) is None
 
 
 # --- cards that HAMi shares -------------------------------------------------------------------------------------------
 
 
 def left(node: NodeFacts, *pods: OtherPod) -> tuple[tuple[Slice, ...], dict[str, int]]:
-    return usage.left(nodes.slices([seen(node)]), (one for pod in pods for one in usage.of_cards(pod.node, pod.cards)))
+    return usage.subtract_usage(
+        nodes.build_slices([seen(node)]), (one for pod in pods for one in usage.list_card_usage(pod.node, pod.cards))
+    )
 
 
 def test_what_others_have_of_a_card_is_not_given_out_again() -> None:
     theirs = pod({"nvidia.com/gpu": "1"}, vgpu_devices_allocated="GPU-aaaa,NVIDIA,20480,30:;")
-    assert theirs.cards == (Held(0, "GPU-aaaa", 20 * GIB, 30),)
+    assert theirs.cards == (HamiAllocation(0, "GPU-aaaa", 20 * GIB, 30),)
     (one, other), gone = left(hami_node(card(), card("GPU-bbbb")), theirs)
     assert (one.memory_bytes, one.compute_percent, one.device_bytes, one.closed) == (60 * GIB, 70, 80 * GIB, "")
     assert (other.memory_bytes, other.compute_percent, gone) == (80 * GIB, 100, {})
-    asks = registry.fields(
+    asks = registry.build_pod_fields(
         replace(replica(model("a"), "r", [one.id]), memory_bytes=60 * GIB, compute_percent=70), {one.id: one}
     )
     assert asks is not None
@@ -115,11 +117,11 @@ def test_a_part_of_an_npu_that_others_have_is_one_of_its_slices() -> None:
 
 def test_of_a_node_that_is_shared_by_hami_now_nothing_is_given_out_while_a_replica_of_before_is_there() -> None:
     """Which card it has HAMi does not know either."""
-    on = nodes.slices([seen(hami_node(card(), card("GPU-bbbb")))])
-    closed, lost = nodes.resliced(on, [SliceId(f"{NODE}/gpu0")])
+    on = nodes.build_slices([seen(hami_node(card(), card("GPU-bbbb")))])
+    closed, lost = nodes.close_stale_slices(on, [SliceId(f"{NODE}/gpu0")])
     assert [one.closed for one in closed] == [RESLICED] * 2
     assert lost == [OtherPod(NODE, lost=1)]
-    assert nodes.resliced(on, [on[0].id]) == (on, [])
+    assert nodes.close_stale_slices(on, [on[0].id]) == (on, [])
 
 
 def test_of_a_nodes_annotations_only_those_that_say_something_are_kept() -> None:
@@ -136,9 +138,9 @@ def test_of_a_nodes_annotations_only_those_that_say_something_are_kept() -> None
 def test_of_a_card_there_is_never_less_than_nothing_nor_more_than_others_leave(
     held: list[tuple[str, int, int]],
 ) -> None:
-    on = nodes.slices([seen(hami_node(card(), card("GPU-bbbb")))])
-    theirs = [Held(0, uuid, mib * MIB, cores) for uuid, mib, cores in held]
-    found, _ = usage.left(on, usage.of_cards(NODE, theirs))
+    on = nodes.build_slices([seen(hami_node(card(), card("GPU-bbbb")))])
+    theirs = [HamiAllocation(0, uuid, mib * MIB, cores) for uuid, mib, cores in held]
+    found, _ = usage.subtract_usage(on, usage.list_card_usage(NODE, theirs))
     for one in found:
         used = sum(each.memory_bytes for each in theirs if each.uuid == one.handle)
         assert one.closed or one.memory_bytes + used <= 80 * GIB
@@ -183,8 +185,8 @@ def test_an_entry_that_others_claim_is_gone_and_one_that_is_consumed_has_less() 
         Got("r", f"{at}/gpu-2", 30 * GIB),
         Got("r", "gpu.nvidia.com/other/gpu-0", None),
     ]
-    (first, second, shared), gone = usage.left(on, usage.of_entries(on, got))
+    (first, second, shared), gone = usage.subtract_usage(on, usage.list_dra_usage(on, got))
     assert gone == {second.counted: 1}
     assert (first, shared.memory_bytes, shared.closed) == (on[0], 50 * GIB, "")
-    (_, _, shared), _ = usage.left(on, [(on[2].counted, Taken(None))])
+    (_, _, shared), _ = usage.subtract_usage(on, [(on[2].counted, DeviceUsage(None))])
     assert shared.closed == FULL

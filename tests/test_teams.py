@@ -29,10 +29,10 @@ def test_of_required_links_the_best_is_taken_and_none_where_none_has_so_many(see
     counts = draw.integers(0, 7, int(draw.integers(1, 6)))
     names = [draw.choice(["", "x", "y", "z"], many).tolist() for many in counts]
     node_of, lanes = np.repeat(np.arange(len(counts)), counts), int(counts.sum())
-    must = topology.numbered(names, counts.tolist())
+    must = topology.number_links(names, counts.tolist())
     fits, tiers = draw.random(lanes) < 0.8, draw.integers(0, 3, lanes) << 10
     scores = draw.integers(0, 9, len(counts))
-    roots = topology.links(names, counts.tolist())
-    found = topology.best(devices, fits, tiers, scores, node_of, link_of=roots, must=must)
+    roots = topology.find_link_numbers(names, counts.tolist())
+    found = topology.choose_best_lanes(devices, fits, tiers, scores, node_of, link_of=roots, must=must)
     expected = slow(devices, fits.tolist(), tiers, scores[node_of], must)
     assert (None if found is None else found.tolist()) == expected

@@ -11,7 +11,7 @@ from autoscaler.contract import ModelName, TenantName
 from gateway import telemetry
 from gateway.dispatch.call import Call, Outcome
 from gateway.telemetry import Telemetry
-from gateway.upstream.token_usage import tokens
+from gateway.upstream.token_usage import parse_token_usage
 
 
 def ended(told: Telemetry, number: int = 1, tenant: str = "acme", *, cold: bool = False) -> None:
@@ -107,7 +107,7 @@ def test_too_many_tenants_are_told_as_other(monkeypatch: pytest.MonkeyPatch) -> 
     ],
 )
 def test_tokens_are_read_from_the_end_of_a_body(tail: bytes, expected: tuple[int, int]) -> None:
-    assert tokens(tail) == expected
+    assert parse_token_usage(tail) == expected
 
 
 def test_times_of_too_many_models_are_told_as_other(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import json
 
 from msgspec.structs import replace
 
-from autoscaler.drivers.kubernetes.objects.pod_template import template
+from autoscaler.drivers.kubernetes.objects.pod_template import build_pod_template
 from autoscaler.spec.model import Gpu, Model, ModelSpec
 from autoscaler.spec.pod import GPU, Pod, Resources, Toleration
 from autoscaler.spec.settings import PriorityClass, Settings
@@ -14,7 +14,7 @@ from tests.kit.worlds import model
 
 
 def asks(of: Model, settings: Settings | None = None) -> dict[str, object]:
-    found: dict[str, object] = template(of, settings or Settings())
+    found: dict[str, object] = build_pod_template(of, settings or Settings())
     return found
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rich.text import Text
 
 from pilotlight import __main__, output, tables
-from pilotlight.output import LINE_CHARACTERS_MAX, SafeStream, escaped
+from pilotlight.output import LINE_CHARACTERS_MAX, SafeStream, escape_text
 
 ALONE = (0x061C, 0x200E, 0x202E, 0x2066, 0x2028, 0xFEFF, 0xFFF9, 0xD800)
 RAW = "".join(map(chr, [*range(9), *range(11, 32), *range(0x7F, 0xA0), *ALONE]))
@@ -36,25 +36,25 @@ def stream() -> tuple[SafeStream, io.BytesIO]:
 
 
 def test_every_control_character_and_surrogate_is_escaped() -> None:
-    assert escaped(RAW) == "".join(f"\\u{ord(one):04x}" for one in RAW)
-    assert escaped("tab\tline\né 漢 🙂") == "tab\tline\né 漢 🙂"
+    assert escape_text(RAW) == "".join(f"\\u{ord(one):04x}" for one in RAW)
+    assert escape_text("tab\tline\né 漢 🙂") == "tab\tline\né 漢 🙂"
 
 
 @given(st.text(st.characters(codec=None)))
 def test_escaped_text_is_safe_and_escaping_is_idempotent(text: str) -> None:
-    safe = escaped(text)
+    safe = escape_text(text)
     safe.encode()
     assert all(one.isprintable() or one in "\t\n" for one in safe)
-    assert escaped(safe) == safe
+    assert escape_text(safe) == safe
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
 def test_escaped_json_has_the_same_value(text: str) -> None:
-    assert json.loads(escaped(json.dumps(text, ensure_ascii=False))) == text
+    assert json.loads(escape_text(json.dumps(text, ensure_ascii=False))) == text
 
 
 def test_each_long_line_is_cut_and_says_so() -> None:
-    cut = escaped(f"short\n{'a' * 1000}\nend", 100)
+    cut = escape_text(f"short\n{'a' * 1000}\nend", 100)
     assert [len(line) for line in cut.split("\n")] == [5, 100, 3]
     assert "... (1000 characters)\n" in cut
 
@@ -75,7 +75,7 @@ def test_streams_are_replaced_only_inside(capsys: pytest.CaptureFixture[str]) ->
     with output.safe_streams():
         print("\x07out")
         print("\x07err", file=sys.stderr)
-        output.document('{"a": "\x85\u202e' + "x" * LINE_CHARACTERS_MAX + '"}')
+        output.write_document('{"a": "\x85\u202e' + "x" * LINE_CHARACTERS_MAX + '"}')
     assert (sys.stdout, sys.stderr) == before
     told = capsys.readouterr()
     first, second = told.out.splitlines()
@@ -91,7 +91,7 @@ def test_a_full_disk_behind_the_output_is_one_error(monkeypatch: pytest.MonkeyPa
             with pytest.raises(click.ClickException, match="the output cannot be written: No space left on device"):
                 sys.stdout.flush()
             with pytest.raises(click.ClickException, match="the output cannot be written: No space left on device"):
-                output.document("[]")
+                output.write_document("[]")
         assert sys.stdout is full
 
 
@@ -128,7 +128,7 @@ def test_an_internal_error_is_one_line_without_its_message(monkeypatch: pytest.M
     with pytest.raises(ValueError, match="secret") as caught:
         output.SafeStream(io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="strict")).write(Secret())
     error = ExceptionGroup("several", [caught.value, KeyError("secret")])
-    __main__.report(type(error), error, error.__traceback__)
+    __main__.report_exception(type(error), error, error.__traceback__)
     assert said[-1].startswith("pilotlight: internal error: ValueError in pilotlight/output.py:")
     assert "please report" in said[-1]
     assert "secret" not in said[-1]
@@ -139,5 +139,5 @@ def test_ctrl_c_and_exits_are_left_to_python(monkeypatch: pytest.MonkeyPatch) ->
     seen: list[type[BaseException]] = []
     monkeypatch.setattr(sys, "__excepthook__", lambda kind, *_: seen.append(kind))
     for error in (KeyboardInterrupt(), GeneratorExit()):
-        __main__.report(type(error), error, None)
+        __main__.report_exception(type(error), error, None)
     assert seen == [KeyboardInterrupt, GeneratorExit]

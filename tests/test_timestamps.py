@@ -39,7 +39,7 @@ OURS = Second()
 
 
 def rooted(trusted: dict[str, Any], who: Identity = WHO) -> Policy:
-    return Policy("enforce", identities=(who,), root=trust_root.parse(json.dumps(trusted).encode()))
+    return Policy("enforce", identities=(who,), root=trust_root.parse_trust_root(json.dumps(trusted).encode()))
 
 
 ENFORCE = rooted(OURS.trusted())
@@ -47,7 +47,7 @@ ENFORCE = rooted(OURS.trusted())
 
 def why(document: dict[str, Any], policy: Policy = ENFORCE, digest: Digest = DIGEST) -> str:
     """Why it counts for nothing; empty: it holds."""
-    verdict = signatures.judge(digest, [bundled(document)], policy)
+    verdict = signatures.evaluate_signatures(digest, [bundled(document)], policy)
     return "" if verdict.publish else verdict.lines[1].removeprefix("bundle: ")
 
 

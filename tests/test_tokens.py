@@ -10,7 +10,7 @@ import pytest
 
 from autoscaler.kubernetes.api import Api, Object
 from autoscaler.server import token_review as tokens_
-from autoscaler.server.auth import AGENT, BOTH, GATEWAY, Admitted, Roles
+from autoscaler.server.auth import AGENT, BOTH, GATEWAY, Authenticated, Roles
 from autoscaler.server.token_review import AGAIN_MAX, ASKED_MAX, KEPT_MAX, KEPT_S, NODE, STANDS_S, Tokens
 
 US = "system:serviceaccount:n:gateway"
@@ -76,7 +76,7 @@ async def test_at_a_server_that_hangs_all_who_were_let_in_are_let_in_at_once(hou
             report = house.tokens.admits(name)
             with pytest.raises(StopIteration) as said:  # without waiting for anything
                 report.send(None)
-            assert said.value.value == Admitted()
+            assert said.value.value == Authenticated()
         await asyncio.sleep(0)
     assert len(house.server.asked) == len(names) + AGAIN_MAX, "one question for each, and not more than so many"
     house.now_s += STANDS_S
@@ -86,9 +86,9 @@ async def test_at_a_server_that_hangs_all_who_were_let_in_are_let_in_at_once(hou
 
 async def test_of_a_token_that_is_bound_to_a_pod_its_node_is_known(house: House) -> None:
     house.server.good.update(("ours", "unbound"))
-    assert await house.tokens.admits("unbound") == Admitted()
+    assert await house.tokens.admits("unbound") == Authenticated()
     house.server.node = "n1"
-    assert await house.tokens.admits("ours") == await house.tokens.admits("ours") == Admitted(node="n1")
+    assert await house.tokens.admits("ours") == await house.tokens.admits("ours") == Authenticated(node="n1")
     assert house.server.asked == ["unbound", "ours"]
 
 
@@ -99,7 +99,7 @@ async def test_a_token_has_the_roles_of_its_service_account() -> None:
     for shown, user in (("gateway", US), ("agent", AGENTS), ("other", "system:serviceaccount:n:other")):
         house.server.user = user
         found.append(await house.tokens.admits(shown))
-    assert found == [Admitted(roles=GATEWAY), Admitted(roles=AGENT), None]
+    assert found == [Authenticated(roles=GATEWAY), Authenticated(roles=AGENT), None]
     await house.tokens.close()
 
 

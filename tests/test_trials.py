@@ -13,7 +13,7 @@ from autoscaler.spec.pod import Pod, Resources, Toleration
 from autoscaler.state.actions import AcquireLease
 from autoscaler.state.capacity_orders import Offer
 from autoscaler.state.node_labels import Taint
-from autoscaler.state.resources import Host
+from autoscaler.state.resources import HostResources
 from autoscaler.state.world import NodeId, World
 from tests.kit.offered import acted, cloud, offer, offered
 from tests.kit.worlds import T0, device, gateway, level, model, world
@@ -60,7 +60,7 @@ def test_each_has_a_share_of_the_tries() -> None:
     """That a node has no CPU left nothing tells but a try."""
     busy = Resources(requests={"cpu": "8"})
     crowd = [model(f"c{number}", 16, priority=1, pod=Pod(tolerations=MEEK, resources=busy)) for number in range(CROWD)]
-    hosts = {NodeId(f"n{at}"): Host(8000, cpu_left_milli=1000 + at) for at in range(NODES)}
+    hosts = {NodeId(f"n{at}"): HostResources(8000, cpu_left_milli=1000 + at) for at in range(NODES)}
     assert owners(offered(behind(*crowd, hosts=hosts), *rack())) == [A.name]
 
 

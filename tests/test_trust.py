@@ -15,22 +15,29 @@ from msgspec.structs import replace
 from autoscaler.contract import ModelName, ReplicaId, TenantName
 from autoscaler.explain.decision_log import Log
 from autoscaler.explain.model import explain_model
-from autoscaler.placement.index.index import Yard
-from autoscaler.placement.model.bins import trust_of
-from autoscaler.placement.model.tenant_isolation import NOBODY, Company, Domain, Trust, domain_of, strange
-from autoscaler.placement.model.types import Force, Incumbent, Outlook, Packing, Shelf, Want
+from autoscaler.placement.index.index import SliceIndex
+from autoscaler.placement.model.bins import tenant_set_of
+from autoscaler.placement.model.tenant_isolation import (
+    NOBODY,
+    Domain,
+    DomainOccupancy,
+    TenantSet,
+    domain_of,
+    has_tenant_conflict,
+)
+from autoscaler.placement.model.types import Bin, EvictionLevel, Occupant, PackResult, PlacementRequest, RestartCosts
 from autoscaler.placement.packer import pack
 from autoscaler.planner.plan import plan
 from autoscaler.spec.model import Model
 from autoscaler.state.actions import StartReplica
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.resources import Isolation, Room
+from autoscaler.state.resources import Isolation, ResourceAmount
 from autoscaler.state.world import DeviceId, NodeId, Replica, Slice, SliceId, World
 from tests.kit.budget import examples
 from tests.kit.worlds import GI, T0, drain, gateway, kinds, level, model, replica, world
 
 ACME, BOLT = TenantName("acme"), TenantName("bolt")
-TRUSTS: tuple[Trust, ...] = ((), (ACME,), (BOLT,), (ACME, BOLT), NOBODY)
+TRUSTS: tuple[TenantSet, ...] = ((), (ACME,), (BOLT,), (ACME, BOLT), NOBODY)
 APART = {"mps": Isolation.MEMORY, "hami": Isolation.MEMORY, "mig": Isolation.HARDWARE}
 FOR_OTHERS = "a is on a shared device of its node for other tenants"
 
@@ -136,7 +143,7 @@ def test_who_is_in_no_document_any_more_is_a_stranger_to_all_that_list_tenants()
     going = on(A, TWO[0], state=S.DRAINING, drain=drain())
     assert kinds(plan(calls([B], TWO, [going], "b"), T0)) == []
     assert kinds(plan(calls([own("b")], TWO, [going], "b"), T0)) == ["start b"]
-    assert trust_of(None) == trust_of(model("x", tenants=())) == NOBODY
+    assert tenant_set_of(None) == tenant_set_of(model("x", tenants=())) == NOBODY
 
 
 def test_of_strangers_that_come_together_the_first_has_the_device_to_itself() -> None:
@@ -153,14 +160,14 @@ def test_explain_says_who_is_there_for_others() -> None:
     assert [one.ruled_out for one in found] == [FOR_OTHERS, FOR_OTHERS]
 
 
-FOR_BOLT = Want(ModelName("b"), memory_bytes=6 * GI, force=Force.BUSY, trust=(BOLT,))
+FOR_BOLT = PlacementRequest(ModelName("b"), memory_bytes=6 * GI, force=EvictionLevel.BUSY, trust=(BOLT,))
 
 
-def taken(at: int, device: str = "g0", *, busy: bool = False, evictable_s: float = 0.0) -> Shelf:
+def taken(at: int, device: str = "g0", *, busy: bool = False, evictable_s: float = 0.0) -> Bin:
     """A share with a Replica for others on it."""
     of = share(device, at)
-    who = Incumbent(
-        ReplicaId(f"r{at}"), ModelName("a"), S.READY, Room(of.memory_bytes, of.compute_percent), busy=busy,
+    who = Occupant(
+        ReplicaId(f"r{at}"), ModelName("a"), S.READY, ResourceAmount(of.memory_bytes, of.compute_percent), busy=busy,
         evictable_s=evictable_s, trust=(ACME,),
     )  # fmt: skip
     return shelf(of, [who])
@@ -170,20 +177,20 @@ def taken(at: int, device: str = "g0", *, busy: bool = False, evictable_s: float
 
 
 @st.composite
-def benches(draw: st.DrawFn) -> list[Shelf]:
+def benches(draw: st.DrawFn) -> list[Bin]:
     """Up to three Devices of up to three shares, on two nodes. On each are some who may be there together."""
-    made: list[Shelf] = []
-    met: dict[Domain | None, list[Trust]] = {}
+    made: list[Bin] = []
+    met: dict[Domain | None, list[TenantSet]] = {}
     for device in range(draw(st.integers(1, 3))):
         kind = draw(st.sampled_from(["timeslice", "timeslice", "mps", "hami", "mig", ""]))
         node = draw(st.sampled_from(["n0", "n1"]))
         for at in range(draw(st.integers(1, 3))):
             of = share(f"g{device}", at, kind, shared=kind in {"hami", ""}, node=node)
             there = met.setdefault(domain_of(of), [])
-            on_it: list[Incumbent] = []
+            on_it: list[Occupant] = []
             for number in range(draw(st.integers(0, 2 if of.shared else 1))):
                 trust = draw(st.sampled_from(TRUSTS))
-                if domain_of(of) and any(strange(trust, one) for one in there):
+                if domain_of(of) and any(has_tenant_conflict(trust, one) for one in there):
                     continue
                 there.append(trust)
                 on_it.append(draw(incumbents(f"{of.id}-{number}", of, trust)))
@@ -192,41 +199,49 @@ def benches(draw: st.DrawFn) -> list[Shelf]:
 
 
 @st.composite
-def incumbents(draw: st.DrawFn, name: str, of: Slice, trust: Trust) -> Incumbent:
+def incumbents(draw: st.DrawFn, name: str, of: Slice, trust: TenantSet) -> Occupant:
     leaving = draw(st.booleans())
-    return Incumbent(
-        replica=ReplicaId(name), model=ModelName(draw(st.sampled_from("xyz"))), state=S.READY,
-        room=Room(draw(st.integers(1, 4)) * GI, 0) if of.shared else Room(of.memory_bytes, of.compute_percent),
-        priority=draw(st.integers(0, 1)), busy=draw(st.booleans()), evictable_s=draw(st.sampled_from([0.0, T0 + 1])),
-        leaving=leaving, stuck=leaving and draw(st.integers(0, 3)) == 0, trust=trust,
-    )  # fmt: skip
+    return Occupant(
+        replica=ReplicaId(name),
+        model=ModelName(draw(st.sampled_from("xyz"))),
+        state=S.READY,
+        room=ResourceAmount(draw(st.integers(1, 4)) * GI, 0)
+        if of.shared
+        else ResourceAmount(of.memory_bytes, of.compute_percent),
+        priority=draw(st.integers(0, 1)),
+        busy=draw(st.booleans()),
+        evictable_s=draw(st.sampled_from([0.0, T0 + 1])),
+        leaving=leaving,
+        stuck=leaving and draw(st.integers(0, 3)) == 0,
+        trust=trust,
+    )
 
 
-def shelf(of: Slice, on_it: list[Incumbent], *, locked: bool = False) -> Shelf:
-    free, coming = Room(of.memory_bytes, of.compute_percent), Room(0, 0)
+def shelf(of: Slice, on_it: list[Occupant], *, locked: bool = False) -> Bin:
+    free, coming = ResourceAmount(of.memory_bytes, of.compute_percent), ResourceAmount(0, 0)
     for one in on_it:
         free = free.less(one.room)
         coming = coming.plus(one.room) if one.leaving and not one.stuck else coming
     trusts = frozenset(one.trust for one in on_it if one.trust and domain_of(of))
-    return Shelf(
+    return Bin(
         slice=of, whole=False, incumbents=tuple(on_it), free=free, coming=coming, locked=locked, trusts=trusts
     )  # fmt: skip
 
 
 @st.composite
-def wanted(draw: st.DrawFn) -> list[Want]:
+def wanted(draw: st.DrawFn) -> list[PlacementRequest]:
     return [
-        Want(
+        PlacementRequest(
             model=ModelName(draw(st.sampled_from("abc"))), ordinal=ordinal, memory_bytes=draw(st.integers(1, 8)) * GI,
-            priority=draw(st.integers(0, 1)), force=draw(st.sampled_from(list(Force))),
+            priority=draw(st.integers(0, 1)), force=draw(st.sampled_from(list(EvictionLevel))),
             trust=draw(st.sampled_from(TRUSTS)),
         )
         for ordinal in range(draw(st.integers(1, 6)))
     ]  # fmt: skip
 
 
-def packed(wants: list[Want], shelves: list[Shelf]) -> Packing:
-    return pack(wants, Yard(shelves), frozenset(), Outlook(), T0)
+def packed(wants: list[PlacementRequest], shelves: list[Bin]) -> PackResult:
+    return pack(wants, SliceIndex(shelves), frozenset(), RestartCosts(), T0)
 
 
 MANY = settings(derandomize=True, deadline=None, max_examples=examples(400))
@@ -234,9 +249,11 @@ MANY = settings(derandomize=True, deadline=None, max_examples=examples(400))
 
 @MANY
 @given(wanted(), benches())
-def test_strangers_are_never_on_one_device_whatever_is_packed(wants: list[Want], shelves: list[Shelf]) -> None:
+def test_strangers_are_never_on_one_device_whatever_is_packed(
+    wants: list[PlacementRequest], shelves: list[Bin]
+) -> None:
     domains = {one.slice.id: domain_of(one.slice) for one in shelves}
-    there: dict[Domain | None, list[Trust]] = {}
+    there: dict[Domain | None, list[TenantSet]] = {}
     for one in shelves:
         there.setdefault(domain_of(one.slice), []).extend(i.trust for i in one.incumbents)
     answer = packed(wants, shelves)
@@ -244,13 +261,15 @@ def test_strangers_are_never_on_one_device_whatever_is_packed(wants: list[Want],
         for id in placement.slices:
             there[domains[id]].append(placement.want.trust)
     for domain in there.keys() - {None}:
-        assert not any(strange(one, other) for one, other in combinations(there[domain], 2))
+        assert not any(has_tenant_conflict(one, other) for one, other in combinations(there[domain], 2))
     assert len(answer.placements) + len(answer.unmet) == len(wants)
 
 
 @MANY
 @given(wanted(), benches())
-def test_when_its_victims_are_gone_a_want_is_placed_and_not_before(wants: list[Want], shelves: list[Shelf]) -> None:
+def test_when_its_victims_are_gone_a_want_is_placed_and_not_before(
+    wants: list[PlacementRequest], shelves: list[Bin]
+) -> None:
     for want in wants:
         victims = {one.replica for one in packed([want], shelves).victims}
         if not victims:
@@ -261,13 +280,15 @@ def test_when_its_victims_are_gone_a_want_is_placed_and_not_before(wants: list[W
             assert not packed([want], _without(shelves, (victims - {stays}) | leave)).placements, "nobody goes in vain"
 
 
-def _without(shelves: list[Shelf], gone: set[ReplicaId]) -> list[Shelf]:
+def _without(shelves: list[Bin], gone: set[ReplicaId]) -> list[Bin]:
     return [shelf(one.slice, [i for i in one.incumbents if i.replica not in gone]) for one in shelves]
 
 
 @MANY
 @given(wanted(), benches())
-def test_who_lists_no_tenants_is_placed_as_if_there_were_none(wants: list[Want], shelves: list[Shelf]) -> None:
+def test_who_lists_no_tenants_is_placed_as_if_there_were_none(
+    wants: list[PlacementRequest], shelves: list[Bin]
+) -> None:
     plain = [want._replace(trust=()) for want in wants]
     nobody_listed = [
         shelf(one.slice, [i._replace(trust=()) for i in one.incumbents], locked=one.locked) for one in shelves
@@ -277,11 +298,11 @@ def test_who_lists_no_tenants_is_placed_as_if_there_were_none(wants: list[Want],
 
 @MANY
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["put", "expect", "forget"]), st.sampled_from(TRUSTS))))
-def test_a_company_that_is_kept_is_a_new_one(events: list[tuple[int, str, Trust]]) -> None:
+def test_a_company_that_is_kept_is_a_new_one(events: list[tuple[int, str, TenantSet]]) -> None:
     lanes: dict[Domain, list[int]] = {
         (NodeId("n"), DeviceId(f"g{number}")): [2 * number, 2 * number + 1] for number in range(4)
     }
-    kept, there, guests = Company(lanes, 8), dict[Domain, Trust](), list[tuple[Domain, Trust]]()
+    kept, there, guests = DomainOccupancy(lanes, 8), dict[Domain, TenantSet](), list[tuple[Domain, TenantSet]]()
     for number, what, trust in events:
         domain = (NodeId("n"), DeviceId(f"g{number}"))
         if what == "put":
@@ -293,7 +314,7 @@ def test_a_company_that_is_kept_is_a_new_one(events: list[tuple[int, str, Trust]
         else:
             guests.clear()
             kept.forget()
-        anew = Company(lanes, 8)
+        anew = DomainOccupancy(lanes, 8)
         for one, is_there in there.items():
             anew.put(one, [is_there])
         for one, comes in guests:

@@ -23,10 +23,10 @@ from artifacts.registry import push
 from artifacts.registry.blobs import Blob
 from artifacts.registry.client import Client
 from artifacts.registry.manifests import INDEX, MANIFEST
-from artifacts.registry.referrers import tag_of
+from artifacts.registry.referrers import format_referrers_tag
 from artifacts.signatures import public_keys
 from artifacts.signatures.bundles import BUNDLE, BUNDLE_BYTES_MAX
-from artifacts.signatures.policy import Bundled, Cosign, Policy, Verdict
+from artifacts.signatures.policy import Bundled, Cosign, Policy, SignatureVerdict
 from tests.kit.fake_registry import FakeRegistry, StillClock, digest_of, index, says
 from tests.kit.signed import OTHER, bundled, cosign, envelope, key, payload, statement
 
@@ -46,10 +46,10 @@ class Place:
     def __init__(self, fake: FakeRegistry, client: Client) -> None:
         self.fake, self.client = fake, client
         self.digest = Digest(fake.manifest(NAME, "v1", BODY))
-        self.tag = f"{tag_of(self.digest)}.sig"
+        self.tag = f"{format_referrers_tag(self.digest)}.sig"
 
-    async def judge(self, policy: Policy = ENFORCE, seconds_max: float = 60) -> Verdict:
-        return await verify_signatures.judge(self.client, NAME, self.digest, policy, seconds_max=seconds_max)
+    async def judge(self, policy: Policy = ENFORCE, seconds_max: float = 60) -> SignatureVerdict:
+        return await verify_signatures.verify_manifest(self.client, NAME, self.digest, policy, seconds_max=seconds_max)
 
     async def refusal(self) -> str:
         """The first reason for a no, without what it was found as."""
@@ -119,7 +119,7 @@ async def test_a_signature_is_found_whichever_way_it_was_attached(way: str) -> N
             one.fake.manifest(NAME, one.tag, one.by_cosign(cosign(THEIRS, text), cosign(OURS, text)))
         elif way == "list under the tag":
             await one.refer(one.by_bundle(good(one)))
-            assert (NAME, tag_of(one.digest)) in one.fake.manifests
+            assert (NAME, format_referrers_tag(one.digest)) in one.fake.manifests
         else:
             one.list(one.by_bundle(good(one)), artifactType="" if way == "stripped type" else BUNDLE)
         verdict = await one.judge()
@@ -134,7 +134,7 @@ async def test_what_cosign_leaves_in_a_registry_holds(way: str) -> None:
             one.fake.manifests[NAME, name] = (media_type, body.encode())
         for blob in COSIGN[way]["blobs"]:
             one.fake.blob(blob.encode())
-        own = public_keys.parse(COSIGN["key"].encode())
+        own = public_keys.parse_public_key(COSIGN["key"].encode())
         assert (await one.judge(Policy("enforce", (key(OURS), own)))).signed_by == f"key {own.id}"
         assert await one.refusal() == "it is by none of the keys"
 
@@ -160,9 +160,9 @@ async def test_point_17_tampering_with_the_tag_is_a_no() -> None:
         one.fake.manifest(NAME, one.tag, one.by_cosign(cosign(OURS, payload(OTHER))))
         assert (await one.judge()).lines[2].endswith("it is over another digest")
         one.fake.manifest(NAME, one.tag, BODY)
-        one.fake.manifest(NAME, tag_of(one.digest), b'{"manifests": [{"digest": "x"}]}', INDEX)
+        one.fake.manifest(NAME, format_referrers_tag(one.digest), b'{"manifests": [{"digest": "x"}]}', INDEX)
         assert "is no digest" in await one.refusal() or "cannot be read" in await one.refusal()
-        one.fake.manifest(NAME, tag_of(one.digest), b"{", INDEX)
+        one.fake.manifest(NAME, format_referrers_tag(one.digest), b"{", INDEX)
         assert not (await one.judge()).publish
 
 

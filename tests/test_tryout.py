@@ -11,29 +11,36 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from autoscaler.capacity.ordered_slices import GIVEN_BACK, shut, slices_of
+from autoscaler.capacity.ordered_slices import GIVEN_BACK, list_withheld_slices, slices_of
 from autoscaler.contract import ModelName
 from autoscaler.placement import simulate
-from autoscaler.placement.model.bins import want_of
-from autoscaler.placement.model.types import Force, Outlook, Packing, Want
+from autoscaler.placement.model.bins import build_placement_request
+from autoscaler.placement.model.types import EvictionLevel, PackResult, PlacementRequest, RestartCosts
 from autoscaler.placement.packer import pack
-from autoscaler.placement.simulate import Answers, Ground, covered, devices_for, lacking, virtual
+from autoscaler.placement.simulate import (
+    SimulationCache,
+    SimulationContext,
+    build_virtual_slices,
+    devices_for,
+    list_missing_devices,
+    match_requests_to_orders,
+)
 from autoscaler.spec.model import Gpu, Model
 from autoscaler.state.capacity_orders import Lease, LeaseId, Listed, Offer
 from autoscaler.state.node_labels import Taint
-from autoscaler.state.operator_orders import Cordon, Place
-from autoscaler.state.resources import Host
+from autoscaler.state.operator_orders import Cordon, CordonTarget
+from autoscaler.state.resources import HostResources
 from autoscaler.state.world import NodeId, SliceId, World
 from tests.kit.offered import A, cloud, offer
 from tests.kit.worlds import GI, T0, device, model, replica, world
 
 
-def want(of: Model = A, ordinal: int = 0) -> Want:
-    return want_of(of, ordinal, T0, Force.IDLE, "a test")
+def want(of: Model = A, ordinal: int = 0) -> PlacementRequest:
+    return build_placement_request(of, ordinal, T0, EvictionLevel.IDLE, "a test")
 
 
-def ground(of: World, *taken: str) -> Ground:
-    return Ground(of, Outlook(), T0, taken=frozenset(map(SliceId, taken)))
+def ground(of: World, *taken: str) -> SimulationContext:
+    return SimulationContext(of, RestartCosts(), T0, taken=frozenset(map(SliceId, taken)))
 
 
 def lease(of: Offer, name: str = "x", devices: int = 1, listed: Listed | None = None) -> Lease:
@@ -51,9 +58,9 @@ NOTHING = world([A], [device("cpu", 1, "w1", labels={"zone": "z"}, labels_known=
 
 
 def test_what_is_attached_has_the_labels_of_its_node_and_what_is_added_those_of_the_offer() -> None:
-    (attached,) = virtual(NOTHING, offer(), range(1), "x")
+    (attached,) = build_virtual_slices(NOTHING, offer(), range(1), "x")
     assert (attached.node, attached.labels, attached.labels_known) == ("w1", {"zone": "z"}, True)
-    parts = virtual(NOTHING, cloud(labels={"pool": "g4"}, parts=3, shared=False), range(2), "x")
+    parts = build_virtual_slices(NOTHING, cloud(labels={"pool": "g4"}, parts=3, shared=False), range(2), "x")
     assert len(parts) == len({one.id for one in parts}) == 6
     assert len({one.device for one in parts}) == 2
     assert {(one.node, one.memory_bytes, one.device_bytes) for one in parts} == {("x", 16 * GI // 3, 16 * GI)}
@@ -96,25 +103,25 @@ def test_what_does_not_suit_is_not_offered_by_any_number() -> None:
 def test_who_waits_for_what_is_on_its_way_each_once_and_the_soonest_first() -> None:
     both = [want(ordinal=0), want(ordinal=1)]
     first, second = lease(offer(), "x"), lease(cloud(), "y")
-    assert set(covered(ground(NOTHING), both, [first, second]).values()) == {first.id, second.id}
-    assert [*covered(ground(NOTHING), both[:1], [first, second]).values()] == [first.id]
-    assert [*covered(ground(NOTHING), both[:1], [second, first]).values()] == [second.id]
-    assert not covered(ground(NOTHING), [], [first])
-    assert not covered(ground(NOTHING), both, [])
+    assert set(match_requests_to_orders(ground(NOTHING), both, [first, second]).values()) == {first.id, second.id}
+    assert [*match_requests_to_orders(ground(NOTHING), both[:1], [first, second]).values()] == [first.id]
+    assert [*match_requests_to_orders(ground(NOTHING), both[:1], [second, first]).values()] == [second.id]
+    assert not match_requests_to_orders(ground(NOTHING), [], [first])
+    assert not match_requests_to_orders(ground(NOTHING), both, [])
 
 
 def test_two_devices_of_two_leases_on_one_node_do_for_who_needs_both() -> None:
     two = want(model("a", 16, gpu=Gpu(count=2)))
-    assert covered(ground(NOTHING), [two], [lease(offer(), "x"), lease(offer(), "y")])
+    assert match_requests_to_orders(ground(NOTHING), [two], [lease(offer(), "x"), lease(offer(), "y")])
     elsewhere = lease(offer(node="w2", name="w2"), "y")
-    assert not covered(ground(NOTHING), [two], [lease(offer(), "x"), elsewhere])
+    assert not match_requests_to_orders(ground(NOTHING), [two], [lease(offer(), "x"), elsewhere])
 
 
 def test_what_of_a_lease_is_there_is_no_more_on_its_way() -> None:
     got = lease(offer(), devices=2, listed=here(offer(), "new0", "new1"))
-    assert list(lacking(NOTHING, got)) == [0, 1]
+    assert list(list_missing_devices(NOTHING, got)) == [0, 1]
     one = replace(NOTHING, slices={**NOTHING.slices, **world([], [device("new0", 16, "w1")]).slices})
-    assert list(lacking(one, got)) == [1]
+    assert list(list_missing_devices(one, got)) == [1]
     assert [each.id for each in slices_of(one, got)] == ["new0"]
 
 
@@ -129,14 +136,14 @@ def test_nothing_new_is_put_on_what_is_given_back() -> None:
     at = world([A], [device("new0", 16, "w1"), device("own", 16, "w1")])
     going = replace(lease(offer(), listed=here(offer(), "new0")), release_s=T0)
     capacity = replace(at.capacity, leases={going.id: going})
-    assert shut(replace(at, capacity=capacity)) == {"new0": GIVEN_BACK}
-    assert not shut(at)
+    assert list_withheld_slices(replace(at, capacity=capacity)) == {"new0": GIVEN_BACK}
+    assert not list_withheld_slices(at)
 
 
 def test_what_it_is_given_stays_as_it_is() -> None:
     at = world([A], [device("w1g", 16, "w1", product="A100")], [replica(A, "r1", ["w1g"])])
     before = replace(at)
-    covered(ground(at), [want()], [lease(offer())])
+    match_requests_to_orders(ground(at), [want()], [lease(offer())])
     devices_for(ground(at), want(), offer())
     assert at == before
 
@@ -159,10 +166,10 @@ def test_of_many_who_are_alike_no_more_are_tried_than_could_have_room_and_the_an
     ]  # fmt: skip
     there = [device(f"g{at}", 16, data.draw(st.sampled_from(["w1", "w2"])), product="A100") for at in range(2)]
     at = ground(world([A], there), *(one.id for one in there if data.draw(st.booleans())))
-    found = covered(at, wants, leases)
+    found = match_requests_to_orders(at, wants, leases)
 
     with patch.object(simulate, "_most", lambda *_: len(wants)):
-        assert covered(at, wants, leases) == found
+        assert match_requests_to_orders(at, wants, leases) == found
 
 
 def test_a_hundred_who_wait_for_a_hundred_that_come_cost_one_look_each() -> None:
@@ -170,15 +177,15 @@ def test_a_hundred_who_wait_for_a_hundred_that_come_cost_one_look_each() -> None
     leases = [lease(cloud(name=f"c{at:03}"), f"x{at:03}") for at in range(100)]
     looked: list[int] = []
 
-    def counted(some: Sequence[Want], *given: Any, **words: Any) -> Packing:
+    def counted(some: Sequence[PlacementRequest], *given: Any, **words: Any) -> PackResult:
         looked.append(len(some))
         return pack(some, *given, **words)
 
     with patch.object(simulate, "pack", counted):
-        assert len(covered(ground(NOTHING), wants, leases)) == 100
+        assert len(match_requests_to_orders(ground(NOTHING), wants, leases)) == 100
         assert sum(looked) == 100
         looked.clear()
-        assert len(covered(ground(NOTHING)._replace(answers=Answers()), wants, leases)) == 100
+        assert len(match_requests_to_orders(ground(NOTHING)._replace(answers=SimulationCache()), wants, leases)) == 100
     assert looked == [1], "all of them are alike"
 
 
@@ -205,12 +212,12 @@ def test_questions_that_are_alike_have_one_answer_and_it_is_that_of_each(data: s
         )
         for node in nodes
     ]  # fmt: skip
-    hosts = {NodeId(one): Host(cpu_left_milli=data.draw(some([500, 2000, 8000]))) for one in nodes}
-    closed = [Place("node", "w1")] if data.draw(st.booleans()) else []
+    hosts = {NodeId(one): HostResources(cpu_left_milli=data.draw(some([500, 2000, 8000]))) for one in nodes}
+    closed = [CordonTarget("node", "w1")] if data.draw(st.booleans()) else []
     cordons = {one: Cordon(place=one, node=one.name, since_s=T0) for one in closed}
     at = ground(replace(world([A], []), hosts=hosts, cordons=cordons))
-    remembers = at._replace(answers=Answers())
+    remembers = at._replace(answers=SimulationCache())
     leases = [lease(one, f"x{number}") for number, one in enumerate(offers)]
-    assert covered(remembers, wants, leases) == covered(at, wants, leases)
+    assert match_requests_to_orders(remembers, wants, leases) == match_requests_to_orders(at, wants, leases)
     for one in wants:
         assert [devices_for(remembers, one, of) for of in offers] == [devices_for(at, one, of) for of in offers]

@@ -7,10 +7,10 @@ from time import process_time
 import pytest
 
 from autoscaler.providers.kube import SAID_MAX, AnswerError
-from autoscaler.providers.kueue.workload import accepts
+from autoscaler.providers.kueue.workload import queue_closed_reason
 from autoscaler.providers.provider import RefusedError
-from autoscaler.providers.provisioning_request.objects import Condition
-from autoscaler.text import unaddressed
+from autoscaler.providers.provisioning_request.objects import RequestCondition
+from autoscaler.text import redact_addresses
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ from autoscaler.text import unaddressed
     ],
 )
 def test_an_address_is_taken_out_and_all_else_stays(said: str, told: str) -> None:
-    assert unaddressed(said) == told
+    assert redact_addresses(said) == told
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_a_long_text_takes_no_longer_than_by_its_length(piece: str) -> None:
     long = piece * (150_000 // len(piece))
     began_s = process_time()
     for text in (long, f"[{long}", f"lookup {long}x", f"certificate is valid for {long}"):
-        unaddressed(text)
+        redact_addresses(text)
     assert process_time() - began_s < 10.0
 
 
@@ -75,6 +75,6 @@ def test_what_is_refused_is_told_so() -> None:
 
 def test_no_address_is_cut_in_half_and_not_known_any_more() -> None:
     message = "x" * (SAID_MAX - len("X: 10.96.0")) + " 10.96.0.1:443"
-    assert "10.96" not in Condition(True, "X", message, 0.0).says()
+    assert "10.96" not in RequestCondition(True, "X", message, 0.0).says()
     queue = {"status": {"conditions": [{"type": "Active", "status": "False", "reason": "X", "message": message}]}}
-    assert "10.96" not in accepts(queue)
+    assert "10.96" not in queue_closed_reason(queue)

@@ -75,10 +75,12 @@ def refused(below: Path, content: bytes, said: str, of: File | None = None, *, a
 def test_an_honest_archive_is_laid_out(encoding: Encoding, below: Path) -> None:
     content = honest(MODEL, folders=["sub", "empty"])
     packed = {"tar": content, "tar+gzip": gzip.compress(content), "tar+zstd": zstandard.compress(content)}[encoding]
-    found = lay(below, packed, layer(content, encoding), diff_id=digest.of(content))
+    found = lay(below, packed, layer(content, encoding), diff_id=digest.compute_digest(content))
     assert {one.path: one.size for one in found} == {path: len(held) for path, held in MODEL.items()}
     assert {one.path: one.role for one in found}["sub/tokenizer.json"] == "tokenizer"
-    assert {one.path: one.digest for one in found} == {path: digest.of(held) for path, held in MODEL.items()}
+    assert {one.path: one.digest for one in found} == {
+        path: digest.compute_digest(held) for path, held in MODEL.items()
+    }
     assert there(below) == MODEL
     assert (below / "empty").is_dir()
 
@@ -119,14 +121,14 @@ def test_only_the_model_of_an_image_is_taken_and_its_software_is_passed_by(below
 
 def test_the_models_folder_is_the_first_that_is_there() -> None:
     content = member(b"a.gguf") + member(b"./models/b.gguf") + END
-    names = [one.path for one in unpack.members([content], layer(content))]
+    names = [one.path for one in unpack.iter_members([content], layer(content))]
     assert names == ["a.gguf", "./models/b.gguf"]
-    assert member_filter.root_of(("models", ""), names) == "models"
-    assert member_filter.root_of(("x", "models"), names) == "models"
-    assert member_filter.root_of(("models", ""), ["a", "models-evil/x"]) == ""
-    assert member_filter.root_of(("",), iter(())) == ""
+    assert member_filter.select_model_root(("models", ""), names) == "models"
+    assert member_filter.select_model_root(("x", "models"), names) == "models"
+    assert member_filter.select_model_root(("models", ""), ["a", "models-evil/x"]) == ""
+    assert member_filter.select_model_root(("",), iter(())) == ""
     with pytest.raises(BadArchiveError, match="the archive has no folder models"):
-        member_filter.root_of(("models",), ["a.gguf"])
+        member_filter.select_model_root(("models",), ["a.gguf"])
 
 
 def test_names_are_laid_under_the_layers_folder(below: Path) -> None:
@@ -258,11 +260,11 @@ def test_what_others_have_put_there_meanwhile_stays_theirs(below: Path) -> None:
 
 def test_a_diff_id_that_is_another_is_refused(below: Path) -> None:
     content = honest(MODEL)
-    lay(below, content, diff_id=digest.of(content))
+    lay(below, content, diff_id=digest.compute_digest(content))
     for path in sorted(below.rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
     with pytest.raises(BadArchiveError, match="its diffID is another"):
-        lay(below, content, diff_id=digest.of(b"else"))
+        lay(below, content, diff_id=digest.compute_digest(b"else"))
     assert not list(below.iterdir())
 
 

@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.controller.loop import Step
+from autoscaler.controller.loop import LoopStep
 from autoscaler.kubernetes.api import Api, Object
 from autoscaler.kubernetes.resources import event_log
 from autoscaler.kubernetes.resources.event_writer import UNREADABLE_MAX, UNREADABLE_S, Events
@@ -35,12 +35,12 @@ class House:
 
     def step(self, *, leads: bool) -> None:
         at = replace(world([]), leads=leads)
-        self.events.on_step(Step(at, at, Plan(), (), (), 0.0, 0.0, 0.0))
+        self.events.on_step(LoopStep(at, at, Plan(), (), (), 0.0, 0.0, 0.0))
 
     def due(self) -> Iterator[Object]:
         """The manifests of all Events that are due now."""
         while (due := self.events._book.take(self.now_s)) is not None:
-            yield dict(event_log.manifest(due, "e", "us", str))
+            yield dict(event_log.build_event_manifest(due, "e", "us", str))
 
 
 def test_an_object_that_several_watches_cannot_read_counts_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -14,9 +14,9 @@ import pytest
 import uvloop
 
 from artifacts.download import tls_receive
-from artifacts.download.splice import interrupt
-from artifacts.download.tls_receive import Ends, Put, move
-from artifacts.http.transport import Limits, Sealed, judging
+from artifacts.download.splice import interrupt_transfer
+from artifacts.download.tls_receive import Ends, Put, receive_body
+from artifacts.http.transport import Limits, Sealed, create_tls_context
 from artifacts.registry.blobs import Moved
 from tests.kit.certificates import OURS, leaf, write_authority
 from tests.kit.pulled import go, place
@@ -34,7 +34,7 @@ class Pair:
     def __init__(self, folder: Path) -> None:
         served = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         leaf(OURS).configure_cert(served)
-        context = judging()
+        context = create_tls_context()
         context.load_verify_locations(write_authority(folder, OURS))
         with socket.create_server(("127.0.0.1", 0)) as server:
             self.ours = socket.create_connection(server.getsockname())
@@ -76,7 +76,7 @@ class Pair:
         self.ours.setblocking(False)
 
     def move(self, count: int, put: Put, at: int = 0, limits: Limits = USUAL) -> Moved:
-        return move(Ends(self.ours, self.sealed), count, put, at, limits)
+        return receive_body(Ends(self.ours, self.sealed), count, put, at, limits)
 
     def close(self) -> None:
         self.ours.close()
@@ -155,7 +155,7 @@ def test_a_farewell_before_the_end_is_an_end_too_early(pair: Pair) -> None:
     saying = threading.Thread(target=_farewell, args=(pair.server,))
     saying.start()
     assert pair.move(10, came.put) == Moved(3, "the connection broke while it answered (its end came too early)")
-    interrupt(pair.ours)
+    interrupt_transfer(pair.ours)
     saying.join()
 
 
@@ -172,7 +172,7 @@ def test_bytes_that_somebody_changed_on_the_way_are_none(pair: Pair) -> None:
 
 
 def test_another_thread_ends_the_waiting(pair: Pair) -> None:
-    threading.Timer(0.01, interrupt, [pair.ours]).start()
+    threading.Timer(0.01, interrupt_transfer, [pair.ours]).start()
     assert "the connection broke while it answered" in pair.move(10, Came().put).broken
 
 
@@ -184,9 +184,9 @@ def test_a_body_is_taken_from_the_loop_of_users_too(tmp_path: Path, monkeypatch:
 
     def counted(ends: Ends, count: int, put: Put, at: int, limits: Limits) -> Moved:
         moved.append(count)
-        return move(ends, count, put, at, limits)
+        return receive_body(ends, count, put, at, limits)
 
-    monkeypatch.setattr(tls_receive, "move", counted)
+    monkeypatch.setattr(tls_receive, "receive_body", counted)
 
     async def fetch() -> None:
         async with place(tmp_path) as one:
@@ -200,7 +200,7 @@ def test_a_body_is_taken_from_the_loop_of_users_too(tmp_path: Path, monkeypatch:
 
 
 def test_only_contexts_that_judge_are_made() -> None:
-    context = judging()
+    context = create_tls_context()
     assert context.verify_mode is ssl.CERT_REQUIRED
     assert context.check_hostname
     assert context.sslobject_class is Sealed

@@ -9,7 +9,7 @@ import pytest
 
 from autoscaler.providers.kube import AnswerError
 from autoscaler.providers.provider import RefusedError
-from autoscaler.providers.reconciler import REST_S, Upkeep
+from autoscaler.providers.reconciler import REST_S, Reconciler
 from tests.sim.virtual import run
 
 
@@ -19,7 +19,7 @@ class Kept:
     def __init__(self, *fails: Exception | None, wait_s: float = inf, takes_s: float = 0.0) -> None:
         self.fails, self.wait_s, self.takes_s = [*fails], wait_s, takes_s
         self.at_s: list[float] = []
-        self.one = Upkeep(self.keep, "it is not as it should be")
+        self.one = Reconciler(self.keep, "it is not as it should be")
 
     async def keep(self) -> float:
         self.at_s.append(round(asyncio.get_running_loop().time(), 3))

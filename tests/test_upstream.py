@@ -8,14 +8,14 @@ from collections.abc import Callable
 import pytest
 
 from gateway.http.response_reader import LAST_CHUNK, STEP_BYTES, BodyWalker, ResponseHead
-from gateway.http.sse import chunk
+from gateway.http.sse import encode_chunk
 from gateway.upstream.connection import EngineConnection, Loss
-from gateway.upstream.pool import Pool, parse
+from gateway.upstream.pool import Pool, parse_address
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 CLOSING = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
 TEXT = bytes(range(97, 123)) * 400
-CRUMBS = b"".join([chunk(TEXT[at : at + 1]) for at in range(len(TEXT))])
+CRUMBS = b"".join([encode_chunk(TEXT[at : at + 1]) for at in range(len(TEXT))])
 """More than three steps."""
 TURNS = len(CRUMBS) // STEP_BYTES
 
@@ -89,7 +89,7 @@ class Line:
     """A connection, its transport and its Sink, with a request sent."""
 
     def __init__(self) -> None:
-        self.pool = Pool(parse("127.0.0.1:1"), lambda: pytest.fail("no TLS here"))
+        self.pool = Pool(parse_address("127.0.0.1:1"), lambda: pytest.fail("no TLS here"))
         self.connection = EngineConnection(self.pool)
         self.transport = Played()
         self.sink = Heard()
@@ -120,7 +120,7 @@ async def test_a_read_of_many_chunks_takes_many_turns_and_nothing_is_read_meanwh
 async def test_what_comes_all_the_same_comes_after_it() -> None:
     line = Line()
     line.connection.data_received(HEAD + CRUMBS)
-    line.connection.data_received(chunk(b"!") + LAST_CHUNK)
+    line.connection.data_received(encode_chunk(b"!") + LAST_CHUNK)
     await line.turns()
     assert (line.sink.content, line.sink.end, line.transport.reading) == (TEXT + b"!", "whole", True)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autoscaler.providers.device_usage import CLAIMS, SLICES, in_use
+from autoscaler.providers.device_usage import CLAIMS, SLICES, find_device_user
 from tests.kit.objects import PlayedServer
 from tests.sim.virtual import run
 
@@ -22,7 +22,7 @@ def test_who_asks_for_a_device_of_whatever_name_uses_it(resource: str, uses: boo
         limits = {"containers": [{"resources": {"limits": {resource: "1"}}}]}
         pod = {"metadata": {"namespace": "x", "name": "p"}, "spec": {"nodeName": "w1", **limits}}
         server.put("/api/v1/namespaces/x/pods/p", pod)
-        assert await in_use(server, "w1", {"GPU-1"}) == ("pod x/p" if uses else "")
+        assert await find_device_user(server, "w1", {"GPU-1"}) == ("pod x/p" if uses else "")
 
     run(scenario())
 
@@ -59,7 +59,7 @@ def test_a_claim_uses_the_gpu_that_its_device_is_or_is_a_part_of_and_one_that_no
             ({"allocation": given, "reservedFor": [{"name": "p"}]}, uses),
         ):
             server.put(claim, {"metadata": {"namespace": "x"}, "status": status})
-            assert await in_use(server, "w1", {sought}) == ("claim x/c" if used else "")
-        assert await in_use(server, "w2", {sought}) == "", "it is of another node"
+            assert await find_device_user(server, "w1", {sought}) == ("claim x/c" if used else "")
+        assert await find_device_user(server, "w2", {sought}) == "", "it is of another node"
 
     run(scenario())

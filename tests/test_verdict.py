@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadtest.result import Ending, Result, server_timing
-from loadtest.verdict import judge, spread
+from loadtest.verdict import compute_spread, judge_run
 from tests.kit.budget import examples
 
 WHOLE = Result(model="m", status=200, saw_done=True, finish_reason="stop")
@@ -34,52 +34,52 @@ def test_each_result_has_the_ending_a_client_would_name() -> None:
 
 
 def test_completed_failed_and_abandoned_calls_make_a_verdict_that_holds() -> None:
-    verdict = judge(4, [WHOLE, REFUSED, TOLD, LEFT])
+    verdict = judge_run(4, [WHOLE, REFUSED, TOLD, LEFT])
     assert verdict.holds
     assert verdict.line() == "verdict holds: 4 calls, 1 completed, 2 failed, 1 abandoned, 0 lost, 0 truncated"
     assert verdict.codes == {"model_starting": 1, "upstream_error": 1}
 
 
 def test_a_run_of_no_calls_has_no_verdict() -> None:
-    assert judge(0, []).line() == "no verdict: nothing was measured"
+    assert judge_run(0, []).line() == "no verdict: nothing was measured"
 
 
 def test_one_cut_stream_breaks_the_verdict() -> None:
-    verdict = judge(2, [WHOLE, CUT])
+    verdict = judge_run(2, [WHOLE, CUT])
     assert not verdict.holds
     assert (verdict.lost, verdict.truncated, verdict.broken) == (1, 1, {"the connection was reset": 1})
 
 
 def test_a_refused_connection_is_lost_but_not_truncated() -> None:
-    verdict = judge(1, [NOTHING])
+    verdict = judge_run(1, [NOTHING])
     assert (verdict.holds, verdict.lost, verdict.truncated) == (False, 1, 0)
 
 
 def test_a_call_without_a_result_is_lost() -> None:
-    verdict = judge(2, [WHOLE])
+    verdict = judge_run(2, [WHOLE])
     assert (verdict.holds, verdict.lost, verdict.broken) == (False, 1, {"no result": 1})
 
 
 def test_an_error_status_without_an_error_object_is_told_as_unclear() -> None:
-    verdict = judge(1, [Result(model="m", status=502, errors=1, code="http_502", clear=False)])
+    verdict = judge_run(1, [Result(model="m", status=502, errors=1, code="http_502", clear=False)])
     assert (verdict.holds, verdict.failed, verdict.unclear) == (True, 1, 1)
 
 
 @settings(derandomize=True, deadline=None, max_examples=examples(100))
 @given(st.lists(st.sampled_from([WHOLE, REFUSED, TOLD, LEFT, CUT, TWICE, NOTHING]), max_size=30))
 def test_the_outcomes_always_sum_to_what_was_admitted(results: list[Result]) -> None:
-    verdict = judge(len(results), results)
+    verdict = judge_run(len(results), results)
     assert verdict.admitted == verdict.completed + verdict.failed + verdict.abandoned + verdict.lost
     assert verdict.holds == (verdict.lost == 0)
 
 
 def test_percentiles_are_values_that_occurred() -> None:
-    found = spread([float(value) for value in range(100, 0, -1)])
+    found = compute_spread([float(value) for value in range(100, 0, -1)])
     assert found is not None
     assert msgspec.structs.asdict(found) == {
         "count": 100, "min": 1.0, "median": 50.5, "p95": 95.0, "p99": 99.0, "max": 100.0,
     }  # fmt: skip
-    assert spread([]) is None
+    assert compute_spread([]) is None
 
 
 def test_server_timing_is_read_as_the_standard_says_and_nonsense_is_left_out() -> None:

@@ -14,7 +14,7 @@ from autoscaler.drivers.kubernetes import pod_writer, volumes
 from autoscaler.drivers.kubernetes.objects import node as nodes
 from autoscaler.drivers.kubernetes.objects import pod as pods
 from autoscaler.drivers.kubernetes.objects.pod_overrides import CollisionError, refuse_collisions
-from autoscaler.drivers.kubernetes.volumes import Mounted, MountError, NodeVolumes, mounted, of_node
+from autoscaler.drivers.kubernetes.volumes import Mounted, MountError, NodeVolumes, build_node_volume, mount_weights
 from autoscaler.kubernetes.api import Api, ApiError, Object, UnreachableError
 from autoscaler.slicing.base import PodFields
 from autoscaler.spec.model import Adapter, Model
@@ -22,33 +22,37 @@ from autoscaler.spec.ownership import INSTALLATION, Ownership
 from autoscaler.spec.pod import Pod, Resources
 from autoscaler.spec.settings import Settings, Weights
 from autoscaler.state.world import ClusterFacts, Replica
-from autoscaler.weights.mounts import Found, NodeFacts
-from pilotlight.processes.cluster import launch
+from autoscaler.weights.mounts import ArtifactFacts, NodeMountFacts
+from pilotlight.processes.cluster import build_pod_launch
 from tests.kit.golden import agrees
 from tests.test_pod_orders import Deaf
 from tests.test_pods import model, replica
 
 DIGEST = "sha256:" + 64 * "a"
-COPY = Found(DIGEST, "copies/0123456789abcdef/sha256-aaaa/files", "llama.gguf")
-NODE = NodeFacts("gpu-1.example", "gpu-1", "v1.36.3", "containerd://2.1.4")
+COPY = ArtifactFacts(DIGEST, "copies/0123456789abcdef/sha256-aaaa/files", "llama.gguf")
+NODE = NodeMountFacts("gpu-1.example", "gpu-1", "v1.36.3", "containerd://2.1.4")
 FACTS = ClusterFacts(volumes=True, server=(1, 36))
 OCI, CLAIM = "artifact: oci://ghcr.io/acme/llama:8b", "artifact: pvc://shared/llama/8b.gguf"
 
 
-def seen(text: str = OCI, found: Found | None = COPY, mount: str = "auto", facts: ClusterFacts = FACTS) -> Mounted:
+def seen(
+    text: str = OCI, found: ArtifactFacts | None = COPY, mount: str = "auto", facts: ClusterFacts = FACTS
+) -> Mounted:
     settings = Settings(weights=Weights(mount=cast("Any", mount)))
-    return mounted(model(text), "engines", NODE, found, facts, settings)
+    return mount_weights(model(text), "engines", NODE, found, facts, settings)
 
 
 def pod(of: Model, weights: Mounted) -> Object:
     one = replica(of, "gpu-1.example/gpu0", id="ada-1")
-    there = volumes.located(of, weights)
-    return pods.manifest(one, of, launch(there, pods.HOST, pods.port_of(one.id)), "engine:1", weights=weights.pod)
+    there = volumes.resolve_weight_paths(of, weights)
+    return pods.build_pod_manifest(
+        one, of, build_pod_launch(there, pods.HOST, pods.assign_engine_port(one.id)), "engine:1", weights=weights.pod
+    )
 
 
 WAYS = {
     "volume": seen(),
-    "image": seen(found=Found(DIGEST, image="models", file="llama.gguf"), mount="image"),
+    "image": seen(found=ArtifactFacts(DIGEST, image="models", file="llama.gguf"), mount="image"),
     "host-path": seen(mount="hostPath"),
     "claim": seen(CLAIM, None),
 }
@@ -69,16 +73,21 @@ def test_the_engine_is_told_where_its_file_is() -> None:
         "claim": "/weights/llama/8b.gguf",
     }  # fmt: skip
     assert seen(found=COPY._replace(file="")).path == "/weights", "a folder of safetensors"
-    assert volumes.located(model(OCI), WAYS["volume"]).spec.artifact == "file:///weights/llama.gguf"
+    assert volumes.resolve_weight_paths(model(OCI), WAYS["volume"]).spec.artifact == "file:///weights/llama.gguf"
 
 
 def test_a_claim_says_all_that_its_engine_needs_by_itself() -> None:
     """Nobody pulls anything for it."""
     of = model(CLAIM)
     one = replica(of)
-    made = pods.manifest(one, of, launch(of, pods.HOST, pods.port_of(one.id)), "engine:1")
+    made = pods.build_pod_manifest(
+        one, of, build_pod_launch(of, pods.HOST, pods.assign_engine_port(one.id)), "engine:1"
+    )
     assert made["spec"]["volumes"] == pod(of, WAYS["claim"])["spec"]["volumes"]
-    assert "volumes" not in pods.manifest(one, model(), launch(model(), pods.HOST, 1), "engine:1")["spec"]
+    assert (
+        "volumes"
+        not in pods.build_pod_manifest(one, model(), build_pod_launch(model(), pods.HOST, 1), "engine:1")["spec"]
+    )
 
 
 @pytest.mark.parametrize("path", ["/weights", "/weights/", "/./weights"])
@@ -120,9 +129,9 @@ def test_with_hostpath_no_security_context_of_a_model_is_allowed() -> None:
     for artifact in (OCI, CLAIM, ""):
         of = model(f"{artifact}\npod: {{securityContext: {{runAsUser: 0}}}}")
         with pytest.raises(MountError, match=r"with weights.mount hostPath no spec.pod.securityContext is allowed"):
-            volumes.check(of, privileged)
-        volumes.check(of, Settings())
-        volumes.check(model(artifact), privileged)
+            volumes.check_security_context(of, privileged)
+        volumes.check_security_context(of, Settings())
+        volumes.check_security_context(model(artifact), privileged)
     assert seen(OCI, mount="hostPath").pod.volume_mounts[0]["readOnly"] is True
 
 
@@ -145,7 +154,7 @@ def with_loras(text: str) -> Model:
 def test_adapters_are_seen_beside_the_weights_each_below_its_name(own: str, mount: Any) -> None:
     of = with_loras(own or "artifact: file:///m")
     settings = Settings(weights=Weights(mount=mount))
-    weights = mounted(of, "engines", NODE, COPY if own == OCI else None, FACTS, settings, CAME)
+    weights = mount_weights(of, "engines", NODE, COPY if own == OCI else None, FACTS, settings, CAME)
     made = pod(of, weights)["spec"]
     sources = {one["name"]: one for one in made["volumes"]}
     seen = {one["mountPath"]: one for one in made["containers"][0]["volumeMounts"]}
@@ -158,7 +167,7 @@ def test_adapters_are_seen_beside_the_weights_each_below_its_name(own: str, moun
         assert len(sources) == (2 if own == CLAIM else 1), "one claim of a store is one volume"
     else:
         assert sources[near["name"]]["hostPath"]["path"].endswith("/copies/x/files")
-    there = volumes.located(of, weights).spec
+    there = volumes.resolve_weight_paths(of, weights).spec
     assert [one.artifact for one in there.adapters] == [
         "file:///adapters/near/lora.gguf", "file:///adapters/far", "file:///l",
     ]  # fmt: skip
@@ -170,14 +179,14 @@ def test_adapters_are_seen_beside_the_weights_each_below_its_name(own: str, moun
 def test_what_an_engine_fetches_itself_needs_no_volume_beside_its_adapters() -> None:
     of = with_loras(OCI)
     of = replace(of, spec=replace(of.spec, engine="vllm", artifact="hf://a/b"))
-    weights = mounted(of, "engines", NODE, None, FACTS, Settings(), CAME)
+    weights = mount_weights(of, "engines", NODE, None, FACTS, Settings(), CAME)
     assert {one["mountPath"] for one in weights.pod.volume_mounts} == {"/adapters/near", "/adapters/far"}
-    assert volumes.located(of, weights).spec.artifact == "hf://a/b"
+    assert volumes.resolve_weight_paths(of, weights).spec.artifact == "hf://a/b"
 
 
 def test_an_adapter_that_is_nowhere_is_named() -> None:
     with pytest.raises(MountError, match="the weights of adapter near of Model ada are not on its node yet"):
-        mounted(with_loras(OCI), "engines", NODE, COPY, FACTS, Settings(), {"near": Found()})
+        mount_weights(with_loras(OCI), "engines", NODE, COPY, FACTS, Settings(), {"near": ArtifactFacts()})
 
 
 def test_kubelets_change_nothing_in_a_store() -> None:
@@ -198,13 +207,13 @@ def test_what_is_not_there_yet_or_impossible_is_one_line() -> None:
     with pytest.raises(MountError, match="the weights of Model ada cannot be seen in its pods: no right is there"):
         seen(facts=ClusterFacts())
     with pytest.raises(MountError, match="are of a node, and none is chosen yet"):
-        mounted(model(OCI), "engines", None, COPY, FACTS, Settings())
+        mount_weights(model(OCI), "engines", None, COPY, FACTS, Settings())
 
 
 def names(
-    namespace: str = "engines", node: NodeFacts = NODE, store: str = "/store", installation: str = ""
+    namespace: str = "engines", node: NodeMountFacts = NODE, store: str = "/store", installation: str = ""
 ) -> tuple[str, str]:
-    volume, claim = of_node(namespace, node, store, Ownership(installation))
+    volume, claim = build_node_volume(namespace, node, store, Ownership(installation))
     for made in (volume, claim):
         assert made["metadata"]["labels"].get(INSTALLATION, "") == installation
     assert volume["spec"]["claimRef"]["name"] == claim["metadata"]["name"]
@@ -226,9 +235,9 @@ def test_each_node_namespace_and_installation_has_a_volume_of_its_own() -> None:
 def test_of_a_node_it_is_kept_what_runs_its_containers() -> None:
     info = {"kubeletVersion": "v1.36.3", "containerRuntimeVersion": "containerd://2.1.4", "bootID": "b"}
     metadata = {"name": "n1", "labels": {"kubernetes.io/hostname": "host-1"}}
-    found = nodes.read({"metadata": metadata, "spec": {}, "status": {"nodeInfo": info}})
-    assert volumes.facts_of(found) == NodeFacts("n1", "host-1", "v1.36.3", "containerd://2.1.4")
-    assert volumes.facts_of(nodes.read({"metadata": {"name": "n1"}, "spec": {}})) == NodeFacts("n1")
+    found = nodes.read_node({"metadata": metadata, "spec": {}, "status": {"nodeInfo": info}})
+    assert volumes.read_node_facts(found) == NodeMountFacts("n1", "host-1", "v1.36.3", "containerd://2.1.4")
+    assert volumes.read_node_facts(nodes.read_node({"metadata": {"name": "n1"}, "spec": {}})) == NodeMountFacts("n1")
 
 
 class Server:
@@ -269,7 +278,7 @@ def making(server: Server, at: list[float]) -> NodeVolumes:
     return NodeVolumes(cast("Api", server), lambda: at[0])
 
 
-OBJECTS = of_node("engines", NODE, "/store")
+OBJECTS = build_node_volume("engines", NODE, "/store")
 AT_FIRST = [f"GET /api/v1/nodes/{NODE.name}", "APPLY PersistentVolume", "APPLY PersistentVolumeClaim"]
 
 
@@ -364,7 +373,7 @@ async def test_a_pod_is_made_when_the_volume_that_it_names_is_there(monkeypatch:
     server.asked.clear()
     await made.create(replica(of, "n/gpu0", id="ada-2"), pod(of, WAYS["volume"]), (), OBJECTS)
     assert server.asked == ["POST Pod"]
-    server.forbids, others = True, of_node("engines", NODE._replace(name="other"), "/store")
+    server.forbids, others = True, build_node_volume("engines", NODE._replace(name="other"), "/store")
     await made.create(replica(of, "n/gpu0", id="ada-3"), pod(of, WAYS["volume"]), (), others)
     assert hears.told[-1].startswith("ada-3 refused: its pod was refused: persistentvolumes is forbidden: it takes")
 
@@ -386,10 +395,12 @@ class Says(Server):
 
 async def test_what_the_server_says_is_told_and_asked_again_where_it_does_not_answer() -> None:
     server, heard = Says(), list[ClusterFacts]()
-    assert await volumes.look(cast("Api", server), "namespace") == ClusterFacts(False, (1, 35))
+    assert await volumes.query_cluster_facts(cast("Api", server), "namespace") == ClusterFacts(False, (1, 35))
     assert server.asked == ["/version"], "with that scope nothing of the cluster may be made"
     looking = asyncio.create_task(
-        volumes.looked(cast("Api", server), "cluster", "/store", lambda seen: heard.extend(one.facts for one in seen))
+        volumes.poll_cluster_facts(
+            cast("Api", server), "cluster", "/store", lambda seen: heard.extend(one.facts for one in seen)
+        )
     )
     server.forbids = True
     for _ in range(3):
@@ -399,7 +410,9 @@ async def test_what_the_server_says_is_told_and_asked_again_where_it_does_not_an
     looking.cancel()
     server.forbids = False
     looking = asyncio.create_task(
-        volumes.looked(cast("Api", server), "cluster", "/store", lambda seen: heard.extend(one.facts for one in seen))
+        volumes.poll_cluster_facts(
+            cast("Api", server), "cluster", "/store", lambda seen: heard.extend(one.facts for one in seen)
+        )
     )
     for _ in range(3):
         await asyncio.sleep(0)

@@ -7,11 +7,11 @@ import gc
 
 import pytest
 
-from artifacts.disk.threads import over
+from artifacts.disk.threads import wait_until_done
 
 
 async def begun(work: asyncio.Future[object]) -> asyncio.Task[None]:
-    task = asyncio.create_task(over(work))
+    task = asyncio.create_task(wait_until_done(work))
     await asyncio.sleep(0)
     return task
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from autoscaler.demand.history import limit_s
+from autoscaler.demand.history import start_deadline_s
 from autoscaler.explain.decision_log import Log
-from autoscaler.explain.model import explain_model, status
+from autoscaler.explain.model import explain_model, list_status_rows
 from autoscaler.planner.plan import plan
 from autoscaler.state.actions import Plan, StartReplica
 from autoscaler.state.events import Seen
@@ -28,20 +28,20 @@ def waiting() -> World:
 def test_a_wait_is_no_start_and_has_no_limit() -> None:
     at = waiting()
     assert (at.replicas[R].state, at.replicas[R].started_s, at.replicas[R].waits) == (S.STARTING, None, WHY)
-    assert limit_s(at, at.replicas[R]) is None
+    assert start_deadline_s(at, at.replicas[R]) is None
     assert not [kind for kind in kinds(plan(at, T0 + LONG_S)) if kind.startswith("fail")]
 
 
 def test_without_a_word_of_it_the_limit_holds() -> None:
     at = begun()
-    assert limit_s(at, at.replicas[R]) == T0 + DOC.spec.start.seconds_max
+    assert start_deadline_s(at, at.replicas[R]) == T0 + DOC.spec.start.seconds_max
     assert kinds(plan(at, T0 + LONG_S)) == [f"fail {R}"]
 
 
 def test_its_time_counts_from_its_first_process_and_so_does_what_is_learnt() -> None:
     at, _ = after(waiting(), seen(Seen.STARTING, started_s=T0 + LONG_S), now_s=T0 + LONG_S)
     assert at.replicas[R].waits == ""
-    assert limit_s(at, at.replicas[R]) == T0 + LONG_S + DOC.spec.start.seconds_max
+    assert start_deadline_s(at, at.replicas[R]) == T0 + LONG_S + DOC.spec.start.seconds_max
     at, _ = after(at, seen(Seen.READY), now_s=T0 + LONG_S + 3.0)
     assert at.histories[M].starts_s == (3.0,)
 
@@ -57,5 +57,5 @@ def test_why_it_waits_is_what_people_read() -> None:
     assert (
         f"{R} is starting since 5 s on gpu0: wake m: 3 waiting; its engine is not started yet: {WHY}." in told.sentences
     )
-    (row,) = status(at, Plan(), T0)
+    (row,) = list_status_rows(at, Plan(), T0)
     assert (row.state, row.why) == ("starting", WHY)

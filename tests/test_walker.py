@@ -17,8 +17,8 @@ from gateway.http.response_reader import (
     ResponseHead,
     parse_head,
 )
-from gateway.http.sse import EventGate, chunk, told_error, whole_chunks
-from gateway.upstream.token_usage import tokens
+from gateway.http.sse import EventGate, encode_chunk, render_engine_error, whole_chunks
+from gateway.upstream.token_usage import parse_token_usage
 from tests.kit.budget import examples
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Type: text/event-stream\r\n\r\n"
@@ -51,7 +51,7 @@ def pieces(data: bytes, size: int) -> list[bytes]:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
 def test_a_chunked_body_goes_on_as_it_came_and_its_end_is_held_back(size: int) -> None:
-    body = b"".join(map(chunk, EVENTS))
+    body = b"".join(map(encode_chunk, EVENTS))
     _, walker, out = read(*pieces(CHUNKED + body + LAST_CHUNK, size))
     assert (out, walker.ended, walker.excess) == (body, True, False)
 
@@ -61,7 +61,7 @@ def test_the_content_of_a_chunked_body(size: int) -> None:
     head = parse_head(CHUNKED[:-4])
     assert head is not None
     walker = BodyWalker(head)
-    data = b"".join(map(chunk, EVENTS)) + LAST_CHUNK
+    data = b"".join(map(encode_chunk, EVENTS)) + LAST_CHUNK
     assert b"".join(walker.strip(piece) for piece in pieces(data, size)) == b"".join(EVENTS)
     assert walker.ended
 
@@ -86,8 +86,8 @@ def test_a_body_without_length_ends_with_the_connection() -> None:
 
 
 def test_trailers_are_dropped_and_excess_is_seen() -> None:
-    _, walker, out = read(CHUNKED, chunk(b"a") + b"0\r\nx-sum: 1\r\n\r\n")
-    assert (out, walker.ended, walker.excess) == (chunk(b"a"), True, False)
+    _, walker, out = read(CHUNKED, encode_chunk(b"a") + b"0\r\nx-sum: 1\r\n\r\n")
+    assert (out, walker.ended, walker.excess) == (encode_chunk(b"a"), True, False)
     _, walker, _ = read(CHUNKED, LAST_CHUNK + b"HTTP/1.1 200 OK")
     assert walker.excess
 
@@ -224,7 +224,7 @@ def gate_through(data: list[bytes], *, drop_usage: bool) -> bytes:
     return out + gate.rest()
 
 
-STREAM = b"".join(map(chunk, [*EVENTS, USAGE, DONE])) + LAST_CHUNK
+STREAM = b"".join(map(encode_chunk, [*EVENTS, USAGE, DONE])) + LAST_CHUNK
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 11, 64, 10_000])
@@ -241,34 +241,34 @@ def test_what_tells_of_usage_is_remembered_and_what_does_not_is_not(drop_usage: 
     walker = BodyWalker(ResponseHead(200, True, None, True, b"text/event-stream", b""))
     gate = EventGate(walker, drop_usage=drop_usage)
     for event in (began, *EVENTS * 50, ended, DONE):
-        gate.pass_chunks(chunk(event))
-    assert tokens(walker.tail()) == (9, 64)
+        gate.pass_chunks(encode_chunk(event))
+    assert parse_token_usage(walker.tail()) == (9, 64)
     assert EVENTS[0] not in walker.tail()
-    gate.pass_chunks(chunk(USAGE))
+    gate.pass_chunks(encode_chunk(USAGE))
     gate.pass_chunks(LAST_CHUNK)
-    assert (tokens(walker.tail()), walker.ended) == (tokens(USAGE), True)
+    assert (parse_token_usage(walker.tail()), walker.ended) == (parse_token_usage(USAGE), True)
 
 
 def test_pieces_of_whole_events_go_on_untouched() -> None:
     walker = BodyWalker(ResponseHead(200, True, None, True, b"text/event-stream", b""))
     gate = EventGate(walker, drop_usage=True)
-    piece = chunk(EVENTS[0]) + chunk(EVENTS[1])
+    piece = encode_chunk(EVENTS[0]) + encode_chunk(EVENTS[1])
     assert gate.pass_chunks(piece) is piece
 
 
 def test_whole_chunks_go_on_as_they_came_and_the_beginning_of_the_next_waits() -> None:
     gate = EventGate(BodyWalker(ResponseHead(200, True, None, True, b"text/event-stream", b"")), drop_usage=True)
-    run = chunk(EVENTS[0]) * 50 + chunk(EVENTS[1])
-    ended = len(chunk(EVENTS[0])) - 2
+    run = encode_chunk(EVENTS[0]) * 50 + encode_chunk(EVENTS[1])
+    ended = len(encode_chunk(EVENTS[0])) - 2
     for at in range(1, ended):
         assert gate.pass_chunks(run + run[:at]) == run
         assert gate.pass_chunks(run[at:]) == run
-    assert gate.pass_chunks(run + run[:ended]) == run + chunk(EVENTS[0]), "an event is whole before its chunk is"
+    assert gate.pass_chunks(run + run[:ended]) == run + encode_chunk(EVENTS[0]), "an event is whole before its chunk is"
 
 
 def test_one_event_has_to_go_from_the_middle_of_many() -> None:
-    run = [chunk(EVENTS[0])] * 200
-    data = b"".join([*run, chunk(USAGE), *run, LAST_CHUNK])
+    run = [encode_chunk(EVENTS[0])] * 200
+    data = b"".join([*run, encode_chunk(USAGE), *run, LAST_CHUNK])
     assert gate_through([data[:9_000], data[9_000:]], drop_usage=True) == EVENTS[0] * 400
 
 
@@ -301,7 +301,7 @@ def test_no_whole_chunk_ends_after_the_stop(contents: list[bytes], stop: int) ->
     """As a plain walk finds them, one by one."""
     data, ends, whole = b"", [0], True
     for content in contents:
-        data += chunk(content)
+        data += encode_chunk(content)
         whole = whole and content.endswith((b"\n\n", b"\r\n\r\n"))
         if whole:
             ends.append(len(data))
@@ -312,22 +312,22 @@ def test_no_whole_chunk_ends_after_the_stop(contents: list[bytes], stop: int) ->
 def test_half_an_event_waits_for_its_other_half() -> None:
     walker = BodyWalker(ResponseHead(200, True, None, True, b"text/event-stream", b""))
     gate = EventGate(walker, drop_usage=False)
-    assert gate.pass_chunks(chunk(b"data: a\n")) == b""
-    assert gate.pass_chunks(chunk(b"\n")) == chunk(b"data: a\n\n")
+    assert gate.pass_chunks(encode_chunk(b"data: a\n")) == b""
+    assert gate.pass_chunks(encode_chunk(b"\n")) == encode_chunk(b"data: a\n\n")
 
 
 @pytest.mark.parametrize("value", [b'1,"\xff":1', b"[" * 5000 + b"]" * 5000, b'"\\ud800"', b"1e999"])
 def test_json_that_cannot_be_read_is_no_usage_and_no_error_document(value: bytes) -> None:
     whole = b'data: {"choices":[],"usage":{"a":%b}}\n\n' % value
-    assert gate_through([chunk(whole) + LAST_CHUNK], drop_usage=True) in (whole, b"")
-    told = told_error(b'{"error":{"a":%b}}' % value, "openai")
+    assert gate_through([encode_chunk(whole) + LAST_CHUNK], drop_usage=True) in (whole, b"")
+    told = render_engine_error(b'{"error":{"a":%b}}' % value, "openai")
     assert json.loads(told.removeprefix(b"data: "))["error"]["code"] == "upstream_error"
 
 
 @settings(derandomize=True, deadline=None, max_examples=examples(200))
 @given(st.lists(st.binary(min_size=1, max_size=40), max_size=8), st.lists(st.integers(1, 30), min_size=1, max_size=12))
 def test_however_it_is_cut_the_content_is_the_same(contents: list[bytes], sizes: list[int]) -> None:
-    data = b"".join(map(chunk, contents)) + LAST_CHUNK
+    data = b"".join(map(encode_chunk, contents)) + LAST_CHUNK
     walker, at, out = BodyWalker(ResponseHead(200, True, None, True, b"", b"")), 0, b""
     for number in range(len(data)):
         size = sizes[number % len(sizes)]

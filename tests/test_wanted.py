@@ -7,13 +7,22 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.agent_contract import OWN, Laid, LaidAdapter, NodeWant, NodeWants, Wish, parts, wish_of
+from autoscaler.agent_contract import (
+    OWN,
+    Laid,
+    LaidAdapter,
+    NodeWant,
+    NodeWants,
+    WeightsRequest,
+    collect_weights_requests,
+    read_weights_request,
+)
 from autoscaler.contract import ModelName, NodeReport, ReplicaId, WeightsReport
 from autoscaler.engines import EngineError
-from autoscaler.explain.weights import word
+from autoscaler.explain.weights import weights_state
 from autoscaler.fold.fold import fold
-from autoscaler.placement.model.bins import want_of
-from autoscaler.placement.model.types import Force
+from autoscaler.placement.model.bins import build_placement_request
+from autoscaler.placement.model.types import EvictionLevel
 from autoscaler.planner.plan import plan
 from autoscaler.spec.model import Adapter, Gpu, Model, ModelSpec
 from autoscaler.spec.quantity import BytesOrAuto
@@ -22,10 +31,19 @@ from autoscaler.state.actions import Unmet
 from autoscaler.state.events import DocumentsSeen, Tick
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.operator_orders import NodeReported
-from autoscaler.state.world import ClusterFacts, Copy, Load, NodeId, Replica, SliceId, World
-from autoscaler.weights.desired import AGENT_S_MAX, Coming, Failed, ahead, found, loaded, standing, wanted
-from autoscaler.weights.inspection import Lookers
-from autoscaler.weights.mounts import Found
+from autoscaler.state.world import ClusterFacts, Copy, ModelLoad, NodeId, Replica, SliceId, World
+from autoscaler.weights.desired import (
+    AGENT_S_MAX,
+    WeightsFailed,
+    WeightsPending,
+    assess_weights,
+    build_node_wants,
+    choose_gguf,
+    find_artifact_facts,
+    list_promised_placements,
+)
+from autoscaler.weights.inspection import InspectionAssigner
+from autoscaler.weights.mounts import ArtifactFacts
 from tests.kit.worlds import T0, device, replica, world
 
 ADA = "oci://r.example/ada:1"
@@ -57,7 +75,7 @@ def test_a_node_is_to_have_what_its_replicas_wait_for_once_for_each_login() -> N
         [one(ada, "a2"), one(ada, "a1"), one(twin, "t1"), one(secret, "e1"), one(ada, "a3", "g2")],
     )
     at = replace(at, settings=Settings(weights=Weights(ca_file="/ca")), epoch=7)
-    assert wanted(at) == {
+    assert build_node_wants(at) == {
         N1: NodeWants(epoch=7, wants=(want(ADA, "", "a1", "a2", "t1"), want(ADA, "mine", "e1")),
                       weights=Weights(ca_file="/ca")),
         N2: NodeWants(epoch=7, wants=(want(ADA, "", "a3"),), weights=Weights(ca_file="/ca")),
@@ -67,16 +85,16 @@ def test_a_node_is_to_have_what_its_replicas_wait_for_once_for_each_login() -> N
 def test_who_runs_waits_for_nothing_and_what_its_pod_uses_is_held_to_its_end() -> None:
     ada = model()
     for state in (S.READY, S.DRAINING, S.STOPPING, S.SCRUBBING):
-        told = wanted(nodes([ada], [one(ada, "a1", state=state, weights=("copies/x",))]))
+        told = build_node_wants(nodes([ada], [one(ada, "a1", state=state, weights=("copies/x",))]))
         assert told == {N1: NodeWants(epoch=1, held=("copies/x",))}, state
     gone = nodes([], [one(ada, "a1", state=S.READY, weights=("copies/x", "copies/y"))])
-    assert wanted(gone)[N1].held == ("copies/x", "copies/y"), "also when its Model is gone"
+    assert build_node_wants(gone)[N1].held == ("copies/x", "copies/y"), "also when its Model is gone"
 
 
 def test_nothing_is_brought_for_files_or_for_what_the_document_was_before() -> None:
     of_file, ada = model("f", "file:///a.gguf"), model()
-    assert wanted(nodes([of_file], [one(of_file, "f1")])) == {}
-    assert wanted(nodes([ada], [replace(one(ada, "a1"), spec_hash="before")])) == {}
+    assert build_node_wants(nodes([of_file], [one(of_file, "f1")])) == {}
+    assert build_node_wants(nodes([ada], [replace(one(ada, "a1"), spec_hash="before")])) == {}
 
 
 def test_who_waits_for_room_that_is_promised_has_its_weights_brought_there() -> None:
@@ -87,21 +105,23 @@ def test_who_waits_for_room_that_is_promised_has_its_weights_brought_there() -> 
         Unmet(model=ModelName("ada"), reason="nowhere"),
         Unmet(model=of_file.name, reason="waits", slices=(SliceId("g1"),)),
     ]
-    assert ahead(at, unmet) == (("ada", N2), ("f", N1))
-    assert list(wanted(at, ahead(at, unmet))) == [N2], "a file is brought by nobody"
+    assert list_promised_placements(at, unmet) == (("ada", N2), ("f", N1))
+    assert list(build_node_wants(at, list_promised_placements(at, unmet))) == [N2], "a file is brought by nobody"
 
 
 def test_a_plan_says_where_room_is_made() -> None:
     ada, bob = (replace(model(name), memory_bytes=60 << 30) for name in ("ada", "bob"))
     running = [one(bob, "b1", "g1", S.READY), one(bob, "b2", "g2", S.READY)]
-    at = replace(nodes([ada, bob], running), loads={ada.name: Load(waiting=1, oldest_s=T0 - 1)})
+    at = replace(nodes([ada, bob], running), loads={ada.name: ModelLoad(waiting=1, oldest_s=T0 - 1)})
     (unmet,) = plan(at, T0).unmet
     assert set(unmet.slices) <= {"g1", "g2"}
     assert unmet.slices
 
 
 def test_ahead_of_a_start_nobody_is_named() -> None:
-    assert wanted(nodes([model()], []), [(ModelName("ada"), N2), (ModelName("gone"), N2)])[N2].wants == (want(),)
+    assert build_node_wants(nodes([model()], []), [(ModelName("ada"), N2), (ModelName("gone"), N2)])[N2].wants == (
+        want(),
+    )
 
 
 LORA = "oci://r.example/lora:1"
@@ -110,15 +130,17 @@ LORAS = (Adapter(name="lora", artifact=LORA), Adapter(name="here", artifact="fil
 
 def test_adapters_out_of_registries_are_wanted_beside_the_models_own_weights() -> None:
     ada = model(adapters=LORAS)
-    assert wanted(nodes([ada], [one(ada, "a1")]))[N1].wants == (want(ADA, "", "a1"), want(LORA, "", "a1"))
+    assert build_node_wants(nodes([ada], [one(ada, "a1")]))[N1].wants == (want(ADA, "", "a1"), want(LORA, "", "a1"))
     files = model(artifact="file:///m", adapters=LORAS)
-    assert wanted(nodes([files], [one(files, "a1")]))[N1].wants == (want(LORA, "", "a1"),)
-    assert wanted(nodes([ada], []), [(ada.name, N1)])[N1].wants == (want(ADA), want(LORA)), "also ahead of a start"
+    assert build_node_wants(nodes([files], [one(files, "a1")]))[N1].wants == (want(LORA, "", "a1"),)
+    assert build_node_wants(nodes([ada], []), [(ada.name, N1)])[N1].wants == (want(ADA), want(LORA)), (
+        "also ahead of a start"
+    )
 
 
 def test_who_allows_what_is_unsafe_asks_for_it_by_itself() -> None:
     plain, bold = model(), model("bold", allow_unsafe=True)
-    told = wanted(nodes([plain, bold], [one(plain, "a1"), one(bold, "b1")]))[N1].wants
+    told = build_node_wants(nodes([plain, bold], [one(plain, "a1"), one(bold, "b1")]))[N1].wants
     assert told == (want(ADA, "", "a1"), replace(want(ADA, "", "b1"), allow_unsafe=True))
 
 
@@ -130,8 +152,8 @@ def said(*weights: WeightsReport, brings: bool = True) -> World:
     return fold(nodes([model()], [one(model(), "a1")]), [NodeReported(report=report)], T0)[0]
 
 
-def stands(at: World, now_s: float = T0, **spec: object) -> Laid | Coming | Failed:
-    return standing(at, one(model(), "a1"), model(**spec), T0, now_s)  # type: ignore[arg-type]  # a test's own words
+def stands(at: World, now_s: float = T0, **spec: object) -> Laid | WeightsPending | WeightsFailed:
+    return assess_weights(at, one(model(), "a1"), model(**spec), T0, now_s)  # type: ignore[arg-type]  # a test's own words
 
 
 A1 = (ReplicaId("a1"),)
@@ -140,23 +162,25 @@ A1 = (ReplicaId("a1"),)
 def test_weights_are_there_when_the_agent_says_so_for_this_replica() -> None:
     there = WeightsReport(artifact=ADA, replicas=A1, folder="copies/x/files", ggufs=("a.gguf",))
     assert stands(said(there)) == Laid("copies/x/files", "a.gguf")
-    assert stands(said(replace(there, replicas=(ReplicaId("a0"),)))) == Coming("asked for"), "another's"
-    assert stands(said(replace(there, pull_secret="mine"))) == Coming("asked for"), "by a login that is not its own"
-    assert stands(said(there), pull_secret="mine") == Coming("asked for")
+    assert stands(said(replace(there, replicas=(ReplicaId("a0"),)))) == WeightsPending("asked for"), "another's"
+    assert stands(said(replace(there, pull_secret="mine"))) == WeightsPending("asked for"), (
+        "by a login that is not its own"
+    )
+    assert stands(said(there), pull_secret="mine") == WeightsPending("asked for")
     many = replace(there, ggufs=("a.gguf", "b.gguf"))
-    assert stands(said(many)) == Failed(f"{ADA} holds 2 GGUF files: a.gguf, b.gguf; pack one")
+    assert stands(said(many)) == WeightsFailed(f"{ADA} holds 2 GGUF files: a.gguf, b.gguf; pack one")
 
 
 def test_how_far_they_are_and_why_they_do_not_come_is_told() -> None:
     far = WeightsReport(artifact=ADA, bytes=1 << 30, total_bytes=4 << 30, bytes_per_s=float(1 << 20))
-    assert stands(said(far)) == Coming("1Gi of 4Gi, 1Mi a second")
+    assert stands(said(far)) == WeightsPending("1Gi of 4Gi, 1Mi a second")
     failed = WeightsReport(artifact=ADA, replicas=A1, failed="no room")
-    assert stands(said(failed)) == Failed("no room")
+    assert stands(said(failed)) == WeightsFailed("no room")
     before = replace(failed, replicas=(ReplicaId("a0"),))
-    assert stands(said(before)) == Coming("asked for"), "a try before fails no other"
+    assert stands(said(before)) == WeightsPending("asked for"), "a try before fails no other"
 
 
-def with_lora(*weights: WeightsReport, artifact: str = ADA) -> Laid | Coming | Failed:
+def with_lora(*weights: WeightsReport, artifact: str = ADA) -> Laid | WeightsPending | WeightsFailed:
     return stands(said(*weights), adapters=LORAS, artifact=artifact)
 
 
@@ -167,26 +191,26 @@ def test_a_start_waits_for_all_of_its_weights_and_each_is_laid_where_it_is() -> 
     assert found == Laid("copies/x/files", "a.gguf", (LaidAdapter("lora", "copies/y/files", "sub"),))
     assert isinstance(found, Laid)
     assert found.folders == ("copies/x/files", "copies/y/files")
-    assert with_lora(own) == Coming("asked for")
+    assert with_lora(own) == WeightsPending("asked for")
     assert with_lora(lora, artifact="file:///m") == Laid("", "", found.adapters)
     halves = [WeightsReport(artifact=one, bytes=1 << 20, total_bytes=2 << 20, bytes_per_s=1.0) for one in (ADA, LORA)]
-    assert with_lora(*halves) == Coming("2Mi of 4Mi, 2 bytes a second")
+    assert with_lora(*halves) == WeightsPending("2Mi of 4Mi, 2 bytes a second")
 
 
 def test_an_adapter_that_does_not_come_or_is_none_fails_the_start_with_its_name() -> None:
     own = WeightsReport(artifact=ADA, replicas=A1, folder="copies/x/files", ggufs=("a.gguf",))
     lora = WeightsReport(artifact=LORA, replicas=A1)
-    assert with_lora(own, replace(lora, failed="no room")) == Failed("adapter lora: no room")
+    assert with_lora(own, replace(lora, failed="no room")) == WeightsFailed("adapter lora: no room")
     said = "adapter lora: its artifact holds no adapter (GGUF, or PEFT's files); pack one"
-    assert with_lora(own, replace(lora, folder="y")) == Failed(said)
+    assert with_lora(own, replace(lora, folder="y")) == WeightsFailed(said)
     odd = with_lora(own, replace(lora, folder="y", adapters=("x,y.gguf",)))
-    assert isinstance(odd, Failed)
+    assert isinstance(odd, WeightsFailed)
     assert "has one of , : = in it" in odd.reason
 
 
 def test_what_was_laid_for_those_who_allow_more_is_no_others() -> None:
     there = WeightsReport(artifact=ADA, replicas=A1, folder="copies/x/files", allow_unsafe=True)
-    assert stands(said(there)) == Coming("asked for")
+    assert stands(said(there)) == WeightsPending("asked for")
     assert stands(said(there), allow_unsafe=True) == Laid("copies/x/files", "")
 
 
@@ -208,26 +232,26 @@ def looking(*weights: WeightsReport, models: Sequence[Model] = (), by: str = "n1
 
 def looks(at: World, *agents: str) -> dict[str, tuple[NodeWant, ...]]:
     at = replace(at, replicas={}, by_slice={}, by_model={})
-    found = Lookers().looks(at, [NodeId(node) for node in agents], None)
-    return {node: one.wants for node, one in wanted(at, looks=found).items()}
+    found = InspectionAssigner().looks(at, [NodeId(node) for node in agents], None)
+    return {node: one.wants for node, one in build_node_wants(at, looks=found).items()}
 
 
 def test_what_pods_mount_as_an_image_is_only_looked_at_by_the_agent_of_the_start() -> None:
-    assert wanted(looking())[N1].wants == (replace(want(ADA, "", "a1"), look=True),)
-    assert stands(looking()) == Coming("asked for")
+    assert build_node_wants(looking())[N1].wants == (replace(want(ADA, "", "a1"), look=True),)
+    assert stands(looking()) == WeightsPending("asked for")
     found = stands(looking(replace(LOOK, replicas=A1)))
     assert found == Laid("", "a.gguf", (), "sha256:aa", "models")
     assert isinstance(found, Laid)
     assert found.folders == (), "no node has anything of it"
     brought = WeightsReport(artifact=ADA, replicas=A1, folder="copies/x/files")
-    assert stands(looking(brought)) == Coming("asked for"), "what was brought before is no answer"
+    assert stands(looking(brought)) == WeightsPending("asked for"), "what was brought before is no answer"
 
 
 def test_one_that_is_no_image_fails_its_start_with_what_it_is_and_the_fix() -> None:
     found = stands(looking(replace(NONE, replicas=A1)))
     why = "cannot be seen in its pods: it is no image (ModelPack); say weights.mount: auto in the Settings"
-    assert found == Failed(why)
-    assert stands(looking(replace(LOOK, digest="", failed="gone", image=None, replicas=A1))) == Failed("gone")
+    assert found == WeightsFailed(why)
+    assert stands(looking(replace(LOOK, digest="", failed="gone", image=None, replicas=A1))) == WeightsFailed("gone")
 
 
 def test_ahead_of_any_start_one_agent_looks_at_each_artifact_until_it_is_known() -> None:
@@ -245,10 +269,10 @@ def test_ahead_of_any_start_one_agent_looks_at_each_artifact_until_it_is_known()
 
 def test_what_agents_saw_stays_known_while_a_model_names_it() -> None:
     at = looking(LOOK, by="n2")
-    assert found(at, model()) == Found("sha256:aa", image="models")
+    assert find_artifact_facts(at, model()) == ArtifactFacts("sha256:aa", image="models")
     later = NodeReport(node="n2", boot="b", sequence=2, brings=True)
-    assert found(fold(at, [NodeReported(report=later)], T0)[0], model()) is not None
-    assert found(at, model(pull_secret="mine")) is None
+    assert find_artifact_facts(fold(at, [NodeReported(report=later)], T0)[0], model()) is not None
+    assert find_artifact_facts(at, model(pull_secret="mine")) is None
     other = replace(later, sequence=3, weights=(replace(LOOK, artifact="oci://r.io/b:1"),))
     assert len(fold(at, [NodeReported(report=other)], T0)[0].looked) == 1, "nobody asked for that"
     gone = fold(replace(at, unbrought={ADA: "away"}), [DocumentsSeen()], T0)[0]
@@ -259,8 +283,8 @@ def test_what_an_agent_said_before_the_documents_were_told_is_heard_with_them() 
     said = replace(LOOK, header="{}")
     before = replace(looking(said, models=[model("b", "oci://r.io/b:1")]), looked={})
     after = fold(before, [DocumentsSeen(models=(model(),))], T0)[0]
-    assert after.looked == {wish_of(said): said}
-    newer = replace(after, looked={wish_of(said): replace(said, digest="sha256:bb")})
+    assert after.looked == {read_weights_request(said): said}
+    newer = replace(after, looked={read_weights_request(said): replace(said, digest="sha256:bb")})
     kept = fold(newer, [DocumentsSeen(models=(model(), model("b")))], T0)[0]
     assert kept.looked == newer.looked, "another agent has looked since"
 
@@ -312,13 +336,15 @@ def test_an_agent_that_is_silent_or_brings_nothing_is_waited_for_a_while() -> No
     there = WeightsReport(artifact=ADA, replicas=A1, folder="copies/x/files")
     for at, now_s in ((said(there, brings=False), T0), (nodes([model()], []), T0), (said(there), T0 + 11)):
         found = stands(at, now_s)
-        assert isinstance(found, Coming)
+        assert isinstance(found, WeightsPending)
         assert "no agent says that it brings weights to node n1" in found.words
     for at in (said(there, brings=False), nodes([model()], [])):
-        assert isinstance(standing(at, one(model(), "a1"), model(), T0 - AGENT_S_MAX, T0), Failed)
+        assert isinstance(assess_weights(at, one(model(), "a1"), model(), T0 - AGENT_S_MAX, T0), WeightsFailed)
     long_s = T0 - 600.0
-    assert isinstance(standing(said(there), one(model(), "a1"), model(), long_s, T0 + 29), Coming), "it is replaced"
-    assert isinstance(standing(said(there), one(model(), "a1"), model(), long_s, T0 + AGENT_S_MAX), Failed)
+    assert isinstance(assess_weights(said(there), one(model(), "a1"), model(), long_s, T0 + 29), WeightsPending), (
+        "it is replaced"
+    )
+    assert isinstance(assess_weights(said(there), one(model(), "a1"), model(), long_s, T0 + AGENT_S_MAX), WeightsFailed)
 
 
 def test_who_waits_by_a_document_that_was_changed_meanwhile_does_not_wait_for_ever() -> None:
@@ -326,18 +352,18 @@ def test_who_waits_by_a_document_that_was_changed_meanwhile_does_not_wait_for_ev
     waits, far = one(before, "a1"), WeightsReport(artifact=after.spec.artifact or "", bytes=1, total_bytes=4)
     report = NodeReport(node="n1", boot="b", sequence=1, brings=True, weights=(far,))
     at = fold(nodes([after], [waits]), [NodeReported(report=report)], T0)[0]
-    assert wanted(at) == {}, "nobody brings them any more"
-    assert standing(at, waits, before, T0, T0) == Failed("its Model was changed while they came")
+    assert build_node_wants(at) == {}, "nobody brings them any more"
+    assert assess_weights(at, waits, before, T0, T0) == WeightsFailed("its Model was changed while they came")
     there = WeightsReport(artifact=ADA, replicas=A1, folder="copies/x/files")
     at = fold(at, [NodeReported(report=replace(report, sequence=2, weights=(there,)))], T0)[0]
-    assert standing(at, waits, before, T0, T0) == Laid("copies/x/files", ""), "they were there before that"
+    assert assess_weights(at, waits, before, T0, T0) == Laid("copies/x/files", ""), "they were there before that"
     gone = fold(nodes([], [waits]), [NodeReported(report=report)], T0)[0]
-    assert isinstance(standing(gone, waits, before, T0, T0), Coming), "the plan stops it"
+    assert isinstance(assess_weights(gone, waits, before, T0, T0), WeightsPending), "the plan stops it"
 
 
 def test_a_replica_whose_node_a_scheduler_chooses_gets_none() -> None:
-    found = standing(nodes([model()], []), replace(one(model(), "a1"), slices=()), model(), T0, T0)
-    assert isinstance(found, Failed)
+    found = assess_weights(nodes([model()], []), replace(one(model(), "a1"), slices=()), model(), T0, T0)
+    assert isinstance(found, WeightsFailed)
     assert "ask for a device" in found.reason
 
 
@@ -354,22 +380,22 @@ def test_what_agents_say_is_here_is_known_to_the_packer_until_they_say_otherwise
 
 @pytest.mark.parametrize(("ggufs", "engine", "path"), [(["s/a.gguf"], "vllm", "s/a.gguf"), ([], "vllm", "")])
 def test_an_engine_loads_the_one_gguf_file_or_the_folder(ggufs: list[str], engine: str, path: str) -> None:
-    assert loaded(ggufs, model(engine=engine)) == path
+    assert choose_gguf(ggufs, model(engine=engine)) == path
 
 
 def test_llama_cpp_loads_no_folder() -> None:
     with pytest.raises(EngineError, match="holds no GGUF file"):
-        loaded([], model(engine="llama.cpp"))
+        choose_gguf([], model(engine="llama.cpp"))
 
 
 def test_an_artifact_with_two_names_is_wished_for_looked_at_and_found_by_one() -> None:
     short, full = model(artifact="oci://docker.io/x:1"), model("b", "oci://docker.io/library/x:1")
     name = full.spec.artifact or ""
-    assert parts(short) == parts(full) == {OWN: Wish(name)}
+    assert collect_weights_requests(short) == collect_weights_requests(full) == {OWN: WeightsRequest(name)}
     at = looking(replace(LOOK, artifact=name, header="{}"), models=[short, full])
-    assert list(Lookers().looks(at, [N1], None)) == [], "one look is enough for both"
+    assert list(InspectionAssigner().looks(at, [N1], None)) == [], "one look is enough for both"
     report = NodeReport(node="n1", boot="b", sequence=2, copies=(name,))
     after = fold(at, [NodeReported(report=report)], T0)[0]
-    assert {want_of(one, 0, T0, Force.NONE, "").artifact for one in (short, full)} == {name}
-    assert [word(after, one) for one in (short, full)] == ["here", "here"]
+    assert {build_placement_request(one, 0, T0, EvictionLevel.NONE, "").artifact for one in (short, full)} == {name}
+    assert [weights_state(after, one) for one in (short, full)] == ["here", "here"]
     assert short.spec_hash() != full.spec_hash(), "nothing that runs is started anew for it"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from artifacts.disk.page_cache import STEP_BYTES, warm
+from artifacts.disk.page_cache import STEP_BYTES, warm_page_cache
 
 
 def sparse(path: Path, size: int) -> Path:
@@ -21,21 +21,21 @@ def sparse(path: Path, size: int) -> Path:
 async def test_every_byte_is_asked_for_once_in_steps_and_what_is_not_there_is_passed_by(tmp_path: Path) -> None:
     files = [sparse(tmp_path / "a", STEP_BYTES + 5), tmp_path / "gone", sparse(tmp_path / "b", 7)]
     asked: list[tuple[int, int]] = []
-    found = await warm(files, advise=lambda _fd, first, size: asked.append((first, size)))
+    found = await warm_page_cache(files, advise=lambda _fd, first, size: asked.append((first, size)))
     assert found == STEP_BYTES + 12
     assert asked == [(0, STEP_BYTES), (STEP_BYTES, 5), (0, 7)]
 
 
 async def test_no_more_than_its_bound(tmp_path: Path) -> None:
     files = [sparse(tmp_path / "a", STEP_BYTES), sparse(tmp_path / "b", STEP_BYTES)]
-    assert await warm(files, bytes_max=STEP_BYTES + 3) == STEP_BYTES + 3
+    assert await warm_page_cache(files, bytes_max=STEP_BYTES + 3) == STEP_BYTES + 3
 
 
 async def test_a_file_that_cannot_be_advised_ends_nothing(tmp_path: Path) -> None:
     def refuses(_fd: int, _first: int, _size: int) -> None:
         raise OSError(22, "Invalid argument")
 
-    assert await warm([sparse(tmp_path / "a", 5)], advise=refuses) == 0
+    assert await warm_page_cache([sparse(tmp_path / "a", 5)], advise=refuses) == 0
 
 
 async def test_cancelled_it_asks_for_nothing_more_though_its_pace_would_keep_it_for_days(tmp_path: Path) -> None:
@@ -45,7 +45,9 @@ async def test_cancelled_it_asks_for_nothing_more_though_its_pace_would_keep_it_
         asked.append(first)
         begun.set()
 
-    task = asyncio.ensure_future(warm([sparse(tmp_path / "a", STEP_BYTES * 9)], bytes_per_s=1.0, advise=advise))
+    task = asyncio.ensure_future(
+        warm_page_cache([sparse(tmp_path / "a", STEP_BYTES * 9)], bytes_per_s=1.0, advise=advise)
+    )
     assert await asyncio.to_thread(begun.wait, 90)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

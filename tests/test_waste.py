@@ -18,16 +18,16 @@ from autoscaler.placement.index.residual_waste import (
     RATIO_EDGES,
     UNITS,
     bin_of,
-    level,
-    levels_of,
-    residual,
-    tables,
-    untaught,
+    build_tables,
+    build_untrained_estimate,
+    compute_residual_waste,
+    quantize_milli,
+    sample_levels,
 )
 
 
 def test_what_nobody_fits_into_stays_unused_and_what_all_fit_into_is_used_up() -> None:
-    waste = residual({500: 1.0})
+    waste = compute_residual_waste({500: 1.0})
     used = 1 - exp(-EAGER)
     assert list(waste[[0, 1, 250, 499]]) == [0, 1, 250, 499]
     assert waste[500] == pytest.approx((1 - used) * 500)
@@ -37,7 +37,7 @@ def test_what_nobody_fits_into_stays_unused_and_what_all_fit_into_is_used_up() -
 
 def test_a_rare_size_fills_a_hole_less_surely_than_a_frequent_one() -> None:
     """Nine in ten ask for 700, one for 300."""
-    waste = residual({700: 9.0, 300: 1.0})
+    waste = compute_residual_waste({700: 9.0, 300: 1.0})
     rare = 1 - exp(-EAGER * 0.1)
     assert waste[300] == pytest.approx((1 - rare) * 300)
     both = 1 - exp(-EAGER)
@@ -46,7 +46,17 @@ def test_a_rare_size_fills_a_hole_less_surely_than_a_frequent_one() -> None:
 
 
 def test_levels_are_tens_of_milli_rounded_half_up() -> None:
-    assert level(np.array([-1, 0, 4, 5, 14, 15, 994, 995, 1000])).tolist() == [ABSENT, 0, 0, 1, 1, 2, 99, 100, 100]
+    assert quantize_milli(np.array([-1, 0, 4, 5, 14, 15, 994, 995, 1000])).tolist() == [
+        ABSENT,
+        0,
+        0,
+        1,
+        1,
+        2,
+        99,
+        100,
+        100,
+    ]
     assert (IDLE, LEVELS) == (101, 102)
 
 
@@ -62,7 +72,7 @@ def test_bins_at_their_edges() -> None:
 
 
 def test_tables_are_whole_numbers_and_a_lane_that_is_not_there_is_worth_nothing() -> None:
-    made = tables(np.full((2, BINS, LEVELS), 1.3), np.array([0.5, 1.0]))
+    made = build_tables(np.full((2, BINS, LEVELS), 1.3), np.array([0.5, 1.0]))
     assert made.values.shape == (2, BINS, LEVELS + 1)
     assert set(made.values[:, :, :LEVELS].ravel().tolist()) == {round(1.3 * UNITS)}
     assert not made.values[:, :, ABSENT].any()
@@ -70,7 +80,7 @@ def test_tables_are_whole_numbers_and_a_lane_that_is_not_there_is_worth_nothing(
 
 
 def test_before_anything_is_learnt_only_sizes_count() -> None:
-    made = untaught({300: 1.0}).tables
-    expected = np.rint(levels_of(residual({300: 1.0})) * UNITS)
+    made = build_untrained_estimate({300: 1.0}).tables
+    expected = np.rint(sample_levels(compute_residual_waste({300: 1.0})) * UNITS)
     assert (made.values[:, :, :LEVELS] == expected).all()
     assert not made.prices.any()

@@ -16,7 +16,7 @@ from autoscaler.drivers.kubernetes.driver import KubernetesDriver
 from autoscaler.drivers.kubernetes.objects import pod
 from autoscaler.fold.fold import fold
 from autoscaler.kubernetes import watching
-from autoscaler.kubernetes.api import BURST, WRITES_PER_S, Api, ApiError, Budget, Object, UnreachableError
+from autoscaler.kubernetes.api import BURST, WRITES_PER_S, Api, ApiError, Object, RequestRateLimiter, UnreachableError
 from autoscaler.kubernetes.watching import Change, Watched
 from autoscaler.state.world import Replica, World
 from tests.kit.apiserver import Event, Server
@@ -127,7 +127,7 @@ def lives(ends: list[int]) -> tuple[list[Event], dict[str, Object]]:
     events, truth = list[Event](), dict[str, Object]()
     for number, end in enumerate(ends):
         one, model = replica(f"r{number}", ("engine", "{port}"), (f"n/gpu{number}",))
-        made = pod.manifest(one, model, launch(model, "", 1), "image")
+        made = pod.build_pod_manifest(one, model, launch(model, "", 1), "image")
         for stage in range(end + 1):
             version = 2 + stage * len(ends) + number
             metadata = {**made["metadata"], "uid": one.id, "namespace": "n", "resourceVersion": str(version)}
@@ -247,7 +247,7 @@ async def test_a_watch_that_is_cut_at_once_each_time_is_not_opened_in_a_storm(mo
 
 def test_a_budget_lets_a_burst_through_and_then_keeps_its_rate() -> None:
     now_s = [0.0]
-    budget = Budget(lambda: now_s[0])
+    budget = RequestRateLimiter(lambda: now_s[0])
     waits = [budget.take(1.0) for _ in range(int(BURST) + 50)]
     assert waits[: int(BURST)] == [0.0] * int(BURST)
     assert waits[-1] == pytest.approx(50 / WRITES_PER_S)

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from autoscaler.contract import ReplicaId, TenantName
-from autoscaler.placement.eviction import Option
-from autoscaler.placement.eviction_options import Ways
-from autoscaler.placement.model.tenant_isolation import Trust
-from autoscaler.placement.model.types import Force, Shelf, Want
+from autoscaler.placement.eviction import EvictionOption
+from autoscaler.placement.eviction_options import EvictionSearch
+from autoscaler.placement.model.tenant_isolation import TenantSet
+from autoscaler.placement.model.types import Bin, EvictionLevel, PlacementRequest
 from autoscaler.state.world import SliceId
 from tests import test_packer_hosts as hosts
 from tests.kit.worlds import T0, device
@@ -22,20 +22,20 @@ from tests.test_packer import on, placed, run, shelf, victims, want
 ACME, ZETA = (TenantName("acme"),), (TenantName("zeta"),)
 
 
-def drawn(rng: Random, node: int, at: int) -> Shelf:
+def drawn(rng: Random, node: int, at: int) -> Bin:
     """A Device with anybody on it."""
     name = f"n{node}g{at}"
     there = [
         on(rng.choice("abcd"), rng.randrange(1, 9), replica=ReplicaId(f"{name}-{number}"),
            priority=rng.randrange(-1, 3), busy=rng.random() < 0.5, kept=rng.random() < 0.3,
            leaving=rng.random() < 0.3, evictable_s=rng.choice((0.0, T0, T0 + 1)), beside=hosts.cores(rng.randrange(3)),
-           trust=rng.choice((Trust(), ACME, ZETA)))
+           trust=rng.choice((TenantSet(), ACME, ZETA)))
         for number in range(rng.choice((0, 0, 1, 1, 2)))
     ]  # fmt: skip
     return shelf(device(name, 24, f"n{node}"), *there, locked=rng.random() < 0.1)
 
 
-def everywhere(ways: Ways, asked: Want) -> Iterator[SliceId]:
+def everywhere(ways: EvictionSearch, asked: PlacementRequest) -> Iterator[SliceId]:
     """All Slices that could hold one of its Devices, were nobody there."""
     return map(ways._yard.id_of, np.flatnonzero(ways._possible(asked)).tolist())
 
@@ -46,13 +46,19 @@ def test_of_nodes_that_may_have_a_team_none_is_left_out() -> None:
         rng = Random(seed)
         shelves = [drawn(rng, node, at) for node in range(rng.randrange(1, 5)) for at in range(rng.randrange(1, 5))]
         wants = [
-            want(name, 20, devices=rng.randrange(2, 5), priority=rng.randrange(-1, 3), force=rng.choice(list(Force)),
-                 trust=rng.choice((Trust(), ACME)))
+            want(
+                name,
+                20,
+                devices=rng.randrange(2, 5),
+                priority=rng.randrange(-1, 3),
+                force=rng.choice(list(EvictionLevel)),
+                trust=rng.choice((TenantSet(), ACME)),
+            )
             for name in rng.choice(("w", "wv", "wvu"))
-        ]  # fmt: skip
+        ]
         found = run(wants, shelves)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Ways, "_members", everywhere)
+            patch.setattr(EvictionSearch, "_members", everywhere)
             assert run(wants, shelves) == found, seed
         seen.update(placed=bool(placed(found)), evicts=bool(victims(found)), unmet=bool(found.unmet))
     assert min(seen[what] for what in ("placed", "evicts", "unmet")) > 20, seen
@@ -60,9 +66,9 @@ def test_of_nodes_that_may_have_a_team_none_is_left_out() -> None:
 
 def test_for_whom_there_is_no_way_there_is_none_for_those_who_are_alike() -> None:
     known = Counter[bool]()
-    real = Ways._one
+    real = EvictionSearch._one
 
-    def counted(ways: Ways, asked: Want) -> Option | None:
+    def counted(ways: EvictionSearch, asked: PlacementRequest) -> EvictionOption | None:
         known[ways._alike(asked) in ways._none] += 1
         return real(ways, asked)
 
@@ -71,21 +77,27 @@ def test_for_whom_there_is_no_way_there_is_none_for_those_who_are_alike() -> Non
         shelves = [drawn(rng, node, at) for node in range(rng.randrange(1, 3)) for at in range(rng.randrange(1, 3))]
         cores = {one.slice.node: rng.randrange(2, 9) for one in shelves}
         wants = [
-            hosts.asks(f"w{at}", rng.choice((0, 2)), rng.choice((10, 16)), priority=rng.randrange(-1, 2),
-                       force=rng.choice((Force.IDLE, Force.BUSY)), trust=rng.choice((Trust(), ACME)))
+            hosts.asks(
+                f"w{at}",
+                rng.choice((0, 2)),
+                rng.choice((10, 16)),
+                priority=rng.randrange(-1, 2),
+                force=rng.choice((EvictionLevel.IDLE, EvictionLevel.BUSY)),
+                trust=rng.choice((TenantSet(), ACME)),
+            )
             for at in range(rng.randrange(2, 13))
-        ]  # fmt: skip
+        ]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Ways, "_one", lambda ways, asked: ways._any(ways._alike(asked)))
+            patch.setattr(EvictionSearch, "_one", lambda ways, asked: ways._any(ways._alike(asked)))
             each_by_itself = hosts.run(wants, shelves, cores)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Ways, "_one", counted)
+            patch.setattr(EvictionSearch, "_one", counted)
             assert hosts.run(wants, shelves, cores) == each_by_itself, seed
     assert known[True] > 100, known
 
 
 def test_who_had_no_way_has_one_when_somebody_else_has_made_more_room_than_he_needs() -> None:
-    wants = [want("a", 4, force=Force.IDLE), want("b", 4), want("c", 4, force=Force.IDLE)]
+    wants = [want("a", 4, force=EvictionLevel.IDLE), want("b", 4), want("c", 4, force=EvictionLevel.IDLE)]
     there = shelf(device("g0", 24), on("x", 22, busy=True))
     found = run(wants, [there])
     assert victims(found) == ["x"]

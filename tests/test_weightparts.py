@@ -9,7 +9,13 @@ import pytest
 from autoscaler.contract import ModelName
 from autoscaler.engines import EngineError
 from autoscaler.spec.model import Adapter, Model, ModelSpec
-from pilotlight.models.weight_parts import Part, adapters, parts, placed, standing_in
+from pilotlight.models.weight_parts import (
+    Part,
+    list_adapter_parts,
+    list_parts,
+    use_local_files,
+    use_placeholder_adapters,
+)
 
 
 def model(artifact: str | None, *found: str, **spec: object) -> Model:
@@ -20,10 +26,10 @@ def model(artifact: str | None, *found: str, **spec: object) -> Model:
 def test_the_store_brings_what_does_not_lie_here_each_once_and_as_its_model_allows() -> None:
     one = model("oci://r.io/m:1", "oci://r.io/m:1", "file:///a", "s3://b/k", "hf://o/n", allow_unsafe=True)
     expected = [Part(text, unsafe=True) for text in ("oci://r.io/m:1", "s3://b/k", "hf://o/n")]
-    assert list(parts(one)) == expected
-    assert adapters(one) == {"a0": expected[0], "a2": expected[1], "a3": expected[2]}
-    assert parts(model("file:///m", "file:///a")) == ()
-    assert parts(model(None)) == ()
+    assert list(list_parts(one)) == expected
+    assert list_adapter_parts(one) == {"a0": expected[0], "a2": expected[1], "a3": expected[2]}
+    assert list_parts(model("file:///m", "file:///a")) == ()
+    assert list_parts(model(None)) == ()
 
 
 @pytest.mark.parametrize(
@@ -39,9 +45,9 @@ def test_an_adapter_is_the_gguf_file_that_is_called_so_or_the_folder_of_its_conf
     paths: list[str], found: str
 ) -> None:
     one = model("file:///m", "oci://r.io/a:1")
-    spec = placed(one, {Part("oci://r.io/a:1"): (Path("/c/files"), paths)}).spec
+    spec = use_local_files(one, {Part("oci://r.io/a:1"): (Path("/c/files"), paths)}).spec
     assert (spec.artifact, spec.adapters[0].artifact) == ("file:///m", f"file://{Path('/c/files') / found}")
-    assert placed(one, {}) is one
+    assert use_local_files(one, {}) is one
 
 
 @pytest.mark.parametrize(
@@ -58,11 +64,11 @@ def test_an_adapter_is_the_gguf_file_that_is_called_so_or_the_folder_of_its_conf
 )
 def test_an_artifact_that_is_no_adapter_is_said_with_its_name(paths: list[str], said: str) -> None:
     with pytest.raises(EngineError, match=said):
-        placed(model("file:///m", "oci://r.io/a:1"), {Part("oci://r.io/a:1"): (Path("/c"), paths)})
+        use_local_files(model("file:///m", "oci://r.io/a:1"), {Part("oci://r.io/a:1"): (Path("/c"), paths)})
 
 
 def test_for_a_look_at_a_start_adapters_that_are_yet_to_come_are_somewhere() -> None:
-    one = standing_in(model("file:///m", "oci://r.io/a:1", "file:///b"), "/there")
+    one = use_placeholder_adapters(model("file:///m", "oci://r.io/a:1", "file:///b"), "/there")
     assert [each.artifact for each in one.spec.adapters] == ["file:///there", "file:///b"]
     here = model("file:///m", "file:///b")
-    assert standing_in(here, "/there") is here
+    assert use_placeholder_adapters(here, "/there") is here

@@ -85,7 +85,7 @@ def test_what_another_registry_has_under_the_same_digest_goes_only_by_the_digest
 def test_nothing_of_the_list_is_cut_where_the_terminal_is_narrow(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     store.pin(ONE.key.digest)
     narrow = io.StringIO()
-    monkeypatch.setattr(stored, "plain", lambda: Console(file=narrow, width=64))
+    monkeypatch.setattr(stored, "build_console", lambda: Console(file=narrow, width=64))
     run(store, "ls")
     lines = narrow.getvalue().splitlines()
     assert lines[0].split() == ["artifact", "digest", "size", "age", "last", "used", "held"]

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from autoscaler.agent_contract import wish_of
+from autoscaler.agent_contract import read_weights_request
 from autoscaler.contract import ModelName, WeightsReport
 from autoscaler.explain.decision_log import Log
-from autoscaler.explain.model import explain_model, status
-from autoscaler.explain.weights import weights, word
+from autoscaler.explain.model import explain_model, list_status_rows
+from autoscaler.explain.weights import describe_weights, weights_state
 from autoscaler.spec.model import Adapter
 from autoscaler.spec.settings import Settings, Weights
 from autoscaler.state.actions import Plan
@@ -28,21 +28,21 @@ def at(*copies: tuple[str, str], why: str = "") -> World:
 
 
 def test_weights_are_here_absent_or_failed_with_their_reason() -> None:
-    assert weights(at(), M) == [
+    assert describe_weights(at(), M) == [
         f"Its weights ({OWN}) are on no node yet: they come for a start.",
         f"The weights of its adapter x ({LORA}) are on no node yet: they come for a start.",
     ]
-    assert word(at(), M) == "absent"
+    assert weights_state(at(), M) == "absent"
     failed = at((OWN, "n2"), (OWN, "n1"), why="b: there is no lora.gguf")
-    assert weights(failed, M) == [
+    assert describe_weights(failed, M) == [
         f"Its weights ({OWN}) are on n1, n2.",
         f"The weights of its adapter x ({LORA}) did not come, and it is tried again: b: there is no lora.gguf.",
     ]
-    assert word(failed, M) == "failed"
+    assert weights_state(failed, M) == "failed"
     here = at((OWN, "n1"), (LORA, "n1"), why="it is here all the same")
-    assert word(here, M) == "here"
-    assert set(weights(here, M)) <= set(explain_model(here, Plan(), Log(), M.name, T0).sentences)
-    assert [row.weights for row in status(here, Plan(), T0)] == ["here"]
+    assert weights_state(here, M) == "here"
+    assert set(describe_weights(here, M)) <= set(explain_model(here, Plan(), Log(), M.name, T0).sentences)
+    assert [row.weights for row in list_status_rows(here, Plan(), T0)] == ["here"]
 
 
 def test_of_what_pods_mount_as_an_image_it_is_said_whether_it_is_one() -> None:
@@ -52,15 +52,18 @@ def test_of_what_pods_mount_as_an_image_it_is_said_whether_it_is_one() -> None:
     mounted = (
         "Its weights are mounted by the node's container runtime as an image, as Settings say (weights.mount: image)"
     )
-    assert weights(before, one) == [
+    assert describe_weights(before, one) == [
         f"Its weights ({OWN}) are brought to no node.", f"{mounted}, if they are one, which nobody has seen yet.",
     ]  # fmt: skip
     seen = WeightsReport(artifact=OWN, look=True, digest="sha256:aa", image="")
-    assert weights(replace(before, looked={wish_of(seen): seen}), one)[1] == f"{mounted}."
-    assert word(before, one) == "here", "nothing keeps them from pods"
+    assert describe_weights(replace(before, looked={read_weights_request(seen): seen}), one)[1] == f"{mounted}."
+    assert weights_state(before, one) == "here", "nothing keeps them from pods"
     none = replace(seen, image=None, no_image="it is no image (ModelPack)")
-    assert "it is no image (ModelPack)" in weights(replace(before, looked={wish_of(seen): none}), one)[1]
-    assert word(replace(before, unbrought={OWN: "away"}), one) == "failed"
+    assert (
+        "it is no image (ModelPack)"
+        in describe_weights(replace(before, looked={read_weights_request(seen): none}), one)[1]
+    )
+    assert weights_state(replace(before, unbrought={OWN: "away"}), one) == "failed"
 
 
 class Counted(frozenset[Copy]):
@@ -77,13 +80,13 @@ def test_a_table_of_many_models_looks_at_the_copies_of_all_nodes_once() -> None:
     models = [replace(M, name=ModelName(f"m{number}")) for number in range(20)]
     there = Counted(Copy(artifact=OWN, node=NodeId(f"n{number}")) for number in range(50))
     Counted.looks = 0
-    rows = status(replace(world(models, [device()]), copies=there), Plan(), T0)
+    rows = list_status_rows(replace(world(models, [device()]), copies=there), Plan(), T0)
     assert {row.weights for row in rows} == {"absent"}
     assert Counted.looks == 1
 
 
 def test_many_nodes_are_counted() -> None:
-    (said, _) = weights(at(*((OWN, f"n{number}") for number in range(6))), M)
+    (said, _) = describe_weights(at(*((OWN, f"n{number}") for number in range(6))), M)
     assert said.endswith("are on n0, n1, n2, n3 and 2 more.")
 
 
@@ -91,7 +94,7 @@ def test_nothing_is_said_of_files_and_of_what_an_engine_may_fetch_itself_until_i
     file = replace(M, spec=replace(M.spec, artifact="file:///m", adapters=()))
     hub = replace(M, spec=replace(M.spec, engine="vllm", artifact="hf://o/n", adapters=()))
     for one in (file, hub):
-        assert (weights(at(), one), word(at(), one)) == ([], "")
+        assert (describe_weights(at(), one), weights_state(at(), one)) == ([], "")
     some = replace(hub, spec=replace(hub.spec, artifact="hf://o/n?include=*"))
-    assert word(at(), some) == "absent", "no engine fetches that"
-    assert word(at(("hf://o/n", "n1")), hub) == "here"
+    assert weights_state(at(), some) == "absent", "no engine fetches that"
+    assert weights_state(at(("hf://o/n", "n1")), hub) == "here"

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
-from autoscaler.fold.indices import rebuild
-from autoscaler.planner.what_if import Answer, Asked, ahead, what_if
+from autoscaler.fold.indices import rebuild_indices
+from autoscaler.planner.what_if import Answer, AssumedDemand, simulate_world, what_if
 from autoscaler.provisioning.release import WITHDRAW_S
 from autoscaler.spec.load import Documents
 from autoscaler.spec.model import Gpu
@@ -49,8 +49,8 @@ spec: {engine: command, command: [x, "{port}"], gpu: {memory: 60Gi}, replicas: {
 """
 
 
-def asked(**calls: int) -> dict[ModelName, Asked]:
-    return {ModelName(name): Asked(waiting) for name, waiting in calls.items()}
+def asked(**calls: int) -> dict[ModelName, AssumedDemand]:
+    return {ModelName(name): AssumedDemand(waiting) for name, waiting in calls.items()}
 
 
 def starts(answer: Answer) -> list[tuple[str, ...]]:
@@ -86,7 +86,7 @@ def test_prices_count() -> None:
 @given(st.lists(st.tuples(st.sampled_from([1, 4, 9, 30]), st.integers(0, 20)), min_size=1, max_size=5))
 def test_nothing_is_given_out_twice_and_what_is_asked_is_started_or_unmet(rows: list[tuple[int, int]]) -> None:
     models = [model(f"m{number}", size, high=4) for number, (size, _) in enumerate(rows)]
-    calls = {one.name: Asked(many) for one, (_, many) in zip(models, rows, strict=True)}
+    calls = {one.name: AssumedDemand(many) for one, (_, many) in zip(models, rows, strict=True)}
     answer = what_if(Documents(models=tuple(models)), [device("g0", 24), device("g1", 24)], calls)
     assert all(0 <= left.free_bytes <= left.memory_bytes for left in answer.left)
     taken = sum(one.memory_bytes for one in answer.starts)
@@ -105,9 +105,9 @@ def test_of_what_runs_only_what_is_free_is_given_out() -> None:
     a, b = model("a", 10, high=3), model("b", 10)
     runs, calls = replica(a, "r1"), [gateway(levels=[level("a", 0, 2)], uses=[use("r1", 2)])]
     now = world([a, b], [device()], [runs], calls)
-    assert ahead(now, asked(a=2), T0) == ahead(now, asked(a=0), T0), "two of its four Slots are free"
-    assert starts(ahead(now, asked(a=3), T0)) == [("a", "gpu0")]
-    answer = ahead(now, asked(b=1), T0)
+    assert simulate_world(now, asked(a=2), T0) == simulate_world(now, asked(a=0), T0), "two of its four Slots are free"
+    assert starts(simulate_world(now, asked(a=3), T0)) == [("a", "gpu0")]
+    answer = simulate_world(now, asked(b=1), T0)
     assert starts(answer) == [("b", "gpu0")]
     assert (answer.stops, answer.orders, answer.unmet, answer.more) == ((), (), (), False)
 
@@ -115,14 +115,14 @@ def test_of_what_runs_only_what_is_free_is_given_out() -> None:
 def test_an_idle_one_goes_for_it_and_a_busy_one_within_its_residency_does_not() -> None:
     a, b = model("a", 20, idle_seconds=3600.0, residency_seconds=60.0), model("b", 20)
     idle = world([a, b], [device()], [replica(a, "r1")])
-    answer = ahead(idle, asked(b=1), T0)
+    answer = simulate_world(idle, asked(b=1), T0)
     assert starts(answer) == [("b", "gpu0")]
     assert [(stop.replica, stop.model) for stop in answer.stops] == [("r1", "a")]
     assert answer.stops[0].reason.startswith("make room for b: a was resident")
     assert [left.free_bytes for left in answer.left] == [4 * GI]
     young = replica(a, "r1", ready_s=T0 - 1)
     busy = world([a, b], [device()], [young], [gateway(levels=[level("a", 0, 2)], uses=[use("r1", 2)])])
-    answer = ahead(busy, asked(b=1), T0)
+    answer = simulate_world(busy, asked(b=1), T0)
     assert (answer.starts, answer.stops) == ((), ())
     assert [unmet.model for unmet in answer.unmet] == ["b"]
 
@@ -132,39 +132,39 @@ def test_what_is_under_way_has_come_to_its_end() -> None:
     a, b, c = model("a", 6), model("b", 6), model("c", 18)
     begins = replica(a, "r1", state=S.STARTING)
     now = world([a, b, c], [device()], [begins], [gateway(levels=[level("a", 1)])])
-    assert starts(ahead(now, asked(b=1), T0)) == [("b", "gpu0")]
+    assert starts(simulate_world(now, asked(b=1), T0)) == [("b", "gpu0")]
     leaves = replica(c, "r2", state=S.DRAINING, drain=drain())
     now = world([a, b, c], [device()], [leaves])
-    assert starts(ahead(now, asked(b=1), T0)) == [("b", "gpu0")]
-    answer = ahead(now, asked(c=1), T0)
+    assert starts(simulate_world(now, asked(b=1), T0)) == [("b", "gpu0")]
+    answer = simulate_world(now, asked(c=1), T0)
     assert (answer.starts, answer.stops, answer.unmet) == ((), (), ()), "it is kept"
 
 
 def test_who_goes_is_told_once_also_where_nobody_has_to_let_go_of_it_first() -> None:
     a, b, c = model("a", 20, idle_seconds=3600.0), model("b", 20), model("c", 18)
-    answer = ahead(world([a, b], [device()], [replica(a, "r1")], []), asked(b=1), T0)
+    answer = simulate_world(world([a, b], [device()], [replica(a, "r1")], []), asked(b=1), T0)
     assert [stop.replica for stop in answer.stops] == ["r1"]
     leaves = replica(c, "r2", state=S.DRAINING, drain=drain())
-    assert ahead(world([b, c], [device()], [leaves], []), asked(b=1), T0).stops == (), "it went before"
+    assert simulate_world(world([b, c], [device()], [leaves], []), asked(b=1), T0).stops == (), "it went before"
 
 
 def test_calls_that_run_need_slots_as_those_that_wait_do() -> None:
     a = model("a", 6, high=3)
-    answer = ahead(world([a], [device()]), {a.name: Asked(waiting=1, running=4)}, T0)
+    answer = simulate_world(world([a], [device()]), {a.name: AssumedDemand(waiting=1, running=4)}, T0)
     assert starts(answer) == [("a", "gpu0")] * 2
 
 
 def test_free_slots_are_first_of_those_who_wait_already() -> None:
     a = model("a", 6, high=3)
     here = world([a], [device()], [replica(a, "r1")], [gateway(levels=[level("a", 3)])])
-    assert starts(ahead(here, asked(a=1), T0)) == []
-    assert starts(ahead(here, asked(a=2), T0)) == [("a", "gpu0")]
+    assert starts(simulate_world(here, asked(a=1), T0)) == []
+    assert starts(simulate_world(here, asked(a=2), T0)) == [("a", "gpu0")]
 
 
 def test_who_waits_already_comes_first() -> None:
     a, b = model("a", 20), model("b", 20)
     now = world([a, b], [device()], [], [gateway(levels=[level("b", 1, wait_s=3.0)])])
-    answer = ahead(now, asked(a=1), T0)
+    answer = simulate_world(now, asked(a=1), T0)
     assert starts(answer) == [("b", "gpu0")]
     assert [unmet.model for unmet in answer.unmet] == ["a"]
 
@@ -173,14 +173,14 @@ def test_what_runs_is_as_it_was_after_the_question() -> None:
     a, b = model("a", 20), model("b", 20)
     now = world([a, b], [device()], [replica(a, "r1")])
     before = repr(now)
-    assert ahead(now, asked(b=3), T0) == ahead(now, asked(b=3), T0)
+    assert simulate_world(now, asked(b=3), T0) == simulate_world(now, asked(b=3), T0)
     assert repr(now) == before
 
 
 def test_what_would_be_ordered_of_a_provider_is_told_once() -> None:
     """Who waits already has one coming; three more of one Slot each, two Devices of which the offer still has."""
     here = surge(offer(devices_max=4))
-    answer = ahead(here, asked(a=2), T0)
+    answer = simulate_world(here, asked(a=2), T0)
     assert [(one.kind, one.what.partition("-")[0]) for one in answer.orders] == [("acquire", "pilotlight")] * 3
     assert (answer.starts, answer.more) == ((), False)
     assert {one.model for one in answer.unmet} == {"a"}
@@ -192,13 +192,13 @@ def test_a_lease_that_nobody_waits_for_any_more_would_be_given_back() -> None:
     left = gateway(seen_s=late_s).report
     assert left is not None
     idle = told(after, Reported(report=replace(left, sequence=9, epoch=after.epoch)), now_s=late_s)
-    assert [one.kind for one in ahead(idle, asked(a=0), late_s).orders] == ["release"]
-    assert ahead(idle, asked(a=1), late_s).orders == (), "it is for who would come"
+    assert [one.kind for one in simulate_world(idle, asked(a=0), late_s).orders] == ["release"]
+    assert simulate_world(idle, asked(a=1), late_s).orders == (), "it is for who would come"
 
 
 def test_a_node_that_would_be_cut_is_told_though_nobody_has_waited_yet() -> None:
     at = replace(town(), gateways={}, loads={})
-    answer = ahead(rebuild(at, T0), asked(big=1), T0)
+    answer = simulate_world(rebuild_indices(at, T0), asked(big=1), T0)
     assert [(one.kind, one.what) for one in answer.orders] == [("cut", "n1")]
     assert (answer.starts, answer.more) == ((), False)
     assert [one.model for one in answer.unmet] == ["big"]
@@ -207,7 +207,7 @@ def test_a_node_that_would_be_cut_is_told_though_nobody_has_waited_yet() -> None
 def test_more_than_is_looked_at_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("autoscaler.planner.what_if.AHEAD_ROUNDS_MAX", 2)
     a = model("a", 1, slots=1, high=8)
-    assert ahead(world([a], [device()]), asked(a=8), T0).more
+    assert simulate_world(world([a], [device()]), asked(a=8), T0).more
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -293,7 +293,7 @@ def test_it_is_of_files_or_of_what_runs(tmp_path: Path) -> None:
 
 def test_of_what_runs_the_port_is_asked_and_its_answer_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = model("a", 20, idle_seconds=3600.0), model("b", 20)
-    answer = ahead(world([a, b], [device()], [replica(a, "r1")]), asked(b=1), T0)
+    answer = simulate_world(world([a, b], [device()], [replica(a, "r1")]), asked(b=1), T0)
     orders: list[object] = []
 
     def fetch(ops: str, path: str, kind: object, *, order: object, key: str | None, timeout_s: float) -> object:

@@ -11,19 +11,19 @@ from autoscaler.contract import ModelName
 from autoscaler.drivers.kubernetes.inventory import resource_claims
 from autoscaler.drivers.kubernetes.objects import node
 from autoscaler.drivers.kubernetes.objects.node import NodeSeen
-from autoscaler.placement.whole_gpus import REST_S, rejoined
+from autoscaler.placement.whole_gpus import REST_S, list_rejoinable_gpus
 from autoscaler.planner.plan import plan
-from autoscaler.provisioning.feasibility import misfits
-from autoscaler.slicing.base import Object, Part
-from autoscaler.slicing.dra_claims import profile_for
-from autoscaler.spec.load import load
+from autoscaler.provisioning.feasibility import list_unplaceable_models
+from autoscaler.slicing.base import Object, SliceShare
+from autoscaler.slicing.dra_claims import claimed_mig_profile
+from autoscaler.spec.load import parse_documents
 from autoscaler.spec.model import Gpu, Model
 from autoscaler.spec.pod import Pod, Resources
 from autoscaler.spec.settings import Price, Settings
 from autoscaler.state.actions import StartReplica
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.node_labels import Shun
-from autoscaler.state.resources import Host
+from autoscaler.state.node_labels import NodeBackoff
+from autoscaler.state.resources import HostResources
 from autoscaler.state.world import Copy, NodeId, Replica, Slice, World
 from tests.kit.pools import DRIVER, cut_name, partitionable, partitionables
 from tests.kit.sliced import NODE
@@ -35,10 +35,10 @@ AT = f"{DRIVER}/{NODE}"
 
 def there(published: list[Object], *kept: str) -> list[Slice]:
     """As the driver makes them; `kept`: entries that claims have."""
-    declared = load([("a.yaml", SETTINGS % "true")]).settings.nodes
+    declared = parse_documents([("a.yaml", SETTINGS % "true")]).settings.nodes
     seen = [NodeSeen(NODE, {}, usable=True, lost=False)]
     names = [f"{AT}/{one}" for one in kept]
-    return list(node.slices(seen, declared, lambda _: {}, resource_claims.by_node(published), names))
+    return list(node.build_slices(seen, declared, lambda _: {}, resource_claims.group_slices_by_node(published), names))
 
 
 def asked(slices: list[Slice], *models: Model, replicas: tuple[Replica, ...] = (), **more: Any) -> World:
@@ -49,10 +49,10 @@ def asked(slices: list[Slice], *models: Model, replicas: tuple[Replica, ...] = (
 
 def on_nodes(*names: str, many: int = 1, **labels: dict[str, str]) -> list[Slice]:
     """Idle GPUs of these nodes, in parts if need be."""
-    declared = load([("a.yaml", SETTINGS % "true")]).settings.nodes
+    declared = parse_documents([("a.yaml", SETTINGS % "true")]).settings.nodes
     seen = [NodeSeen(name, labels.get(name, {}), usable=True, lost=False) for name in names]
-    published = resource_claims.by_node([one for name in names for one in partitionables(name, many)])
-    return list(node.slices(seen, declared, lambda _: {}, published, []))
+    published = resource_claims.group_slices_by_node([one for name in names for one in partitionables(name, many)])
+    return list(node.build_slices(seen, declared, lambda _: {}, published, []))
 
 
 def began(on: str, **fields: Any) -> Replica:
@@ -75,11 +75,11 @@ def test_who_needs_all_of_a_gpu_of_which_parts_are_in_use_waits_and_is_not_refus
     (unmet,) = plan(at, T0).unmet
     assert (unmet.model, unmet.never) == ("large", False)
     assert f"{NODE}/gpu-0 is whole when those have ended who have parts of it" in unmet.reason
-    assert misfits(at) == {}
-    assert misfits(asked(slices, model("two", 70, gpu=Gpu(count=2)))).keys() == {"two"}
-    assert misfits(asked(slices, model("huge", 90))).keys() == {"huge"}, "more than all of it"
+    assert list_unplaceable_models(at) == {}
+    assert list_unplaceable_models(asked(slices, model("two", 70, gpu=Gpu(count=2)))).keys() == {"two"}
+    assert list_unplaceable_models(asked(slices, model("huge", 90))).keys() == {"huge"}, "more than all of it"
     quarters = there(partitionable(NODE), cut_name("1g.20gb", 0), cut_name("3g.40gb", 4), cut_name("1g.20gb", 2))
-    assert misfits(asked(quarters, model("huge", 90))).keys() == {"huge"}, "whatever its parts are"
+    assert list_unplaceable_models(asked(quarters, model("huge", 90))).keys() == {"huge"}, "whatever its parts are"
 
 
 def test_a_gpu_that_is_cut_for_good_is_never_whole() -> None:
@@ -89,7 +89,7 @@ def test_a_gpu_that_is_cut_for_good_is_never_whole() -> None:
     at = asked(there([counters, devices]), model("large", 70))
     (unmet,) = plan(at, T0).unmet
     assert unmet.never
-    assert misfits(at).keys() == {"large"}
+    assert list_unplaceable_models(at).keys() == {"large"}
 
 
 def test_two_small_ones_that_start_at_once_start_on_one_gpu_one_after_the_other() -> None:
@@ -205,9 +205,9 @@ def test_who_may_not_be_there_does_not_wait_for_it() -> None:
     ):
         assert not waits_for_first(asked(idle, FIRST, b, replicas=on)), why
     at = asked(idle, FIRST, model("b", 5), replicas=on)
-    assert not waits_for_first(replace(at, shuns={(ModelName("b"), NodeId("x")): Shun(until_s=T0 + 60, times=1)})), (
-        "shunned"
-    )
+    assert not waits_for_first(
+        replace(at, shuns={(ModelName("b"), NodeId("x")): NodeBackoff(until_s=T0 + 60, times=1)})
+    ), "shunned"
     other = [replace(one, product="NVIDIA A100-SXM4-80GB") if one.node == "x" else one for one in idle]
     assert not waits_for_first(asked(other, FIRST, model("b", 5), replicas=on)), "its parts are others"
 
@@ -215,7 +215,7 @@ def test_who_may_not_be_there_does_not_wait_for_it() -> None:
 @pytest.mark.parametrize(("cpu_milli", "waits"), [(4000, True), (500, False)])
 def test_who_has_no_cpu_enough_on_the_first_ones_node_does_not_wait_for_it(cpu_milli: int, *, waits: bool) -> None:
     b = model("b", 5, resources=Resources(requests={"cpu": "2"}))
-    hosts = {NodeId("x"): Host(cpu_milli, GI, cpu_milli, GI), NodeId("y"): Host(9000, GI, 9000, GI)}
+    hosts = {NodeId("x"): HostResources(cpu_milli, GI, cpu_milli, GI), NodeId("y"): HostResources(9000, GI, 9000, GI)}
     assert waits_for_first(asked(on_nodes("x", "y"), FIRST, b, replicas=(began("x/gpu-0"),), hosts=hosts)) == waits
     one = asked(on_nodes("x", many=2), FIRST, b, replicas=(began("x/gpu-0"),), hosts={NodeId("x"): hosts[NodeId("y")]})
     assert waits_for_first(one), "on the same node it takes that anyway"
@@ -245,12 +245,12 @@ def test_who_begins_on_an_offered_part_keeps_nobody_waiting_for_the_rest_of_it()
     slices, b = there(partitionables(NODE, 2), taken), model("b", 5)
     part = next(one for one in slices if one.device_bytes and one.id != f"{NODE}/{taken}")
     whole = next(one for one in slices if one.id == f"{NODE}/gpu-1")
-    assert profile_for(Part(part, 5 * GI, 0)), "of that part less would be claimed, too"
+    assert claimed_mig_profile(SliceShare(part, 5 * GI, 0)), "of that part less would be claimed, too"
     at = asked([part, whole], FIRST, b, replicas=(began(part.id),))
     assert starts(at)["b"] == "gpu-1"
 
 
 def test_a_gpu_that_is_offered_whole_is_not_to_be_whole_again() -> None:
     parts, whole = there(partitionable(NODE), cut_name("1g.10gb", 0)), there(partitionable(NODE))
-    assert [one.slice.id for one in rejoined(world([], parts))] == [one.id for one in whole]
-    assert rejoined(world([], [*parts, *whole])) == ()
+    assert [one.slice.id for one in list_rejoinable_gpus(world([], parts))] == [one.id for one in whole]
+    assert list_rejoinable_gpus(world([], [*parts, *whole])) == ()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from autoscaler.placement.index.index import Yard
-from autoscaler.placement.model.types import Outlook, Shelf, Want
+from autoscaler.placement.index.index import SliceIndex
+from autoscaler.placement.model.types import Bin, PlacementRequest, RestartCosts
 from autoscaler.placement.packer import pack
-from autoscaler.state.resources import Host, Isolation, Room
+from autoscaler.state.resources import HostResources, Isolation, ResourceAmount
 from autoscaler.state.world import NodeId
 from tests.kit.worlds import GI, T0, device
 from tests.test_packer import on, run, shelf, want
@@ -17,11 +17,11 @@ KEPT = on("x", 20, kept=True)
 HALF = on("x", 4, 50, kept=True)
 
 
-def part(name: str, memory_gi: int, isolation: Isolation = Isolation.NONE) -> Shelf:
+def part(name: str, memory_gi: int, isolation: Isolation = Isolation.NONE) -> Bin:
     """Of a Device."""
     made = shelf(device(name, memory_gi, isolation=isolation, compute_percent=50))
-    return Shelf(
-        slice=made.slice, whole=False, incumbents=(), free=made.free, coming=Room(0, 0), locked=False
+    return Bin(
+        slice=made.slice, whole=False, incumbents=(), free=made.free, coming=ResourceAmount(0, 0), locked=False
     )  # fmt: skip
 
 
@@ -84,20 +84,22 @@ NEVER = [
 
 
 @pytest.mark.parametrize(("asked", "there", "reason"), NOW)
-def test_what_is_short_now_is_named(asked: Want, there: list[Shelf], reason: str) -> None:
+def test_what_is_short_now_is_named(asked: PlacementRequest, there: list[Bin], reason: str) -> None:
     (missing,) = run([asked], there).unmet
     assert (missing.reason, missing.never) == (reason, False)
 
 
 @pytest.mark.parametrize(("asked", "there", "reason"), NEVER)
-def test_what_no_device_has_is_named(asked: Want, there: list[Shelf], reason: str) -> None:
+def test_what_no_device_has_is_named(asked: PlacementRequest, there: list[Bin], reason: str) -> None:
     (missing,) = run([asked], there).unmet
     assert (missing.reason, missing.never) == (reason, True)
 
 
 def test_a_node_with_devices_enough_and_too_little_beside_them_is_told() -> None:
-    yard = Yard([shelf(device("g0")), shelf(device("g1"))], {NodeId("n0"): Host(8000, 64 * GI, 2000, 64 * GI)})
-    (missing,) = pack([TWO._replace(cpu_milli=4000)], yard, frozenset(), Outlook(), T0).unmet
+    yard = SliceIndex(
+        [shelf(device("g0")), shelf(device("g1"))], {NodeId("n0"): HostResources(8000, 64 * GI, 2000, 64 * GI)}
+    )
+    (missing,) = pack([TWO._replace(cpu_milli=4000)], yard, frozenset(), RestartCosts(), T0).unmet
     assert missing.reason == (
         "needs 2 whole devices of 20Gi of one node and 4 cores beside them; "
         "node n0 has not CPU enough beside its devices: 2 cores left of 8 cores"

@@ -31,7 +31,7 @@ _SKIPPABLE = range(0x184D2A50, 0x184D2A60)
 _RUN, _RESERVED = 1, 3
 
 
-def inflate(pieces: Iterable[bytes], encoding: Encoding, bytes_max: int) -> Iterator[bytes]:
+def decompress_layer(pieces: Iterable[bytes], encoding: Encoding, bytes_max: int) -> Iterator[bytes]:
     """What the pieces of a layer of this encoding say, at most `bytes_max` of it. Raises BadArchiveError."""
     if encoding == "tar+gzip":
         stream = _gunzip

@@ -18,7 +18,7 @@ from artifacts.files import Role
 _WHAT = {"link": "a link", "special": "a device, a pipe, sparse or of a kind that is not known"}
 
 
-class Taken(NamedTuple):
+class AcceptedMember(NamedTuple):
     """A file or a folder that is to be written."""
 
     path: str
@@ -37,9 +37,9 @@ class Sieve:
         self._root = root
         self._allow_unsafe = allow_unsafe
 
-    def judge(self, member: Member) -> Taken | None:
+    def judge(self, member: Member) -> AcceptedMember | None:
         """None: it is passed by. Raises BadArchiveError."""
-        path = plain(member.path)
+        path = strip_dot_slash(member.path)
         at_root = path == (self._root or ".")
         if at_root and member.kind == "folder":
             return None
@@ -53,28 +53,28 @@ class Sieve:
                 f"in the archive: {member.path[:80]!r} is {_WHAT[member.kind]}, and no file or folder"
             )
         try:
-            safe_paths.check(path)
-            path = safe_paths.check(f"{self._under}/{path}") if self._under else path
+            safe_paths.check_path(path)
+            path = safe_paths.check_path(f"{self._under}/{path}") if self._under else path
             self._tree.add(path, folder=folder)
         except safe_paths.BadPathError as error:
             raise BadArchiveError(f"in the archive: {error}") from None
         if folder:
-            return Taken(path, 0, folder=True, role="unknown")
-        verdict = file_policy.judge(path, self._role, allow_unsafe=self._allow_unsafe)
+            return AcceptedMember(path, 0, folder=True, role="unknown")
+        verdict = file_policy.evaluate_file(path, self._role, allow_unsafe=self._allow_unsafe)
         if verdict.refusal:
             raise BadArchiveError(f"in the archive: {path}: {verdict.refusal}")
-        return Taken(path, member.size, folder=False, role=verdict.role)
+        return AcceptedMember(path, member.size, folder=False, role=verdict.role)
 
 
-def plain(path: str) -> str:
+def strip_dot_slash(path: str) -> str:
     """Without the `./` that `tar .` writes before each name; nothing else is repaired."""
     return path.removeprefix("./")
 
 
-def root_of(roots: Sequence[str], names: Iterable[str]) -> str:
+def select_model_root(roots: Sequence[str], names: Iterable[str]) -> str:
     """The model's folder: the first of these that archives with these names have. Raises BadArchiveError."""
     best = next((number for number, root in enumerate(roots) if not root), len(roots))
-    for name in map(plain, names):
+    for name in map(strip_dot_slash, names):
         if not best:
             break
         found = (number for number in range(best) if name == roots[number] or name.startswith(f"{roots[number]}/"))

@@ -20,7 +20,7 @@ RECIPE_BYTES_MAX = 64 << 20
 """As it is kept: with the paths of very many files."""
 
 
-class Place(msgspec.Struct, frozen=True, array_like=True):
+class ArchivedFile(msgspec.Struct, frozen=True, array_like=True):
     """A file in an archive."""
 
     at: int
@@ -34,13 +34,13 @@ class Recipe(msgspec.Struct, frozen=True):
     """Of one archive that is not compressed."""
 
     size: int
-    files: tuple[Place, ...]
+    files: tuple[ArchivedFile, ...]
     """In order; none is empty."""
     rest: bytes
     """All that lies between them, joined."""
 
 
-class Piece(NamedTuple):
+class FileRange(NamedTuple):
     """Bytes `first` up to `end` of a file below the Copy's files."""
 
     path: str
@@ -48,7 +48,7 @@ class Piece(NamedTuple):
     end: int
 
 
-def gaps(size: int, files: Sequence[Place]) -> list[Span]:
+def list_gaps(size: int, files: Sequence[ArchivedFile]) -> list[Span]:
     """What of the archive is in no file. Raises ValueError where files overlap or lie outside."""
     found, at = list[Span](), 0
     for one in files:
@@ -62,25 +62,25 @@ def gaps(size: int, files: Sequence[Place]) -> list[Span]:
     return found
 
 
-def read(text: bytes) -> Recipe | None:
+def decode_recipe(text: bytes) -> Recipe | None:
     """None: it is none that can be believed."""
     try:
         found = msgspec.msgpack.decode(text, type=Recipe)
-        rest = sum(one.end - one.first for one in gaps(found.size, found.files))
+        rest = sum(one.end - one.first for one in list_gaps(found.size, found.files))
     except (msgspec.DecodeError, ValueError):
         return None
     return found if rest == len(found.rest) else None
 
 
-def written(recipe: Recipe) -> bytes:
-    """As `read` wants it."""
+def encode_recipe(recipe: Recipe) -> bytes:
+    """As `decode_recipe` wants it."""
     return msgspec.msgpack.encode(recipe)
 
 
-def pieces(recipe: Recipe, first: int, end: int) -> Iterator[bytes | Piece]:
+def iter_archive_range(recipe: Recipe, first: int, end: int) -> Iterator[bytes | FileRange]:
     """Bytes `first` up to `end` of the archive, in order."""
     at, used = 0, 0
-    for one in (*recipe.files, Place(recipe.size, 0, "")):
+    for one in (*recipe.files, ArchivedFile(recipe.size, 0, "")):
         between = recipe.rest[used : used + one.at - at]
         taken = between[max(first - at, 0) : max(end - at, 0)]
         if taken:
@@ -88,5 +88,5 @@ def pieces(recipe: Recipe, first: int, end: int) -> Iterator[bytes | Piece]:
         used += len(between)
         begin, stop = max(first, one.at), min(end, one.at + one.size)
         if begin < stop:
-            yield Piece(one.path, begin - one.at, stop - one.at)
+            yield FileRange(one.path, begin - one.at, stop - one.at)
         at = one.at + one.size

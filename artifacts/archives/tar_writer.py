@@ -22,7 +22,7 @@ class Frame(NamedTuple):
     tail: bytes
 
 
-def frame(path: str, size: int) -> Frame:
+def build_frame(path: str, size: int) -> Frame:
     """Of an archive that holds this file alone. `path`: one by `artifacts.safe_paths`."""
     name, records = path.encode(), b""
     if len(name) > _NAME_BYTES_MAX or not path.isascii():

@@ -24,7 +24,7 @@ from yarl import URL
 from artifacts.credentials.sigv4 import Keys
 from artifacts.errors import BrokenError, DeniedError, PolicyError
 from artifacts.http import xml
-from artifacts.http.origin import checked, loopback, origin
+from artifacts.http.origin import get_origin, is_loopback, parse_untrusted_url
 from artifacts.http.retry import Pace, Tries
 from artifacts.http.transport import Limits, Site, Transport
 from artifacts.http.xml import BadXmlError
@@ -127,8 +127,8 @@ class AwsKeys:
                 f"{token}: no web identity token can be read there (AWS_WEB_IDENTITY_TOKEN_FILE)"
             ) from None
         endpoint = self._env.get("AWS_ENDPOINT_URL_STS") or self._own.endpoint or self._sts(await self.region())
-        url = checked(f"{endpoint.rstrip('/')}/")
-        if url.scheme == "http" and not loopback(url.raw_host or ""):
+        url = parse_untrusted_url(f"{endpoint.rstrip('/')}/")
+        if url.scheme == "http" and not is_loopback(url.raw_host or ""):
             raise PolicyError(
                 "AWS_ENDPOINT_URL_STS (or AWS_ENDPOINT_URL) is plain HTTP, and a token is not sent so; use https"
             )
@@ -145,7 +145,7 @@ class AwsKeys:
 
     async def _answered(self, url: URL, body: bytes) -> _Given:
         headers = {"Content-Type": "application/x-www-form-urlencoded"}
-        tries, said = Tries(self._pace), str(origin(url))
+        tries, said = Tries(self._pace), str(get_origin(url))
         site = Site(said, plain_http=url.scheme == "http", ca=self._own.ca)
         async with Transport(site, self._limits) as transport:
             while True:
@@ -156,7 +156,7 @@ class AwsKeys:
                 except BrokenError as error:
                     await tries.again(error)
         try:
-            found = xml.parse(text)
+            found = xml.parse_xml(text)
         except BadXmlError:
             raise DeniedError(f"{said}: answered {answer.status} for keys, and nothing that can be read") from None
         if answer.status != 200:

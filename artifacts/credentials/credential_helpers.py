@@ -36,9 +36,9 @@ class _Kept(msgspec.Struct, frozen=True, rename={"server": "ServerURL", "usernam
     secret: str
 
 
-async def get(name: str, host: str, within_s: float = PROGRAM_S_MAX) -> Login | None:
+async def get_login(name: str, host: str, within_s: float = PROGRAM_S_MAX) -> Login | None:
     """The login that it knows of a host. Raises DeniedError."""
-    code, text = await _said(name, "get", host, docker_config.server(host).encode(), within_s)
+    code, text = await _said(name, "get", host, docker_config.format_server_url(host).encode(), within_s)
     if code != 0:
         if UNKNOWN in text:
             return None
@@ -52,10 +52,10 @@ async def get(name: str, host: str, within_s: float = PROGRAM_S_MAX) -> Login | 
     return Login(found.username, found.secret) if found.username and found.secret else None
 
 
-async def store(name: str, host: str, login: Login, within_s: float = PROGRAM_S_MAX) -> None:
+async def store_login(name: str, host: str, login: Login, within_s: float = PROGRAM_S_MAX) -> None:
     """It keeps the login of a host from now on. Raises DeniedError."""
     user, secret = (IDENTITY_USER, login.identity_token) if login.identity_token else (login.user, login.password)
-    text = msgspec.json.encode(_Kept(docker_config.server(host), user, secret))
+    text = msgspec.json.encode(_Kept(docker_config.format_server_url(host), user, secret))
     code, _ = await _said(name, "store", host, text, within_s)
     if code != 0:
         raise DeniedError(
@@ -64,11 +64,11 @@ async def store(name: str, host: str, login: Login, within_s: float = PROGRAM_S_
         )
 
 
-async def erase(name: str, host: str, within_s: float = PROGRAM_S_MAX) -> bool:
+async def erase_login(name: str, host: str, within_s: float = PROGRAM_S_MAX) -> bool:
     """It forgets the login of a host. False: it knew none. Raises DeniedError."""
-    if await get(name, host, within_s) is None:
+    if await get_login(name, host, within_s) is None:
         return False
-    code, text = await _said(name, "erase", host, docker_config.server(host).encode(), within_s)
+    code, text = await _said(name, "erase", host, docker_config.format_server_url(host).encode(), within_s)
     if code != 0 and UNKNOWN not in text:
         raise DeniedError(f"{host}: docker-credential-{name} ended with {code} and may still know the login")
     return code == 0

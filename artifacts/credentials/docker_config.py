@@ -52,7 +52,7 @@ class Login:
         return "Basic " + base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
 
 
-class Entry(msgspec.Struct, frozen=True):
+class AuthConfig(msgspec.Struct, frozen=True):
     """One of `auths`."""
 
     auth: str = ""
@@ -65,12 +65,12 @@ class Entry(msgspec.Struct, frozen=True):
 class Config(msgspec.Struct, frozen=True, rename={"cred_helpers": "credHelpers", "creds_store": "credsStore"}):
     """A file of logins."""
 
-    auths: dict[str, Entry] = {}
+    auths: dict[str, AuthConfig] = {}
     cred_helpers: dict[str, str] = {}
     creds_store: str = ""
 
 
-def config(text: bytes | str, name: str) -> Config:
+def parse_config(text: bytes | str, name: str) -> Config:
     """Raises PolicyError that names `name`, where it came from; nothing of the text is shown."""
     if len(text) > CONFIG_BYTES_MAX:
         raise PolicyError(f"{name}: larger than {CONFIG_BYTES_MAX >> 20} MiB")
@@ -84,7 +84,7 @@ def config(text: bytes | str, name: str) -> Config:
     return found
 
 
-def of_secret(type: str, data: Mapping[str, str], name: str = "a pull secret") -> Config:
+def parse_pull_secret(type: str, data: Mapping[str, str], name: str = "a pull secret") -> Config:
     """The logins of a Kubernetes secret; `data` as its API gives it, in base64. Raises PolicyError.
 
     Credential programs that it names are left out: kubelets start none for a secret, either.
@@ -101,10 +101,10 @@ def of_secret(type: str, data: Mapping[str, str], name: str = "a pull secret") -
         raise PolicyError(f"{name}: has nothing at {key} that could be read")
     if key == ".dockercfg":  # the entries alone, as Docker wrote them until 2015
         text = b'{"auths":' + text + b"}"
-    return Config(config(text, name).auths)
+    return Config(parse_config(text, name).auths)
 
 
-def logins(secrets: Sequence[Config], host: str, repository: str, name: str = "a pull secret") -> list[Login]:
+def list_logins(secrets: Sequence[Config], host: str, repository: str, name: str = "a pull secret") -> list[Login]:
     """What several secrets have for one repository, in the order in which kubelets try it. Raises PolicyError.
 
     That is: by the entry's key, the more exact first (the reverse of the alphabet), and of the same key by secret.
@@ -119,26 +119,26 @@ def logins(secrets: Sequence[Config], host: str, repository: str, name: str = "a
     return list(dict.fromkeys(found for _, _, found in fitting))
 
 
-def own_keys(keys: Iterable[str], host: str) -> list[str]:
+def list_registry_keys(keys: Iterable[str], host: str) -> list[str]:
     """Those that stand for all of a registry, however they are spelt."""
-    return [key for key in keys if not _path(key) and _host(key) in names(host)]
+    return [key for key in keys if not _path(key) and _host(key) in list_host_aliases(host)]
 
 
-def program(found: Config, host: str) -> str:
+def find_credential_helper(found: Config, host: str) -> str:
     """What comes after `docker-credential-`, of the program that knows the login of a host; empty: none does."""
     for key, name in found.cred_helpers.items():
-        if _host(key) in names(host):
+        if _host(key) in list_host_aliases(host):
             return name
     return found.creds_store
 
 
-def login(found: Config, host: str, repository: str, name: str) -> Login | None:
+def find_login(found: Config, host: str, repository: str, name: str) -> Login | None:
     """The login in the text itself. Raises PolicyError for an entry that is none."""
     entry = next((found.auths[key] for key in _keys(found.auths, host, repository)), None)
     return None if entry is None else _entry(entry, host, name)
 
 
-def _entry(entry: Entry, host: str, name: str) -> Login | None:
+def _entry(entry: AuthConfig, host: str, name: str) -> Login | None:
     user, password = entry.username, entry.password
     if entry.auth:
         try:
@@ -155,23 +155,23 @@ def _entry(entry: Entry, host: str, name: str) -> Login | None:
     return Login(user, password, entry.identitytoken, entry.registrytoken)
 
 
-def names(host: str) -> frozenset[str]:
+def list_host_aliases(host: str) -> frozenset[str]:
     """All that a registry is called."""
     return DOCKER_HOSTS if host in DOCKER_HOSTS else frozenset({host})
 
 
-def server(host: str) -> str:
+def format_server_url(host: str) -> str:
     """As credential programs are asked."""
     return DOCKER_KEY if host in DOCKER_HOSTS else host
 
 
-def _keys(auths: Mapping[str, Entry], host: str, repository: str, *, globs: bool = False) -> Iterator[str]:
+def _keys(auths: Mapping[str, AuthConfig], host: str, repository: str, *, globs: bool = False) -> Iterator[str]:
     """Those that fit, the longest first. `globs`: as Kubernetes reads them."""
     for key in sorted(auths, key=lambda key: (-len(_path(key)), key)):
         path = _path(key)
         if path and not (repository == path or repository.startswith(path + "/")):
             continue
-        if _host(key) in names(host) or (globs and _fits(_host(key), host)):
+        if _host(key) in list_host_aliases(host) or (globs and _fits(_host(key), host)):
             yield key
 
 

@@ -48,10 +48,10 @@ class Known:
 
     async def login(self, host: str, repository: str) -> Login | None:  # noqa: ARG002 -- a Keychain's
         """As Keychain."""
-        return self._login if host in docker_config.names(self._host) else None
+        return self._login if host in docker_config.list_host_aliases(self._host) else None
 
 
-async def each(
+async def try_each_login(
     secrets: Sequence[Config], host: str, repository: str, rest: Keychain, do: Callable[[Keychain], Awaitable[T]]
 ) -> T:
     """What is done for a pod with pull secrets, as kubelets do it: with each of its logins until one is let in.
@@ -60,7 +60,7 @@ async def each(
     raises: the first refusal where nobody is let in, and PolicyError of a secret.
     """
     first: DeniedError | AbsentError | None = None
-    for one in docker_config.logins(secrets, host, repository):
+    for one in docker_config.list_logins(secrets, host, repository):
         try:
             return await do(Chain([Known(host, one), rest]))
         except (DeniedError, AbsentError) as error:  # registries say either of what somebody may not see
@@ -80,19 +80,19 @@ class ConfigFiles:
     async def login(self, host: str, repository: str) -> Login | None:
         """As Keychain."""
         for path in self._files:
-            text = await asyncio.to_thread(read, path, CONFIG_BYTES_MAX)
+            text = await asyncio.to_thread(load_config_bytes, path, CONFIG_BYTES_MAX)
             if text is None:
                 continue
-            found = docker_config.config(text, str(path))
-            name = docker_config.program(found, host)
-            one = await credential_helpers.get(name, host) if name else None
-            one = one or docker_config.login(found, host, repository, str(path))
+            found = docker_config.parse_config(text, str(path))
+            name = docker_config.find_credential_helper(found, host)
+            one = await credential_helpers.get_login(name, host) if name else None
+            one = one or docker_config.find_login(found, host, repository, str(path))
             if one is not None:
                 return one
         return None
 
 
-def usual(env: Mapping[str, str], home: Path) -> list[Path]:
+def list_config_paths(env: Mapping[str, str], home: Path) -> list[Path]:
     """Where Docker and Podman keep their files, in the order in which they are asked."""
     if env.get("REGISTRY_AUTH_FILE"):
         return [Path(env["REGISTRY_AUTH_FILE"])]
@@ -102,7 +102,7 @@ def usual(env: Mapping[str, str], home: Path) -> list[Path]:
     return [*run, config / "containers/auth.json", docker / "config.json"]
 
 
-def read(path: Path, bytes_max: int) -> bytes | None:
+def load_config_bytes(path: Path, bytes_max: int) -> bytes | None:
     """A file, or one byte more than is allowed; None: there is no such file. Raises PolicyError."""
     try:
         with path.open("rb") as file:

@@ -28,7 +28,7 @@ LOCK_S_MAX = 5.0
 Auths = dict[str, dict[str, object]]
 
 
-class Place(NamedTuple):
+class LoginLocation(NamedTuple):
     """Where a login is kept."""
 
     file: Path
@@ -40,62 +40,62 @@ class Place(NamedTuple):
         return f"docker-credential-{self.program} ({self.file})" if self.program else str(self.file)
 
 
-async def keep(files: Sequence[Path], host: str, login: Login) -> Place:
+async def save_login(files: Sequence[Path], host: str, login: Login) -> LoginLocation:
     """The login (user and password) is that of the host from now on. Raises DeniedError, PolicyError.
 
     `files`: as `credentials.usual` has them. It goes into the first that has one of that host, else into the last.
     """
     place = await asyncio.to_thread(_place, files, host)
     if place.program:
-        await credential_helpers.store(place.program, host, login)
+        await credential_helpers.store_login(place.program, host, login)
     await asyncio.to_thread(_kept, place, host, login)
     return place
 
 
-async def forget(files: Sequence[Path], host: str) -> list[Place]:
-    """Nobody of the files and their programs knows the host's login any more; where one did. As `keep` raises."""
-    gone = list[Place]()
+async def remove_login(files: Sequence[Path], host: str) -> list[LoginLocation]:
+    """Nobody of the files and their programs knows the host's login any more; where one did. As `save_login` raises."""
+    gone = list[LoginLocation]()
     for file in files:
         found = await asyncio.to_thread(_config, file)
-        program = docker_config.program(found, host)
-        if docker_config.own_keys(found.auths, host):
+        program = docker_config.find_credential_helper(found, host)
+        if docker_config.list_registry_keys(found.auths, host):
             await asyncio.to_thread(_changed, file, lambda auths: _without(auths, host))
-            gone += [] if program else [Place(file)]
-        if program and await credential_helpers.erase(program, host):
-            gone.append(Place(file, program))
+            gone += [] if program else [LoginLocation(file)]
+        if program and await credential_helpers.erase_login(program, host):
+            gone.append(LoginLocation(file, program))
     return gone
 
 
-def _place(files: Sequence[Path], host: str) -> Place:
+def _place(files: Sequence[Path], host: str) -> LoginLocation:
     for file in files:
         found = _config(file)
-        named = any(docker_config.own_keys([key], host) for key in found.cred_helpers)
-        if named or docker_config.own_keys(found.auths, host) or file == files[-1]:
-            return Place(file, docker_config.program(found, host))
+        named = any(docker_config.list_registry_keys([key], host) for key in found.cred_helpers)
+        if named or docker_config.list_registry_keys(found.auths, host) or file == files[-1]:
+            return LoginLocation(file, docker_config.find_credential_helper(found, host))
     raise PolicyError("there is no file for logins")
 
 
 def _config(file: Path) -> Config:
-    text = keychain.read(file, CONFIG_BYTES_MAX)
-    return Config() if text is None else docker_config.config(text, str(file))
+    text = keychain.load_config_bytes(file, CONFIG_BYTES_MAX)
+    return Config() if text is None else docker_config.parse_config(text, str(file))
 
 
-def _kept(place: Place, host: str, login: Login) -> None:
+def _kept(place: LoginLocation, host: str, login: Login) -> None:
     def change(auths: Auths) -> None:
         _without(auths, host)
         if place.program:
-            auths[docker_config.server(host)] = {}  # as Docker marks whose login its program has
+            auths[docker_config.format_server_url(host)] = {}  # as Docker marks whose login its program has
 
     def write(file: Path) -> None:
         from oras.main.login import DockerClient  # type: ignore[import-untyped]  # takes 0.2 s; has no types
 
-        DockerClient().login(login.user, login.password, docker_config.server(host), str(file))
+        DockerClient().login(login.user, login.password, docker_config.format_server_url(host), str(file))
 
     _changed(place.file, change, None if place.program else write)
 
 
 def _without(auths: Auths, host: str) -> None:
-    for key in docker_config.own_keys(auths, host):
+    for key in docker_config.list_registry_keys(auths, host):
         del auths[key]
 
 
@@ -104,9 +104,9 @@ def _changed(file: Path, change: Callable[[Auths], None], write: Callable[[Path]
     try:
         file = file.resolve()  # a link to somewhere else stays one
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with locks.wait(file.parent, LOCK_S_MAX):
+        with locks.wait_for_lock(file.parent, LOCK_S_MAX):
             _config(file)  # says what is wrong with it
-            document = json.loads(keychain.read(file, CONFIG_BYTES_MAX) or b"{}")
+            document = json.loads(keychain.load_config_bytes(file, CONFIG_BYTES_MAX) or b"{}")
             change(document.setdefault("auths", {}))
             new = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
             try:

@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from yarl import URL
 
-from artifacts.http.origin import origin
+from artifacts.http.origin import get_origin
 
 ALGORITHM = "AWS4-HMAC-SHA256"
 EMPTY = hashlib.sha256(b"").hexdigest()
@@ -47,12 +47,12 @@ class Asked(NamedTuple):
 
     method: str
     url: URL
-    """Encoded as `encoded` does it."""
+    """Encoded as `encode_uri` does it."""
     headers: Mapping[str, str] = {}
     body: bytes = b""
 
 
-def signed(asked: Asked, keys: Keys, scope: Scope, unix_s: float) -> dict[str, str]:
+def sign_request(asked: Asked, keys: Keys, scope: Scope, unix_s: float) -> dict[str, str]:
     """Its headers with those that sign them, its URL and its body. Send all as they are.
 
     The Host header is signed and left out: it is the transport's to send.
@@ -65,7 +65,7 @@ def signed(asked: Asked, keys: Keys, scope: Scope, unix_s: float) -> dict[str, s
         sent["X-Amz-Content-Sha256"] = summed
     if keys.session:
         sent["X-Amz-Security-Token"] = keys.session
-    rows = {name.lower(): " ".join(value.split()) for name, value in (*sent.items(), ("host", str(origin(url))))}
+    rows = {name.lower(): " ".join(value.split()) for name, value in (*sent.items(), ("host", str(get_origin(url))))}
     names = ";".join(sorted(rows))
     path = url.raw_path or "/"
     canonical = "\n".join(
@@ -89,7 +89,7 @@ def signed(asked: Asked, keys: Keys, scope: Scope, unix_s: float) -> dict[str, s
     return sent | {"Authorization": proof}
 
 
-def encoded(text: str, *, path: bool = False) -> str:
+def encode_uri(text: str, *, path: bool = False) -> str:
     """As AWS wants a part of a URL written; of a `path` each / stays."""
     return quote(text, safe=_UNRESERVED + "/" * path)
 

@@ -59,7 +59,7 @@ class Dialect(NamedTuple):
     """The second: the bytes of the manifest's config, where they are at hand."""
 
 
-def path_of(layer: Descriptor) -> tuple[str, str]:
+def read_layer_path(layer: Descriptor) -> tuple[str, str]:
     """The path that annotations give, and a note where they disagree: the model's own one goes before the title."""
     given = [layer.annotations[name] for name in (FILEPATH, FILEPATH_LEGACY, TITLE) if name in layer.annotations]
     others = [one for one in given[1:] if one not in {given[0], given[0].rpartition("/")[2]}]
@@ -75,7 +75,7 @@ def config_object(config: bytes) -> dict[str, object]:
         raise BadManifestError(f"the config is {error}") from None
 
 
-def numbered(names: Iterable[str]) -> list[str]:
+def number_duplicate_names(names: Iterable[str]) -> list[str]:
     """Names of files that have none of their own: the second `LICENSE` is `LICENSE-2`, of weights as llama.cpp splits.
 
     Empty names stay so.

@@ -2,7 +2,8 @@
 
 Owns the order of the checks: the dialect translates, then paths must be such as can be written, then the policy judges
 (`artifacts.file_policy`), and all must be able to lie in one folder. Nothing is left out silently: each layer is a file
-or has a refusal, and `explain` says which. Where anything is refused nothing is taken, since half a model is none.
+or has a refusal, and `explain_contents` says which. Where anything is refused nothing is taken, since half a model is
+none.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class File(NamedTuple):
     """Of an archive: the folder that its names are laid under."""
 
 
-class Layer(NamedTuple):
+class ClassifiedLayer(NamedTuple):
     """One layer, with what became of it: a file, or a refusal."""
 
     media_type: str
@@ -58,7 +59,7 @@ class Contents(NamedTuple):
     """The artifact, read."""
 
     dialect: str
-    layers: tuple[Layer, ...]
+    layers: tuple[ClassifiedLayer, ...]
     roots: tuple[str, ...] = ("",)
     """Folders in archives; the first that is there is the model's, and what lies beside it is passed by."""
     problem: str = ""
@@ -78,9 +79,9 @@ class Contents(NamedTuple):
         return tuple(one.file for one in self.layers)
 
 
-def read(of: Manifest, config: bytes | None = None, *, allow_unsafe: bool = False) -> Contents:
+def read_contents(of: Manifest, config: bytes | None = None, *, allow_unsafe: bool = False) -> Contents:
     """What the artifact consists of. `config`: its config's bytes, where they are at hand. Raises BadManifestError."""
-    if config is not None and (len(config) != of.config.size or not digests.matches(of.config.digest, config)):
+    if config is not None and (len(config) != of.config.size or not digests.is_digest_of(of.config.digest, config)):
         raise BadManifestError("the config is not the manifest's: its size or digest is another")
     dialect = next((one for one in DIALECTS if one.knows(of)), None)
     if dialect is None:
@@ -94,7 +95,7 @@ def read(of: Manifest, config: bytes | None = None, *, allow_unsafe: bool = Fals
     return Contents(reading.dialect, layers, tuple(reading.roots), problem, allow_unsafe)
 
 
-def explain(found: Contents) -> list[str]:
+def explain_contents(found: Contents) -> list[str]:
     """Lines for a person: what each layer was taken for, and why it is refused."""
     lines = [f"dialect: {found.dialect}"]
     for number, one in enumerate(found.layers, 1):
@@ -109,21 +110,21 @@ def explain(found: Contents) -> list[str]:
     return lines
 
 
-def _layers(of: Iterable[Descriptor], reading: Reading, *, allow_unsafe: bool) -> Iterable[Layer]:
+def _layers(of: Iterable[Descriptor], reading: Reading, *, allow_unsafe: bool) -> Iterable[ClassifiedLayer]:
     tree = safe_paths.Tree()
     for one, said in zip(of, reading.layers, strict=True):
         refusal = said.refusal or _path_refusal(said, tree)
-        verdict = file_policy.Verdict(said.role or "unknown")
+        verdict = file_policy.FileVerdict(said.role or "unknown")
         if not refusal:  # only of a path that is short is it asked what it means
             verdict = _judged(said, allow_unsafe=allow_unsafe)
         file = File(said.path, one.size, one.digest, verdict.role, said.encoding, said.under)
-        yield Layer(one.media_type, file, said.note, refusal or verdict.refusal)
+        yield ClassifiedLayer(one.media_type, file, said.note, refusal or verdict.refusal)
 
 
-def _judged(said: Said, *, allow_unsafe: bool) -> file_policy.Verdict:
+def _judged(said: Said, *, allow_unsafe: bool) -> file_policy.FileVerdict:
     if said.encoding == "raw":
-        return file_policy.judge(said.path, said.role, form=said.form, allow_unsafe=allow_unsafe)
-    return file_policy.judge_archive(said.role, said.path, allow_unsafe=allow_unsafe)
+        return file_policy.evaluate_file(said.path, said.role, form=said.form, allow_unsafe=allow_unsafe)
+    return file_policy.evaluate_archive(said.role, said.path, allow_unsafe=allow_unsafe)
 
 
 def _path_refusal(said: Said, tree: safe_paths.Tree) -> str:
@@ -131,15 +132,15 @@ def _path_refusal(said: Said, tree: safe_paths.Tree) -> str:
     archive = said.encoding != "raw"
     try:
         if said.under:
-            safe_paths.check(said.under)
+            safe_paths.check_path(said.under)
         if said.path or not archive:
-            tree.add(safe_paths.check(said.path), folder=archive)
+            tree.add(safe_paths.check_path(said.path), folder=archive)
     except safe_paths.BadPathError as error:
         return str(error)
     return ""
 
 
-def _problem(of: Manifest, layers: tuple[Layer, ...]) -> str:
+def _problem(of: Manifest, layers: tuple[ClassifiedLayer, ...]) -> str:
     if sum(one.size for one in of.layers) > BYTES_MAX:
         return f"its layers are larger than {BYTES_MAX >> 40} TiB together"
     sizes = {one.digest: one.size for one in of.layers}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from artifacts.dialects import modelpack
-from artifacts.dialects.base import Dialect, Reading, Said, numbered, path_of
+from artifacts.dialects.base import Dialect, Reading, Said, number_duplicate_names, read_layer_path
 from artifacts.oci.descriptor import Descriptor
 from artifacts.oci.manifest import Manifest
 
@@ -42,9 +42,11 @@ def _read(of: Manifest, _: bytes | None) -> Reading:
     version = found[1] if found is not None else ""
     problem = "" if version in _VERSIONS else f"its config is of version {version}, and only v0.1 and v0.2 are known"
     said = [_layer(one) for one in of.layers]
-    paths = numbered("" if path_of(one)[0] else each.path for one, each in zip(of.layers, said, strict=True))
+    paths = number_duplicate_names(
+        "" if read_layer_path(one)[0] else each.path for one, each in zip(of.layers, said, strict=True)
+    )
     layers = [
-        each._replace(path=path or path_of(one)[0], note=path_of(one)[1])
+        each._replace(path=path or read_layer_path(one)[0], note=read_layer_path(one)[1])
         for one, each, path in zip(of.layers, said, paths, strict=True)
     ]
     return Reading(NAME, layers, problem=problem)
@@ -52,7 +54,7 @@ def _read(of: Manifest, _: bytes | None) -> Reading:
 
 def _layer(one: Descriptor) -> Said:
     if one.media_type.startswith("application/vnd.cncf.model."):
-        return modelpack.layer(one)
+        return modelpack.read_layer(one)
     known = _LAYERS.get(one.media_type.removeprefix(_AI)) if one.media_type.startswith(_AI) else None
     return known or Said(refusal=f"{one.media_type} is no layer of a model of Docker's")
 

@@ -23,7 +23,7 @@ NAMED_MAX = 12
 """Files in an error."""
 
 
-class Entry(NamedTuple):
+class ListedFile(NamedTuple):
     """A file, as its place says it."""
 
     path: str
@@ -35,20 +35,20 @@ class Entry(NamedTuple):
     def digest(self) -> Digest | None:
         """Where that is said; else it is learned when the file has come."""
         try:
-            return digests.parse(self.claim)
+            return digests.parse_digest(self.claim)
         except BadDigestError:
             return None
 
     @property
     def name(self) -> Digest:
         """Its digest, or something that stands for it while that is not known."""
-        return self.digest or digests.of(f"{self.path}\0{self.size}\0{self.claim}".encode())
+        return self.digest or digests.compute_digest(f"{self.path}\0{self.size}\0{self.claim}".encode())
 
 
-class Taken(NamedTuple):
+class SelectedFile(NamedTuple):
     """A file that is taken."""
 
-    entry: Entry
+    entry: ListedFile
     role: Role
 
 
@@ -57,7 +57,7 @@ class Listing(NamedTuple):
 
     place: str
     """Whose files these are, without their revision: `hf://owner/name`, `s3://bucket/prefix/`."""
-    taken: tuple[Taken, ...]
+    taken: tuple[SelectedFile, ...]
     left: tuple[tuple[str, str], ...]
     """Paths that are not taken, and why."""
 
@@ -65,12 +65,12 @@ class Listing(NamedTuple):
     def digest(self) -> Digest:
         """Of what is taken."""
         rows = [[one.entry.path, one.entry.size, one.entry.claim] for one in self.taken]
-        return digests.of(json.dumps([self.place, sorted(rows)], separators=(",", ":")).encode())
+        return digests.compute_digest(json.dumps([self.place, sorted(rows)], separators=(",", ":")).encode())
 
     @property
     def unsafe(self) -> bool:
         """Of its files some were taken only since all are."""
-        return any(file_policy.judge(one.entry.path).refusal for one in self.taken)
+        return any(file_policy.evaluate_file(one.entry.path).refusal for one in self.taken)
 
     @property
     def bytes(self) -> int:
@@ -78,24 +78,26 @@ class Listing(NamedTuple):
         return sum(one.entry.size for one in self.taken)
 
 
-def choose(place: str, entries: Iterable[Entry], include: Sequence[str] = (), *, allow_unsafe: bool = False) -> Listing:
+def select_files(
+    place: str, entries: Iterable[ListedFile], include: Sequence[str] = (), *, allow_unsafe: bool = False
+) -> Listing:
     """What is taken. Of what a person named by `include` all is, or nothing. Raises RefusedError."""
     all_ = sorted(entries)
-    tree, taken, left = safe_paths.Tree(), list[Taken](), list[tuple[str, str]]()
+    tree, taken, left = safe_paths.Tree(), list[SelectedFile](), list[tuple[str, str]]()
     for one in _wanted(place, all_, include):
         if not include and any(part.startswith(".") and part.strip(".") for part in one.path.split("/")):
             continue  # as `weights pack`: git's own files, and those of tools
-        verdict = file_policy.judge(one.path, allow_unsafe=allow_unsafe)
+        verdict = file_policy.evaluate_file(one.path, allow_unsafe=allow_unsafe)
         if verdict.refusal and include:
             raise RefusedError(f"{place}: {one.path}: {verdict.refusal}")
         if verdict.refusal:
             left.append((one.path, verdict.refusal))
             continue
         try:
-            tree.add(safe_paths.check(one.path))
+            tree.add(safe_paths.check_path(one.path))
         except safe_paths.BadPathError as error:
             raise RefusedError(f"{place}: {error}") from None
-        taken.append(Taken(one, verdict.role))
+        taken.append(SelectedFile(one, verdict.role))
     if not any(one.role in files.WEIGHTS for one in taken):
         more = f"; left out: {left[0][0]}: {left[0][1]}" if left else ""
         raise RefusedError(f"{place}: there are no weights (safetensors or GGUF){more}")
@@ -106,12 +108,12 @@ def choose(place: str, entries: Iterable[Entry], include: Sequence[str] = (), *,
     return Listing(place, tuple(taken), tuple(left))
 
 
-def _wanted(place: str, all_: Sequence[Entry], include: Sequence[str]) -> list[Entry]:
+def _wanted(place: str, all_: Sequence[ListedFile], include: Sequence[str]) -> list[ListedFile]:
     if not include:
         return list(all_)
     for pattern in include:
         if not any(_fits(one.path, pattern) for one in all_):
-            weights = [one.path for one in all_ if files.of(one.path) is not None and _is_weight(one.path)]
+            weights = [one.path for one in all_ if files.classify_file(one.path) is not None and _is_weight(one.path)]
             raise RefusedError(f"{place}: include={pattern!r} fits no file; {_named('its weights are', weights)}")
     return [one for one in all_ if any(_fits(one.path, pattern) for pattern in include)]
 
@@ -121,11 +123,11 @@ def _fits(path: str, pattern: str) -> bool:
 
 
 def _is_weight(path: str) -> bool:
-    kind = files.of(path)
+    kind = files.classify_file(path)
     return kind is not None and kind.role in files.WEIGHTS
 
 
-def _refuse_several(place: str, taken: Sequence[Taken]) -> None:
+def _refuse_several(place: str, taken: Sequence[SelectedFile]) -> None:
     """Several models in one place, of which one is meant. Raises RefusedError."""
     names = [one.entry.path for one in taken if one.role == "weight"]
     all_ggufs = [name for name in names if name.casefold().endswith(".gguf")]

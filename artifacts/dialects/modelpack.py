@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from artifacts.dialects.base import Dialect, Encoding, Reading, Said, path_of
+from artifacts.dialects.base import Dialect, Encoding, Reading, Said, read_layer_path
 from artifacts.files import Role
 from artifacts.oci import strict_json
 from artifacts.oci.descriptor import Descriptor
@@ -43,13 +43,13 @@ def _knows(of: Manifest) -> bool:
 def _read(of: Manifest, _: bytes | None) -> Reading:
     said = (of.artifact_type, of.config.media_type, *(one.media_type for one in of.layers))
     legacy = any(one.startswith("application/vnd.cnai.") for one in said)
-    return Reading(LEGACY if legacy else CURRENT, [layer(one) for one in of.layers])
+    return Reading(LEGACY if legacy else CURRENT, [read_layer(one) for one in of.layers])
 
 
-def layer(one: Descriptor) -> Said:
+def read_layer(one: Descriptor) -> Said:
     """What one layer is meant to be."""
     found = _LAYER.fullmatch(one.media_type)
-    path, note = path_of(one)
+    path, note = read_layer_path(one)
     if found is None and path and not one.media_type.startswith("application/vnd."):
         said = Said(path=path, note=note or "its type says nothing, its name decides")
         return said._replace(refusal=_metadata_refusal(one, said.encoding))

@@ -6,7 +6,7 @@ are ours. Newer models have one layer for each tensor, each with a `name`.
 
 from __future__ import annotations
 
-from artifacts.dialects.base import Dialect, Reading, Said, numbered
+from artifacts.dialects.base import Dialect, Reading, Said, number_duplicate_names
 from artifacts.oci.descriptor import Descriptor
 from artifacts.oci.manifest import Manifest
 
@@ -34,7 +34,7 @@ def _knows(of: Manifest) -> bool:
 
 def _read(of: Manifest, _: bytes | None) -> Reading:
     said = [_layer(one) for one in of.layers]
-    paths = numbered("" if one.name else each.path for one, each in zip(of.layers, said, strict=True))
+    paths = number_duplicate_names("" if one.name else each.path for one, each in zip(of.layers, said, strict=True))
     return Reading(NAME, [each._replace(path=path or each.path) for each, path in zip(said, paths, strict=True)])
 
 

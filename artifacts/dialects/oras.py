@@ -6,7 +6,7 @@ https://github.com/containers/omlmd. The title is the path, and the name alone s
 
 from __future__ import annotations
 
-from artifacts.dialects.base import Dialect, Encoding, Reading, Said, path_of
+from artifacts.dialects.base import Dialect, Encoding, Reading, Said, read_layer_path
 from artifacts.files import Role
 from artifacts.oci.descriptor import Descriptor
 from artifacts.oci.manifest import Manifest
@@ -29,7 +29,7 @@ _FOLDERS = frozenset(_ARCHIVES) - {"application/vnd.oci.image.layer.v1.tar"}
 
 def _knows(of: Manifest) -> bool:
     """The last that is asked: at least one layer has a name."""
-    return any(path_of(one)[0] for one in of.layers)
+    return any(read_layer_path(one)[0] for one in of.layers)
 
 
 def _read(of: Manifest, _: bytes | None) -> Reading:
@@ -40,7 +40,7 @@ def _read(of: Manifest, _: bytes | None) -> Reading:
 
 
 def _layer(one: Descriptor) -> Said:
-    path, note = path_of(one)
+    path, note = read_layer_path(one)
     if not path:
         return Said(refusal="it has no title, so that nothing says what it is")
     marked = one.annotations.get(UNPACK) == "true"

@@ -45,7 +45,7 @@ class DiskError(Exception):
     """A folder cannot keep what comes: one line with the fix."""
 
 
-class Opened(NamedTuple):
+class OpenFile(NamedTuple):
     """A file that its owner has open."""
 
     number: int
@@ -88,16 +88,16 @@ class Disk:
         """The same, and `sync` waits for nothing; where no other process knows the boot, it is as this one."""
         return Disk(self._step, self.boot, late=self.lasting)
 
-    def sync(self, what: Path | Opened) -> None:
+    def sync(self, what: Path | OpenFile) -> None:
         """A file's bytes and length, or a folder's names."""
         if self._late:
-            self._step("late", what.path if isinstance(what, Opened) else what)
+            self._step("late", what.path if isinstance(what, OpenFile) else what)
         else:
             self.settle(what)
 
-    def settle(self, what: Path | Opened) -> None:
+    def settle(self, what: Path | OpenFile) -> None:
         """As `sync`, and at once in any case."""
-        if isinstance(what, Opened):
+        if isinstance(what, OpenFile):
             self._step("sync", what.path)
             os.fdatasync(what.number)
             return
@@ -128,7 +128,7 @@ class Disk:
             aside.unlink(missing_ok=True)
             raise
 
-    def put(self, file: Opened, pieces: Sequence[bytes | memoryview], at: int) -> None:
+    def put(self, file: OpenFile, pieces: Sequence[bytes | memoryview], at: int) -> None:
         """All of the pieces, from byte `at` on. The caller syncs the file."""
         self._step("put", file.path)
         left = [memoryview(piece) for piece in pieces if piece]
@@ -140,14 +140,14 @@ class Disk:
             if count:
                 left[0] = left[0][count:]
 
-    def start(self, file: Opened, at: int, count: int) -> None:
+    def start(self, file: OpenFile, at: int, count: int) -> None:
         """These bytes begin to go onto the disk, so that a `sync` finds little left; it promises nothing, and waits for
         nothing but a disk that is behind. What goes wrong there, `sync` says.
         """
         if begin := getattr(_LIBC, "sync_file_range", None):
             begin(file.number, ctypes.c_int64(at), ctypes.c_int64(count), _START_WRITING)
 
-    def append(self, file: Opened, text: bytes) -> None:
+    def append(self, file: OpenFile, text: bytes) -> None:
         """At the end of a small file. The caller syncs it."""
         self._step("append", file.path)
         while text:
@@ -184,21 +184,21 @@ class Disk:
         return found.f_bavail * found.f_frsize
 
 
-def trouble(error: OSError) -> str:
+def describe_os_error(error: OSError) -> str:
     """What the disk refused, and the fix, as errors say it."""
     return _FIXES.get(error.errno or 0, error.strerror or type(error).__name__)
 
 
-def entries(path: Path) -> list[os.DirEntry[str]]:
+def list_entries(path: Path) -> list[os.DirEntry[str]]:
     """What a folder holds, by name; nothing where it is not there."""
     with contextlib.suppress(FileNotFoundError), os.scandir(path) as found:
         return sorted(found, key=lambda one: one.name)
     return []
 
 
-def walk(path: Path) -> Iterator[os.DirEntry[str]]:
+def walk_folder(path: Path) -> Iterator[os.DirEntry[str]]:
     """All below a folder, folders before what is in them; links are not followed."""
-    for one in entries(path):
+    for one in list_entries(path):
         yield one
         if one.is_dir(follow_symlinks=False):
-            yield from walk(Path(one.path))
+            yield from walk_folder(Path(one.path))

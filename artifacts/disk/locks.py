@@ -39,7 +39,7 @@ class Flock:
             os.close(fd)
 
 
-def attempt(path: Path, *, shared: bool = False, make: bool = False) -> Flock | None:
+def try_lock(path: Path, *, shared: bool = False, make: bool = False) -> Flock | None:
     """The lock, where it is free. None: somebody holds it. Raises OSError; FileNotFoundError unless `make`."""
     flags = os.O_RDONLY | (os.O_CREAT if make else 0)
     while True:
@@ -57,10 +57,10 @@ def attempt(path: Path, *, shared: bool = False, make: bool = False) -> Flock | 
         os.close(fd)  # removed or moved between the two: whatever lies there now is asked
 
 
-def wait(path: Path, within_s: float, *, shared: bool = False, make: bool = False) -> Flock:
+def wait_for_lock(path: Path, within_s: float, *, shared: bool = False, make: bool = False) -> Flock:
     """The same for locks that are held for moments; blocks. Raises TimeoutError."""
     end_s, wait_s = time.monotonic() + within_s, FIRST_WAIT_S
-    while (found := attempt(path, shared=shared, make=make)) is None:
+    while (found := try_lock(path, shared=shared, make=make)) is None:
         if time.monotonic() > end_s:
             raise TimeoutError(f"{path} is held by another process for longer than {within_s:.0f} s")
         time.sleep(wait_s)
@@ -69,19 +69,19 @@ def wait(path: Path, within_s: float, *, shared: bool = False, make: bool = Fals
 
 
 @contextlib.asynccontextmanager
-async def held(path: Path) -> AsyncIterator[None]:
+async def hold_lock(path: Path) -> AsyncIterator[None]:
     """The lock of a file that is there only for it, waited for as long as it takes, and removed at the end."""
     wait_s = FIRST_WAIT_S
-    while (found := attempt(path, make=True)) is None:
+    while (found := try_lock(path, make=True)) is None:
         await asyncio.sleep(wait_s)
         wait_s = min(wait_s * 2, WAIT_S_MAX)
     try:
         yield
     finally:
-        drop(found, path)
+        remove_lock(found, path)
 
 
-def drop(found: Flock, path: Path) -> None:
+def remove_lock(found: Flock, path: Path) -> None:
     """Lets go of a lock, whose file goes with it: others see that theirs does not lie there any more."""
     with found, contextlib.suppress(FileNotFoundError):
         path.unlink()

@@ -22,13 +22,17 @@ BYTES_MAX = 1 << 40
 Advise = Callable[[int, int, int], None]
 
 
-def will_need(fd: int, first: int, size: int) -> None:
+def advise_willneed(fd: int, first: int, size: int) -> None:
     """The kernel reads it ahead (posix_fadvise(2))."""
     os.posix_fadvise(fd, first, size, os.POSIX_FADV_WILLNEED)
 
 
-async def warm(
-    files: Sequence[Path], *, bytes_max: int = BYTES_MAX, bytes_per_s: float = BYTES_PER_S, advise: Advise = will_need
+async def warm_page_cache(
+    files: Sequence[Path],
+    *,
+    bytes_max: int = BYTES_MAX,
+    bytes_per_s: float = BYTES_PER_S,
+    advise: Advise = advise_willneed,
 ) -> int:
     """Asks for the files' bytes in their order; how many it asked for."""
     stopped = threading.Event()

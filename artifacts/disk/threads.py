@@ -8,7 +8,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-async def over(work: asyncio.Future[T]) -> None:
+async def wait_until_done(work: asyncio.Future[T]) -> None:
     """Returns when it has ended; its error, if it has one, counts as looked at.
 
     Raises CancelledError only then, where it was cancelled meanwhile, however often.

@@ -19,10 +19,10 @@ from pathlib import Path
 
 from artifacts import digest as digests
 from artifacts.digest import Digest
-from artifacts.disk.disk import Disk, DiskError, Opened
+from artifacts.disk.disk import Disk, DiskError, OpenFile
 from artifacts.download import progress_file
 from artifacts.oci import spans
-from artifacts.oci.spans import Ledger
+from artifacts.oci.spans import BlobProgress
 
 FOLDER = "partial"
 CHECKPOINT_BYTES = 256 << 20
@@ -53,8 +53,8 @@ class Partial:
         *,
         learned: Callable[[Digest], None] | None = None,
     ) -> None:
-        """Goes on with what is there. `learned`: as `pull.Wanted`. Raises DiskError where another process has it, and
-        OSError.
+        """Goes on with what is there. `learned`: as `pull.BlobTarget`. Raises DiskError where another process has it,
+        and OSError.
         """
         self.digest = digest
         self.size = size
@@ -66,11 +66,11 @@ class Partial:
         self._lock = threading.Lock()
         self._summing = threading.Lock()
         self._keeping = threading.Lock()
-        self._summed = hashlib.new(digests.algorithm(digest))
+        self._summed = hashlib.new(digests.get_algorithm(digest))
         self._summed_bytes = 0
-        self._sidecar: Opened | None = None
+        self._sidecar: OpenFile | None = None
         self._disk.folder(self._folder)
-        self.file = Opened(self._own(), self._path)
+        self.file = OpenFile(self._own(), self._path)
         try:
             self.ledger = self._resumed()
             self._begin()
@@ -94,7 +94,7 @@ class Partial:
         for one in (self._sidecar, self.file):
             if one is not None and one.number >= 0:
                 os.close(one.number)
-        self.file, self._sidecar = Opened(-1, self._path), None
+        self.file, self._sidecar = OpenFile(-1, self._path), None
 
     def put(self, at: int, pieces: Sequence[bytes | memoryview]) -> None:
         """Bytes from `at` on."""
@@ -153,7 +153,7 @@ class Partial:
                     return
                 noted = self._opened()
             self._disk.settle(self.file)
-            self._disk.append(noted, progress_file.lines(new))
+            self._disk.append(noted, progress_file.format_parts(new))
             self._disk.settle(noted)
             self._disk.settle(self._folder)
             self._kept |= new
@@ -174,8 +174,8 @@ class Partial:
         if not self.ledger.complete or self._summed_bytes != self.size:
             raise RuntimeError(f"{self.digest} is not complete")
         if self._learned is not None:
-            self._learned(digests.parse(f"{digests.algorithm(self.digest)}:{self._summed.hexdigest()}"))
-        elif self._summed.hexdigest() != digests.encoded(self.digest):
+            self._learned(digests.parse_digest(f"{digests.get_algorithm(self.digest)}:{self._summed.hexdigest()}"))
+        elif self._summed.hexdigest() != digests.get_hex(self.digest):
             return False
         self._disk.folder(path.parent)
         if not late:
@@ -233,15 +233,15 @@ class Partial:
                 pass  # it got its name, or went away, while we waited
             os.close(number)
 
-    def _resumed(self) -> Ledger:
+    def _resumed(self) -> BlobProgress:
         """What is there. Without a sidecar, or with another length, nothing."""
         try:
             text = self._sidecar_path.read_bytes()
         except FileNotFoundError:
             text = b""
-        found = progress_file.read(text, self.digest, self.size, self._disk.boot)
+        found = progress_file.parse_progress(text, self.digest, self.size, self._disk.boot)
         if found is None or os.fstat(self.file.number).st_size != self.size:
-            return Ledger(self.size, spans.part_bytes(self.size))
+            return BlobProgress(self.size, spans.part_bytes(self.size))
         return found
 
     def _begin(self) -> None:
@@ -262,7 +262,9 @@ class Partial:
             os.close(self._sidecar.number)
         new = self._sidecar_path.with_name(f"{self.digest}.new")
         self._sidecar = self._headed(new)
-        self._disk.append(self._sidecar, progress_file.lines(good) + progress_file.marks(begun, self._disk.boot))
+        self._disk.append(
+            self._sidecar, progress_file.format_parts(good) + progress_file.format_marks(begun, self._disk.boot)
+        )
         self._disk.settle(self._sidecar)
         self._disk.move(new, self._sidecar_path)
         self._sidecar = self._sidecar._replace(path=self._sidecar_path)
@@ -275,22 +277,22 @@ class Partial:
             return
         if len(self._noted) < len(self.ledger.full):
             new = self.ledger.full - self._noted
-            self._disk.append(self._opened(), progress_file.lines(new, self._disk.boot))
+            self._disk.append(self._opened(), progress_file.format_parts(new, self._disk.boot))
             self._noted |= new
         filled = self.ledger.filled(part)
         if part not in self.ledger.full and filled - self._marked.get(part, 0) >= self._mark_bytes:
-            self._disk.append(self._opened(), progress_file.marks({part: filled}, self._disk.boot))
+            self._disk.append(self._opened(), progress_file.format_marks({part: filled}, self._disk.boot))
             self._marked[part] = filled
 
-    def _opened(self) -> Opened:
+    def _opened(self) -> OpenFile:
         """The sidecar; made late, since most blobs need none: no old one is there under its name."""
         if self._sidecar is None:
             self._sidecar = self._headed(self._sidecar_path)
         return self._sidecar
 
-    def _headed(self, path: Path) -> Opened:
-        made = Opened(os.open(path, _OPEN | os.O_TRUNC | os.O_APPEND, 0o644), path)
-        self._disk.append(made, progress_file.head(self.digest, self.size, self.ledger.part))
+    def _headed(self, path: Path) -> OpenFile:
+        made = OpenFile(os.open(path, _OPEN | os.O_TRUNC | os.O_APPEND, 0o644), path)
+        self._disk.append(made, progress_file.format_header(self.digest, self.size, self.ledger.part))
         return made
 
     def _sum(self, most: int) -> None:

@@ -13,28 +13,28 @@ import zlib
 from collections.abc import Iterable, Mapping
 
 from artifacts.digest import Digest
-from artifacts.oci.spans import Ledger
+from artifacts.oci.spans import BlobProgress
 
 FORMAT = "pilotlight-parts-1"
 BYTES_MAX = 4 << 20
 
 
-def head(digest: Digest, size: int, part: int) -> bytes:
+def format_header(digest: Digest, size: int, part: int) -> bytes:
     """How the text begins. `part`: bytes of one."""
     return _line(f"{FORMAT} {digest} {size} {part}")
 
 
-def lines(parts: Iterable[int], boot: str = "") -> bytes:
+def format_parts(parts: Iterable[int], boot: str = "") -> bytes:
     """What is added when these are on the disk; `boot`: when they are in the file, in this run of the machine."""
     return b"".join(_line(f"{part} {boot}" if boot else str(part)) for part in sorted(parts))
 
 
-def marks(begun: Mapping[int, int], boot: str) -> bytes:
+def format_marks(begun: Mapping[int, int], boot: str) -> bytes:
     """What is added when so many bytes of the begin of each of these are in the file, in this run of the machine."""
     return b"".join(_line(f"{part} {boot} {count}") for part, count in sorted(begun.items()))
 
 
-def read(text: bytes, digest: Digest, size: int, boot: str) -> Ledger | None:
+def parse_progress(text: bytes, digest: Digest, size: int, boot: str) -> BlobProgress | None:
     """What is there of this blob; None: the text says nothing of it that can be believed.
 
     `boot`: the machine's run now; what was only in the memory of another one is not there.
@@ -50,7 +50,7 @@ def read(text: bytes, digest: Digest, size: int, boot: str) -> Ledger | None:
         if _number(part) and len(run) == 2 and run[0] == boot and _number(run[1]):
             begun[int(part)] = max(int(run[1]), begun.get(int(part), 0))
     try:
-        return Ledger(size, int(words[3]), frozenset(done), begun)
+        return BlobProgress(size, int(words[3]), frozenset(done), begun)
     except ValueError:
         return None
 

@@ -22,17 +22,17 @@ from typing import NamedTuple, TypeVar
 from artifacts.digest import Digest
 from artifacts.disk import disk
 from artifacts.disk.disk import Disk, DiskError
-from artifacts.disk.threads import over
+from artifacts.disk.threads import wait_until_done
 from artifacts.download import pacing, splice, tls_receive
 from artifacts.download.pacing import Judge, Window
 from artifacts.download.partial_file import Partial
 from artifacts.download.splice import Goal
 from artifacts.download.tls_receive import Ends
 from artifacts.errors import BrokenError, MismatchError, RegistryError
-from artifacts.http.transport import Taken
+from artifacts.http.transport import DetachedBody
 from artifacts.oci import spans as parts
 from artifacts.oci.spans import Span
-from artifacts.registry.blobs import Blob, Moved, Source
+from artifacts.registry.blobs import Blob, BlobSource, Moved
 
 TICK_S = 0.25
 BATCH_BYTES = 512 << 10
@@ -49,7 +49,7 @@ Sums = Callable[[Digest, int], Awaitable[Sequence[str]]]
 Result = TypeVar("Result")
 
 
-class Wanted(NamedTuple):
+class BlobTarget(NamedTuple):
     """A blob, and the name its file shall have in the folder."""
 
     blob: Blob
@@ -58,9 +58,9 @@ class Wanted(NamedTuple):
     """Where the blob's digest is a name and no sum, since nobody knows that yet: hears the sum, from a thread."""
 
 
-async def fetch(
-    wanted: Sequence[Wanted],
-    source: Source,
+async def fetch_blobs(
+    wanted: Sequence[BlobTarget],
+    source: BlobSource,
     folder: Path,
     progress: Progress | None = None,
     *,
@@ -85,7 +85,7 @@ async def fetch(
 class _Coming:
     """One blob on its way."""
 
-    def __init__(self, wanted: Wanted, partial: Partial, source: Source) -> None:
+    def __init__(self, wanted: BlobTarget, partial: Partial, source: BlobSource) -> None:
         self.wanted = wanted
         self.partial = partial
         self.source = source
@@ -125,9 +125,9 @@ class _Run:
             await self._flush()
         finally:
             if self._writing is not None:
-                await over(self._writing)
+                await wait_until_done(self._writing)
 
-    async def move(self, at: int, body: Taken) -> Moved:
+    async def move(self, at: int, body: DetachedBody) -> Moved:
         """Into the file, in a thread."""
         head, rest, left, sealed = body
         with rest:
@@ -137,10 +137,10 @@ class _Run:
             begin, limits = at + len(head), self.coming.source.limits
             if sealed is None:
                 goal = Goal(self.coming.partial.file.number, self._wrote)
-                job = partial(splice.move, rest, left, goal, begin, limits)
+                job = partial(splice.splice_body, rest, left, goal, begin, limits)
             else:
-                job = partial(tls_receive.move, Ends(rest, sealed), left, self._put, begin, limits)
-            moved = await self._fetch.thread(self.coming, job, interrupt=lambda: splice.interrupt(rest))
+                job = partial(tls_receive.receive_body, Ends(rest, sealed), left, self._put, begin, limits)
+            moved = await self._fetch.thread(self.coming, job, interrupt=lambda: splice.interrupt_transfer(rest))
         self._batch_at = at + len(head) + moved.came
         return Moved(len(head) + moved.came, moved.broken)
 
@@ -182,10 +182,10 @@ class _Run:
 
 
 class _Fetch:
-    """All that one `fetch` has open."""
+    """All that one `fetch_blobs` has open."""
 
     def __init__(
-        self, source: Source, folder: Path, progress: Progress, file_system: Disk, clock: Callable[[], float],
+        self, source: BlobSource, folder: Path, progress: Progress, file_system: Disk, clock: Callable[[], float],
         *, sums: Sums | None,
     ) -> None:  # fmt: skip
         self._source = source
@@ -212,7 +212,7 @@ class _Fetch:
         for coming in self._blobs:
             coming.partial.close()
 
-    async def all(self, wanted: Sequence[Wanted]) -> None:
+    async def all(self, wanted: Sequence[BlobTarget]) -> None:
         for one in wanted:
             self._blobs.append(_Coming(one, await self._opened(one), self._source))
         self._tell()
@@ -240,7 +240,7 @@ class _Fetch:
 
     async def thread(
         self,
-        coming: _Coming | Wanted,
+        coming: _Coming | BlobTarget,
         job: Callable[..., Result],
         *given: object,
         interrupt: Callable[[], None] | None = None,
@@ -252,11 +252,11 @@ class _Fetch:
         except asyncio.CancelledError:
             if interrupt is not None:
                 interrupt()
-            await over(running)
+            await wait_until_done(running)
             raise
         except OSError as error:
-            wanted = coming if isinstance(coming, Wanted) else coming.wanted
-            said = f"{wanted.blob} cannot be kept in {self._folder}: {disk.trouble(error)}"
+            wanted = coming if isinstance(coming, BlobTarget) else coming.wanted
+            said = f"{wanted.blob} cannot be kept in {self._folder}: {disk.describe_os_error(error)}"
             raise DiskError(f"{said}; what is on the disk is kept, and gone on with") from None
 
     def broke(self, _error: BrokenError) -> None:
@@ -292,7 +292,7 @@ class _Fetch:
             if coming.partial.wants():  # by what came meanwhile
                 self._nudge(coming)
 
-    async def _opened(self, wanted: Wanted) -> Partial:
+    async def _opened(self, wanted: BlobTarget) -> Partial:
         blob = wanted.blob
         made = partial(Partial, learned=wanted.learned)
         return await self.thread(wanted, made, self._folder, blob.digest, blob.size, self._disk)

@@ -34,7 +34,7 @@ class Goal(NamedTuple):
     """`wrote(at, count)`; may take a while."""
 
 
-def move(rest: socket.socket, count: int, goal: Goal, at: int, limits: Limits) -> Moved:
+def splice_body(rest: socket.socket, count: int, goal: Goal, at: int, limits: Limits) -> Moved:
     """`count` bytes from the connection into the file from `at` on. Raises OSError where the file cannot take them."""
     patience = Patience(rest, limits)
     with _pipe() as (out, into):
@@ -57,7 +57,7 @@ def move(rest: socket.socket, count: int, goal: Goal, at: int, limits: Limits) -
         return Moved(moved)
 
 
-def interrupt(rest: socket.socket) -> None:
+def interrupt_transfer(rest: socket.socket) -> None:
     """From another thread: what waits for it finds its end."""
     with contextlib.suppress(OSError):
         rest.shutdown(socket.SHUT_RDWR)

@@ -36,7 +36,7 @@ Put = Callable[[int, Sequence[bytes | memoryview]], None]
 """`put(at, pieces)`: what the pieces are in is written over when it has returned."""
 
 
-def move(ends: Ends, count: int, put: Put, at: int, limits: Limits) -> Moved:
+def receive_body(ends: Ends, count: int, put: Put, at: int, limits: Limits) -> Moved:
     """`count` bytes of the body, the first of which is to lie at `at`. Raises OSError where `put` does."""
     coming, (_, room) = _Coming(ends, Patience(ends.rest, limits)), _own_rooms()
     moved = 0

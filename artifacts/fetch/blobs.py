@@ -17,19 +17,19 @@ from typing import NamedTuple, TypeVar
 
 from artifacts import safe_paths
 from artifacts.archives import member_filter, reassembly
-from artifacts.archives.reassembly import Place, Recipe
+from artifacts.archives.reassembly import ArchivedFile, Recipe
 from artifacts.archives.tar import BadArchiveError
 from artifacts.dialects.contents import Contents, File, RefusedError
 from artifacts.digest import Digest
-from artifacts.disk.threads import over
+from artifacts.disk.threads import wait_until_done
 from artifacts.download import pull
-from artifacts.download.pull import Wanted
+from artifacts.download.pull import BlobTarget
 from artifacts.fetch import unpack
 from artifacts.fetch.unpack import Unpacked, Unpacking
 from artifacts.formats import magic
 from artifacts.registry.blobs import Blob
 from artifacts.registry.mirrors import Mirrored
-from artifacts.store.layout import named
+from artifacts.store.layout import digest_file_name
 from artifacts.store.publish import Job
 
 ARCHIVES = "archives"
@@ -48,11 +48,11 @@ class _Look(NamedTuple):
     """Of the files of each, at most."""
 
 
-async def fill(
+async def fetch_artifact_files(
     job: Job, of: Contents, repository: str, source: Mirrored, told: pull.Progress | None = None,
     *, sums: pull.Sums | None = None,
 ) -> None:  # fmt: skip
-    """As a store's `Fetch`. `sums`: as of `pull.fetch`.
+    """As a store's `Fetch`. `sums`: as of `pull.fetch_blobs`.
 
     Raises RegistryError, DiskError, NoRoomError, RefusedError, OSError.
     """
@@ -62,14 +62,14 @@ async def fill(
     places = {one.digest: (one, job.blob(one.digest)) for one in job.files if one.encoding == "raw"}
     places |= {one.digest: (one, _place(job, one.digest)) for one in archives if one.digest not in places}
     wanted = [
-        Wanted(Blob(repository, digest, one.size), path.relative_to(job.blobs))
+        BlobTarget(Blob(repository, digest, one.size), path.relative_to(job.blobs))
         for digest, (one, path) in places.items()
         if not path.exists()
     ]
     if wanted:
-        await pull.fetch(wanted, source, job.blobs, told, file_system=job.disk, sums=sums)
+        await pull.fetch_blobs(wanted, source, job.blobs, told, file_system=job.disk, sums=sums)
     raw = [(one.path, job.blob(one.digest)) for one in job.files if one.encoding == "raw"]
-    await asyncio.to_thread(magic.check, raw)
+    await asyncio.to_thread(magic.check_magic, raw)
     if archives:
         await _take_apart(job, of, archives)
 
@@ -99,7 +99,7 @@ async def _take_apart(job: Job, of: Contents, archives: Sequence[File]) -> None:
 
 
 def _place(job: Job, digest: Digest) -> Path:
-    return job.blobs / ARCHIVES / named(digest)
+    return job.blobs / ARCHIVES / digest_file_name(digest)
 
 
 def _peak(archives: Sequence[int], unpacked: Sequence[int]) -> int:
@@ -116,13 +116,13 @@ def _looked(of: Contents, archives: Sequence[File], pieces: Callable[[File], Ite
             sizes.append(one.size)
             continue
         size = 0
-        for member in unpack.members(pieces(one), one):
+        for member in unpack.iter_members(pieces(one), one):
             names.append(member.path)
             size += member.size
             if len(names) > NAMES_MAX:
                 raise BadArchiveError(f"its archives have more than {NAMES_MAX} names")
         sizes.append(size)
-    return _Look(member_filter.root_of(of.roots, names), tuple(sizes))
+    return _Look(member_filter.select_model_root(of.roots, names), tuple(sizes))
 
 
 def _laid(
@@ -144,7 +144,7 @@ def _laid(
                     job.recipes[one.digest] = recipe
                 if last[one.digest] == number and one.digest not in at:
                     _place(job, one.digest).unlink()
-            magic.check((each.path, job.tree / each.path) for each in job.unpacked)
+            magic.check_magic((each.path, job.tree / each.path) for each in job.unpacked)
     finally:
         os.close(folder)
 
@@ -152,13 +152,13 @@ def _laid(
 def _recipe(archive: Path, laid: Sequence[Unpacked]) -> bytes | None:
     """How the archive comes out of its files again; None: there is too much beside them."""
     size = archive.stat().st_size
-    files = tuple(Place(one.at, one.size, one.path) for one in laid if one.size)
-    between = reassembly.gaps(size, files)
+    files = tuple(ArchivedFile(one.at, one.size, one.path) for one in laid if one.size)
+    between = reassembly.list_gaps(size, files)
     if sum(one.end - one.first for one in between) > reassembly.REST_BYTES_MAX:
         return None
     with archive.open("rb", buffering=0) as file:
         rest = b"".join(os.pread(file.fileno(), one.end - one.first, one.first) for one in between)
-    return reassembly.written(Recipe(size, files, rest))
+    return reassembly.encode_recipe(Recipe(size, files, rest))
 
 
 async def _in_thread(work: Callable[[], T], stop: threading.Event) -> T:
@@ -168,5 +168,5 @@ async def _in_thread(work: Callable[[], T], stop: threading.Event) -> T:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         stop.set()
-        await over(task)
+        await wait_until_done(task)
         raise

@@ -25,17 +25,17 @@ from artifacts.fetch import files, registry, remote_header
 from artifacts.fetch.registry import Registries, Told
 from artifacts.peers.client import Neighboured
 from artifacts.reference import Reference
-from artifacts.registry.blobs import Source
+from artifacts.registry.blobs import BlobSource
 from artifacts.source_uri import Bucket, Hub, Local
 from artifacts.sources import huggingface as hub
 from artifacts.sources import s3
-from artifacts.sources.http_files import Lone, Place, Rules
+from artifacts.sources.http_files import FileHost, Lone, Rules
 from artifacts.sources.huggingface import HubAccess
 from artifacts.sources.learned_sums import Sums
 from artifacts.sources.s3 import BucketAccess
-from artifacts.store.layout import Key, Record
-from artifacts.store.publish import Copy, Job, Wanted
-from artifacts.store.store import Caller, Store, in_thread
+from artifacts.store.layout import CopyKey, Record
+from artifacts.store.publish import Copy, CopySpec, Job
+from artifacts.store.store import Caller, Store, run_in_thread
 from artifacts.store.tag_cache import Meanings
 
 log = logging.getLogger("pilotlight.store")
@@ -81,7 +81,7 @@ class Ways:
         return HubAccess(self.env, self.home)
 
 
-class Found(NamedTuple):
+class SourceListing(NamedTuple):
     """What lies there now."""
 
     listing: Listing
@@ -92,31 +92,33 @@ class Found(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class SourceSession:
     """A place that can be asked."""
 
-    place: Place
+    place: FileHost
     of: Elsewhere
     origin: str
     login: str | None = field(repr=False)
     """Whoever asks: a token, or keys; None: nobody in particular."""
 
-    async def look(self, *, allow_unsafe: bool = False) -> Found:
+    async def look(self, *, allow_unsafe: bool = False) -> SourceListing:
         """Raises RegistryError, RefusedError."""
         if isinstance(self.of, Hub):
-            found = await hub.look(self.place, self.of, allow_unsafe=allow_unsafe)
-            return Found(found.listing, found.commit, found.open)
-        return Found(await s3.look(self.place, self.of, allow_unsafe=allow_unsafe), "", open=self.login is None)
+            found = await hub.list_repository(self.place, self.of, allow_unsafe=allow_unsafe)
+            return SourceListing(found.listing, found.commit, found.open)
+        return SourceListing(
+            await s3.list_bucket(self.place, self.of, allow_unsafe=allow_unsafe), "", open=self.login is None
+        )
 
     async def barred(self, paths: Sequence[str]) -> RegistryError | None:
         """Why this login may not have those files of it: of a repository all or none. Raises RegistryError."""
         if isinstance(self.of, Hub):
-            return await hub.barred(self.place, self.of, paths[0])
-        return await s3.barred(self.place, [s3.key_of(self.of, path) for path in paths])
+            return await hub.find_access_error(self.place, self.of, paths[0])
+        return await s3.find_access_error(self.place, [s3.object_key(self.of, path) for path in paths])
 
 
 @asynccontextmanager
-async def opened(of: Elsewhere, ways: Ways) -> AsyncIterator[Opened]:
+async def open_source(of: Elsewhere, ways: Ways) -> AsyncIterator[SourceSession]:
     """Raises PolicyError, DeniedError."""
     rules = Rules(ways.registries.limits, ways.registries.pace, ways.registries.ca)
     login = await _login(of, ways)
@@ -125,7 +127,7 @@ async def opened(of: Elsewhere, ways: Ways) -> AsyncIterator[Opened]:
     else:
         place = await ways.aws.place(of.bucket, rules, signed=login is not None)
     async with place:
-        yield Opened(place, of, origin_of(of, ways), login)
+        yield SourceSession(place, of, format_source_origin(of, ways), login)
 
 
 async def _login(of: Elsewhere, ways: Ways) -> str | None:
@@ -136,15 +138,15 @@ async def _login(of: Elsewhere, ways: Ways) -> str | None:
     return None if keys is None else f"{keys.access} {keys.secret}"
 
 
-def lies(text: str) -> Lies:
+def parse_remote_source(text: str) -> Lies:
     """What the text names, with or without `oci://`. Raises BadReferenceError."""
-    found = source_uri.parse(text) if "://" in text else reference.parse(text)
+    found = source_uri.parse_source_uri(text) if "://" in text else reference.parse_reference(text)
     if isinstance(found, Local):
-        raise reference.refusal(text, "it lies on this machine already; expected oci://, hf:// or s3://")
+        raise reference.build_reference_error(text, "it lies on this machine already; expected oci://, hf:// or s3://")
     return found
 
 
-def origin_of(of: Elsewhere, ways: Ways) -> str:
+def format_source_origin(of: Elsewhere, ways: Ways) -> str:
     """As `Key.origin`: no registry is called so. Raises PolicyError."""
     if isinstance(of, Hub):
         return f"hf {str(ways.hub.endpoint()).partition('://')[2]}"
@@ -152,7 +154,7 @@ def origin_of(of: Elsewhere, ways: Ways) -> str:
     return f"s3 {endpoint.partition('://')[2].rstrip('/')} {of.bucket}"
 
 
-async def bring(
+async def fetch_artifact(
     of: Lies,
     store: Store,
     ways: Ways,
@@ -166,42 +168,44 @@ async def bring(
     Raises RegistryError, BadManifestError, StoreError, DiskError.
     """
     if isinstance(of, Reference):
-        return await registry.obtain(of, store, ways.registries, told, allow_unsafe=allow_unsafe)
+        return await registry.fetch_from_registry(of, store, ways.registries, told, allow_unsafe=allow_unsafe)
     _judge(ways.registries)
     copy = None
     try:
-        async with opened(of, ways) as there:
+        async with open_source(of, ways) as there:
             try:
                 found = await there.look(allow_unsafe=allow_unsafe)
             except DeniedError:
                 await _forbid(
-                    there, store, await in_thread(lambda: recalled(of, store, ways, allow_unsafe=allow_unsafe))
+                    there,
+                    store,
+                    await run_in_thread(lambda: find_cached_key(of, store, ways, allow_unsafe=allow_unsafe)),
                 )
                 raise
-            key = Key(there.origin, found.listing.digest)
+            key = CopyKey(there.origin, found.listing.digest)
             for path, why in found.listing.left:
                 left(path, why)
-            taken = await in_thread(lambda: Sums(store).known(key, found.listing))
+            taken = await run_in_thread(lambda: Sums(store).known(key, found.listing))
             for was, now in zip(found.listing.taken, taken.taken, strict=True):
                 there.place.also(was.entry.name, now.entry.name)
-            unknown = [one.entry.size for one in files.unknown(taken)]
+            unknown = [one.entry.size for one in files.list_unhashed_files(taken)]
 
             async def fetch(job: Job) -> None:
                 sizes = {one.digest: one.size for one in job.files}
                 telling = registry.Telling(sum(sizes.values()) + sum(unknown), told)
                 async with AsyncExitStack() as stack:
-                    await files.fill(job, taken, _before(there, key, sizes, ways, stack), telling.came)
+                    await files.fetch_listed_files(job, taken, _before(there, key, sizes, ways, stack), telling.came)
 
             more = sum(unknown) + len(unknown)  # also of one that is empty
-            wanted = Wanted(str(of), key, files.files(taken), more, allow_unsafe, found.listing.unsafe)
-            record = await in_thread(lambda: store.layout.record(key))
+            wanted = CopySpec(str(of), key, files.list_hashed_files(taken), more, allow_unsafe, found.listing.unsafe)
+            record = await run_in_thread(lambda: store.layout.record(key))
             paths = [one.entry.path for one in taken.taken]
             is_open = found.open and not (record is not None and record.private)  # it may have been opened since
             caller = None if is_open else await _let_in(there, paths, store, key)
             copy = await store.ensure(wanted, fetch, caller)
         record = copy.record
         registry.check_safe(str(of), copy, allow_unsafe=allow_unsafe)
-        await in_thread(lambda: _remember(store, of, record, allow_unsafe=allow_unsafe))
+        await run_in_thread(lambda: _remember(store, of, record, allow_unsafe=allow_unsafe))
     except BaseException:  # also where the connections are closed and nobody waits any more
         if copy is not None:
             copy.close()
@@ -209,15 +213,15 @@ async def bring(
     return copy
 
 
-async def kept(of: Lies, store: Store, ways: Ways, *, allow_unsafe: bool = False) -> Copy | None:
+async def find_stored_copy(of: Lies, store: Store, ways: Ways, *, allow_unsafe: bool = False) -> Copy | None:
     """The Copy of what it meant when it was last pulled here, held; None: there is none any more. The place is asked
     only of what it gave to a login. Raises RegistryError, StoreError.
     """
     if isinstance(of, Reference):
-        return await registry.kept(of, store, ways.registries, allow_unsafe=allow_unsafe)
+        return await registry.find_stored_copy(of, store, ways.registries, allow_unsafe=allow_unsafe)
     _judge(ways.registries)
-    key = await in_thread(lambda: recalled(of, store, ways, allow_unsafe=allow_unsafe))
-    record = None if key is None else await in_thread(lambda: store.layout.record(key))
+    key = await run_in_thread(lambda: find_cached_key(of, store, ways, allow_unsafe=allow_unsafe))
+    record = None if key is None else await run_in_thread(lambda: store.layout.record(key))
     if key is None or record is None:
         return None
     login = await _login(of, ways) if record.private else None
@@ -231,20 +235,22 @@ async def kept(of: Lies, store: Store, ways: Ways, *, allow_unsafe: bool = False
     return copy
 
 
-async def lay_headers(of: Lies, ways: Ways, folder: Path, *, allow_unsafe: bool = False) -> list[str]:
+async def fetch_headers(of: Lies, ways: Ways, folder: Path, *, allow_unsafe: bool = False) -> list[str]:
     """As `headers.lay`."""
     if isinstance(of, Reference):
-        return await remote_header.lay(of, ways.registries, folder, allow_unsafe=allow_unsafe)
-    async with opened(of, ways) as there:
+        return await remote_header.fetch_artifact_headers(of, ways.registries, folder, allow_unsafe=allow_unsafe)
+    async with open_source(of, ways) as there:
         found = (await there.look(allow_unsafe=allow_unsafe)).listing
-        return await remote_header.begin(files.as_named(found), found.place, Lone(there.place), folder)
+        return await remote_header.fetch_gguf_headers(
+            files.list_all_files(found), found.place, Lone(there.place), folder
+        )
 
 
-def recalled(of: Lies, store: Store, ways: Ways, *, allow_unsafe: bool = False) -> Key | None:
+def find_cached_key(of: Lies, store: Store, ways: Ways, *, allow_unsafe: bool = False) -> CopyKey | None:
     """Which Copy it meant when it was last pulled here; nobody is asked. It blocks. Raises PolicyError."""
     if isinstance(of, Reference):
         return Meanings(store).recall(of)
-    return Meanings(store).recall(_named(of, origin_of(of, ways), allow_unsafe=allow_unsafe))
+    return Meanings(store).recall(_named(of, format_source_origin(of, ways), allow_unsafe=allow_unsafe))
 
 
 def _named(of: Elsewhere, origin: str, *, allow_unsafe: bool) -> Named:
@@ -264,8 +270,8 @@ def _judge(registries: Registries) -> None:
 
 
 def _before(
-    there: Opened, key: Key, known: Collection[Digest], ways: Ways, stack: AsyncExitStack
-) -> Source:  # fmt: skip
+    there: SourceSession, key: CopyKey, known: Collection[Digest], ways: Ways, stack: AsyncExitStack
+) -> BlobSource:  # fmt: skip
     """The place, with peers before it where there are any."""
     peering = ways.registries.peering
     if peering is None:
@@ -279,7 +285,7 @@ def _remember(store: Store, of: Elsewhere, record: Record, *, allow_unsafe: bool
         Sums(store).remember(record.key, {one.path: one.digest for one in record.unpacked})
 
 
-async def _let_in(there: Opened, paths: Sequence[str], store: Store, key: Key) -> Caller:
+async def _let_in(there: SourceSession, paths: Sequence[str], store: Store, key: CopyKey) -> Caller:
     """Whoever asks; it may have these files. That is asked first: a list of them is no yes, and all of them may be here
     already, by another's pull, so that nothing would be fetched. Raises RegistryError, StoreError.
     """
@@ -295,7 +301,7 @@ async def _let_in(there: Opened, paths: Sequence[str], store: Store, key: Key) -
     return caller
 
 
-async def _forbid(there: Opened, store: Store, key: Key | None) -> None:
+async def _forbid(there: SourceSession, store: Store, key: CopyKey | None) -> None:
     """Whoever asks was just denied what this is of: a yes before counts no more. Raises StoreError."""
     if key is not None:
 
@@ -307,13 +313,13 @@ async def _forbid(there: Opened, store: Store, key: Key | None) -> None:
 
 async def _caller(store: Store, login: str | None, permitted: Callable[[], Awaitable[bool]]) -> Caller:
     """Also of nobody in particular: what was given to a login may be open since."""
-    key = await in_thread(store.permits.key)
-    return Caller(registry.fingerprint(Login(registry_token=login or ""), key), permitted)
+    key = await run_in_thread(store.permits.key)
+    return Caller(registry.fingerprint_login(Login(registry_token=login or ""), key), permitted)
 
 
 def _permitted(of: Elsewhere, ways: Ways, paths: Sequence[str]) -> Callable[[], Awaitable[bool]]:
     async def permitted() -> bool:
-        async with opened(of, ways) as there:
+        async with open_source(of, ways) as there:
             return await there.barred(paths) is None
 
     return permitted

@@ -12,24 +12,24 @@ from collections.abc import Callable
 from pathlib import Path
 
 from artifacts.dialects.contents import File
-from artifacts.dialects.file_listing import Entry, Listing, Taken
+from artifacts.dialects.file_listing import ListedFile, Listing, SelectedFile
 from artifacts.digest import Digest
 from artifacts.download import pull
-from artifacts.download.pull import Wanted
+from artifacts.download.pull import BlobTarget
 from artifacts.errors import MismatchError
 from artifacts.formats import magic
-from artifacts.registry.blobs import Blob, Source
-from artifacts.store.layout import named
+from artifacts.registry.blobs import Blob, BlobSource
+from artifacts.store.layout import digest_file_name
 from artifacts.store.publish import Job
-from artifacts.store.store import in_thread
+from artifacts.store.store import run_in_thread
 
 LEARNED = "learned"
 """Below the pull's blobs: files whose sum nobody says, until all are here."""
 PIECE_BYTES = 1 << 20
 
 
-def files(of: Listing) -> tuple[File, ...]:
-    """Those that are known by their sum; the others are laid by `fill`."""
+def list_hashed_files(of: Listing) -> tuple[File, ...]:
+    """Those that are known by their sum; the others are laid by `fetch_listed_files`."""
     return tuple(
         File(one.entry.path, one.entry.size, one.entry.digest, one.role, "raw")
         for one in of.taken
@@ -37,34 +37,34 @@ def files(of: Listing) -> tuple[File, ...]:
     )
 
 
-def as_named(of: Listing) -> list[File]:
+def list_all_files(of: Listing) -> list[File]:
     """All, by what their place calls them: for a look at them."""
     return [File(one.entry.path, one.entry.size, one.entry.name, one.role, "raw") for one in of.taken]
 
 
-def unknown(of: Listing) -> list[Taken]:
+def list_unhashed_files(of: Listing) -> list[SelectedFile]:
     """The others."""
     return [one for one in of.taken if one.entry.digest is None]
 
 
-async def fill(job: Job, of: Listing, source: Source, told: pull.Progress | None = None) -> None:
+async def fetch_listed_files(job: Job, of: Listing, source: BlobSource, told: pull.Progress | None = None) -> None:
     """As a store's `Fetch`. Raises RegistryError, DiskError, RefusedError, OSError."""
     sums = dict[Digest, Digest]()
     blobs = {one.digest: (one.path, one.size, job.blob(one.digest)) for one in job.files}
     wanted = [
-        Wanted(_blob(of, path, digest, size), at.relative_to(job.blobs))
+        BlobTarget(_blob(of, path, digest, size), at.relative_to(job.blobs))
         for digest, (path, size, at) in blobs.items()
         if not at.exists()
     ]
-    for one in unknown(of):
+    for one in list_unhashed_files(of):
         entry = one.entry
         if not _place(job, entry).exists():
             to, blob = _place(job, entry).relative_to(job.blobs), _blob(of, entry.path, entry.name, entry.size)
-            wanted.append(Wanted(blob, to, _learner(sums, entry.name)))
+            wanted.append(BlobTarget(blob, to, _learner(sums, entry.name)))
     if wanted:
-        await pull.fetch(wanted, source, job.blobs, told, file_system=job.disk)
-    await in_thread(lambda: magic.check((path, at) for path, _, at in blobs.values()))
-    await in_thread(lambda: _lay(job, of, sums))  # the folder is another pull's when this has returned
+        await pull.fetch_blobs(wanted, source, job.blobs, told, file_system=job.disk)
+    await run_in_thread(lambda: magic.check_magic((path, at) for path, _, at in blobs.values()))
+    await run_in_thread(lambda: _lay(job, of, sums))  # the folder is another pull's when this has returned
 
 
 def _learner(sums: dict[Digest, Digest], name: Digest) -> Callable[[Digest], None]:
@@ -79,19 +79,19 @@ def _blob(of: Listing, path: str, digest: Digest, size: int) -> Blob:
     return Blob(f"{of.place}: {path}", digest, size)
 
 
-def _place(job: Job, entry: Entry) -> Path:
-    return job.blobs / LEARNED / named(entry.name)
+def _place(job: Job, entry: ListedFile) -> Path:
+    return job.blobs / LEARNED / digest_file_name(entry.name)
 
 
 def _lay(job: Job, of: Listing, sums: dict[Digest, Digest]) -> None:
     """Files whose sum is learned go to where they belong. Raises MismatchError."""
-    for one in unknown(of):
+    for one in list_unhashed_files(of):
         at, entry = _place(job, one.entry), one.entry
         said = entry.claim.removeprefix("git:") if entry.claim.startswith("git:") else None
         if said is not None and _summed(at, hashlib.sha1(b"blob %d\0" % entry.size, usedforsecurity=False)) != said:
             raise MismatchError(f"{of.place}: {entry.path}: its bytes are others than git's sum of it says")
         digest = sums.get(entry.name) or Digest(f"sha256:{_summed(at, hashlib.sha256())}")
-        magic.check([(entry.path, at)])
+        magic.check_magic([(entry.path, at)])
         to = job.tree / entry.path
         to.parent.mkdir(parents=True, exist_ok=True)
         at.replace(to)

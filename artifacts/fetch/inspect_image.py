@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 from artifacts import safe_paths as paths
 from artifacts.archives import member_filter as members
-from artifacts.archives.decompress import FREE_BYTES, inflate
+from artifacts.archives.decompress import FREE_BYTES, decompress_layer
 from artifacts.archives.tar import BLOCK_BYTES, BadArchiveError, Member, Reader
 from artifacts.dialects.contents import Contents, File
-from artifacts.registry.blobs import Blob, Source
+from artifacts.registry.blobs import Blob, BlobSource
 
 SPAN_BYTES = 64 << 10
 """Of an archive, in one request."""
@@ -45,13 +45,13 @@ class Inside(NamedTuple):
     """All names were seen."""
 
 
-async def look(of: Contents, repository: str, source: Source, *, allow_unsafe: bool = False) -> Inside:
+async def list_image_files(of: Contents, repository: str, source: BlobSource, *, allow_unsafe: bool = False) -> Inside:
     """What is in it. Raises BadArchiveError where a pull would refuse it, RegistryError."""
     walk = _Walk(repository, source)
     layers = [(one.file, *await walk.members(one.file)) for one in of.layers]
     names = [member.path for _, found, _ in layers for member in found]
     _check(names)
-    root, tree = members.root_of(of.roots, names), paths.Tree()
+    root, tree = members.select_model_root(of.roots, names), paths.Tree()
     taken = list[str]()
     for file, found, _ in layers:
         sieve = members.Sieve(file, tree, root, allow_unsafe=allow_unsafe)
@@ -65,7 +65,7 @@ def _check(names: Iterable[str]) -> None:
     first, and would lay it there. Raises BadArchiveError.
     """
     for name in names:
-        parts = members.plain(name).split("/")
+        parts = members.strip_dot_slash(name).split("/")
         if parts != ["."] and not NOT_PLAIN.isdisjoint(parts):
             raise BadArchiveError(f"in the archive: the name {name[:80]!r} could be read in two ways")
 
@@ -73,7 +73,7 @@ def _check(names: Iterable[str]) -> None:
 class _Walk:
     """Over the archives of one image, with what it may ask for."""
 
-    def __init__(self, repository: str, source: Source) -> None:
+    def __init__(self, repository: str, source: BlobSource) -> None:
         self._repository = repository
         self._source = source
         self._spans = 0
@@ -114,7 +114,7 @@ def _inflated(begin: bytes, of: File) -> tuple[list[Member], bool]:
     """What is in this begin of an archive; and whether nothing was odd about its end."""
     found, reader = list[Member](), Reader()
     try:
-        for piece in inflate([begin], of.encoding, FREE_BYTES):
+        for piece in decompress_layer([begin], of.encoding, FREE_BYTES):
             found += [event for event in reader.feed(piece) if isinstance(event, Member)]
     except BadArchiveError:
         return found, False  # it ends in its midst; or it is broken, which whoever pulls it says

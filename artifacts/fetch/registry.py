@@ -23,7 +23,7 @@ from artifacts.dialects.contents import RefusedError
 from artifacts.digest import Digest
 from artifacts.errors import PolicyError
 from artifacts.fetch import verify_signatures
-from artifacts.fetch.blobs import fill
+from artifacts.fetch.blobs import fetch_artifact_files
 from artifacts.file_policy import ALLOW
 from artifacts.http.retry import Pace
 from artifacts.http.transport import Limits, Site
@@ -34,9 +34,9 @@ from artifacts.registry import manifests, resolve
 from artifacts.registry.client import Client
 from artifacts.registry.mirrors import Mirror, Mirrored
 from artifacts.signatures.policy import Policy
-from artifacts.store.layout import Key, room
-from artifacts.store.publish import Copy, Job, Wanted
-from artifacts.store.store import Caller, Store, in_thread
+from artifacts.store.layout import CopyKey, origin_folder_name
+from artifacts.store.publish import Copy, CopySpec, Job
+from artifacts.store.store import Caller, Store, run_in_thread
 from artifacts.store.tag_cache import Meanings
 
 log = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ class Registries:
             if self.peering is None:
                 yield Mirrored(own, mirrors)
             else:
-                yield Swarm(own, mirrors, self.peering, room(host), stack)
+                yield Swarm(own, mirrors, self.peering, origin_folder_name(host), stack)
 
     def client(self, host: str) -> Client:
         """Of one place; costs tens of ms, for TLS's authorities are read. Raises PolicyError."""
@@ -102,7 +102,7 @@ class Registries:
         return Client(site, self.keychain, limits=self.limits, pace=self.pace)
 
 
-async def obtain(
+async def fetch_from_registry(
     of: Reference, store: Store, registries: Registries, told: Told = lambda _: None, *, allow_unsafe: bool = False
 ) -> Copy:
     """The Copy of what the reference means now, held. `allow_unsafe`: also code and pickled weights.
@@ -112,28 +112,28 @@ async def obtain(
     copy = None
     try:
         async with registries.opened(of.host) as source:
-            found = await resolve.resolve(source, of, resolve.here(), allow_unsafe=allow_unsafe)
-            key, files = Key(of.host, found.digest), found.contents.files()
+            found = await resolve.resolve_reference(source, of, resolve.detect_platform(), allow_unsafe=allow_unsafe)
+            key, files = CopyKey(of.host, found.digest), found.contents.files()
             source.wants(found.digest)
 
             async def fetch(job: Job) -> None:
                 sizes = {one.digest: one.size for one in job.files}
                 telling = Telling(sum(sizes.values()), told)
-                await fill(job, found.contents, of.repository, source, telling.came, sums=sums)
+                await fetch_artifact_files(job, found.contents, of.repository, source, telling.came, sums=sums)
 
             async def sums(digest: Digest, size: int) -> Sequence[str]:
                 async with registries.client(of.host) as client:
-                    return await chunk_sums.ask(client, of.repository, found.digest, digest, size)
+                    return await chunk_sums.fetch_chunk_sums(client, of.repository, found.digest, digest, size)
 
             await _judged(of, found.digest, registries)
             caller = await _caller(of, found.digest, store, registries)
             caller = None if caller is None else caller._replace(vouched=source.vouched)
-            wanted = Wanted(
+            wanted = CopySpec(
                 f"oci://{of}", key, files, allow_unsafe=allow_unsafe, unsafe=found.unsafe, documents=found.documents
             )
             copy = await store.ensure(wanted, fetch, caller)
             check_safe(f"oci://{of}", copy, allow_unsafe=allow_unsafe)
-            await in_thread(lambda: Meanings(store).remember(of, key))
+            await run_in_thread(lambda: Meanings(store).remember(of, key))
             return copy
     except BaseException:  # also where the connections are closed and nobody waits any more
         if copy is not None:
@@ -141,13 +141,15 @@ async def obtain(
         raise
 
 
-async def kept(of: Reference, store: Store, registries: Registries, *, allow_unsafe: bool = False) -> Copy | None:
+async def find_stored_copy(
+    of: Reference, store: Store, registries: Registries, *, allow_unsafe: bool = False
+) -> Copy | None:
     """The Copy of what the reference meant when it was last pulled here, held; None: there is none any more.
 
     The registry is asked only of weights that need a login, or a signature that this process has not seen yet: who laid
     them here may have asked for none. Raises RegistryError, StoreError, RefusedError.
     """
-    key = await in_thread(lambda: Meanings(store).recall(of))
+    key = await run_in_thread(lambda: Meanings(store).recall(of))
     if key is None:
         return None
     if registries.signatures.policy == "enforce":
@@ -173,7 +175,7 @@ async def _judged(of: Reference, digest: Digest, registries: Registries) -> None
     if registries.signatures.policy == "off" or (of.host, digest) in registries.held_good:
         return
     async with registries.client(of.host) as client:
-        verdict = await verify_signatures.judge(client, of.repository, digest, registries.signatures)
+        verdict = await verify_signatures.verify_manifest(client, of.repository, digest, registries.signatures)
     if not verdict.publish:
         raise PolicyError("; ".join(verdict.lines))
     if verdict.signed_by:
@@ -190,12 +192,12 @@ async def _caller(of: Reference, digest: Digest, store: Store, registries: Regis
 
     async def permitted() -> bool:
         async with registries.client(of.host) as client:
-            return await manifests.permitted(client, of.repository, digest)
+            return await manifests.can_pull_manifest(client, of.repository, digest)
 
-    return Caller(fingerprint(login, await in_thread(store.permits.key)), permitted)
+    return Caller(fingerprint_login(login, await run_in_thread(store.permits.key)), permitted)
 
 
-def fingerprint(login: Login, key: bytes) -> str:
+def fingerprint_login(login: Login, key: bytes) -> str:
     """Of a login; without the store's key nothing of the login can be tried against it."""
     secret = () if login.whose else (login.user, login.password, login.identity_token, login.registry_token)
     parts = (login.whose, *secret)

@@ -20,7 +20,7 @@ from artifacts.formats.gguf import GgufError
 from artifacts.formats.hf_config import CONFIG_BYTES_MAX
 from artifacts.reference import Reference
 from artifacts.registry import resolve
-from artifacts.registry.blobs import Blob, Source
+from artifacts.registry.blobs import Blob, BlobSource
 
 FIRST_BYTES = 4 << 20
 CONFIG = "config.json"
@@ -30,18 +30,20 @@ BYTES_MAX = 64 << 20
 """A header with a large vocabulary has about 10 MiB."""
 
 
-async def lay(of: Reference, registries: Registries, folder: Path, *, allow_unsafe: bool = False) -> list[str]:
+async def fetch_artifact_headers(
+    of: Reference, registries: Registries, folder: Path, *, allow_unsafe: bool = False
+) -> list[str]:
     """The GGUF files of the artifact, below `folder`, which is made; none where their names or bytes are not plain.
 
     Raises RegistryError, BadManifestError, GgufError, BadArchiveError, OSError.
     """
     async with registries.opened(of.host) as source:
-        found = await resolve.resolve(source, of, resolve.here(), allow_unsafe=allow_unsafe)
-        return await begin(found.contents.files(), of.repository, source, folder)
+        found = await resolve.resolve_reference(source, of, resolve.detect_platform(), allow_unsafe=allow_unsafe)
+        return await fetch_gguf_headers(found.contents.files(), of.repository, source, folder)
 
 
-async def begin(of: Iterable[File], repository: str, source: Source, folder: Path) -> list[str]:
-    """As `lay`, of an artifact's files."""
+async def fetch_gguf_headers(of: Iterable[File], repository: str, source: BlobSource, folder: Path) -> list[str]:
+    """As `fetch_artifact_headers`, of an artifact's files."""
     files = [one for one in of if one.path.endswith(".gguf") and one.encoding in {"raw", "tar"}]
     for one in files:
         path = folder / one.path
@@ -53,7 +55,7 @@ async def begin(of: Iterable[File], repository: str, source: Source, folder: Pat
     return [one.path for one in files]
 
 
-async def begin_config(of: Iterable[File], repository: str, source: Source, folder: Path) -> bool:
+async def fetch_config_header(of: Iterable[File], repository: str, source: BlobSource, folder: Path) -> bool:
     """`config.json` and what stands for the safetensors beside it, below `folder`, for `artifacts.formats.hf_config`;
     False: it has none. Raises RegistryError, BadArchiveError, OSError.
     """
@@ -72,7 +74,7 @@ async def begin_config(of: Iterable[File], repository: str, source: Source, fold
     return True
 
 
-async def _begin(repository: str, source: Source, one: File, path: Path) -> None:
+async def _begin(repository: str, source: BlobSource, one: File, path: Path) -> None:
     """As much of its begin as a reader wants. Raises GgufError where that is too much, or it is none."""
     want = FIRST_BYTES
     while True:

@@ -18,7 +18,7 @@ from typing import NamedTuple, Self
 from artifacts import digest as digests
 from artifacts import safe_paths
 from artifacts.archives import decompress, tar
-from artifacts.archives.member_filter import Sieve, Taken
+from artifacts.archives.member_filter import AcceptedMember, Sieve
 from artifacts.archives.tar import BadArchiveError, Member
 from artifacts.dialects.contents import File
 from artifacts.digest import Digest
@@ -42,10 +42,10 @@ class Unpacked(NamedTuple):
     """Where in the archive, uncompressed, its bytes begin."""
 
 
-def members(pieces: Iterable[bytes], of: File) -> Iterator[Member]:
+def iter_members(pieces: Iterable[bytes], of: File) -> Iterator[Member]:
     """What an archive says it holds; nothing is written. Raises BadArchiveError."""
     reader = tar.Reader()
-    for piece in decompress.inflate(pieces, of.encoding, BLOB_BYTES_MAX):
+    for piece in decompress.decompress_layer(pieces, of.encoding, BLOB_BYTES_MAX):
         yield from (one for one in reader.feed(piece) if isinstance(one, Member))
     reader.close()
 
@@ -85,10 +85,10 @@ class Unpacking:
         """
         sieve = Sieve(of, self._tree, self._root, allow_unsafe=self._allow_unsafe)
         reader, done = tar.Reader(), list[Unpacked]()
-        inner = hashlib.new(digests.algorithm(diff_id)) if diff_id is not None else None
+        inner = hashlib.new(digests.get_algorithm(diff_id)) if diff_id is not None else None
         fd, taken, summed, at = -1, None, hashlib.sha256(), 0
         try:
-            for piece in decompress.inflate(pieces, of.encoding, BLOB_BYTES_MAX):
+            for piece in decompress.decompress_layer(pieces, of.encoding, BLOB_BYTES_MAX):
                 if inner is not None:
                     inner.update(piece)
                 for event in reader.feed(piece):
@@ -100,7 +100,7 @@ class Unpacking:
                         _write(fd, event)
                     elif fd >= 0 and taken is not None:
                         fd = _finish(fd)
-                        digest = digests.parse(f"sha256:{summed.hexdigest()}")
+                        digest = digests.parse_digest(f"sha256:{summed.hexdigest()}")
                         done.append(Unpacked(taken.path, taken.size, taken.role, digest, at))
             reader.close()
         finally:
@@ -108,11 +108,11 @@ class Unpacking:
                 os.close(fd)
         if not reader.entries and not may_be_empty:
             raise BadArchiveError(f"the archive{f' of {of.path}' if of.path else ''} is empty: it holds no file")
-        if diff_id is not None and inner is not None and inner.hexdigest() != digests.encoded(diff_id):
+        if diff_id is not None and inner is not None and inner.hexdigest() != digests.get_hex(diff_id):
             raise BadArchiveError("what the archive holds is not what the image's config says: its diffID is another")
         return done
 
-    def _begin(self, taken: Taken) -> int:
+    def _begin(self, taken: AcceptedMember) -> int:
         """Open for what it holds; -1 for a folder."""
         if taken.folder:
             self._places.folder(taken.path)

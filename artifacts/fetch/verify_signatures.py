@@ -19,11 +19,11 @@ from artifacts.oci.manifest import Manifest
 from artifacts.registry import blobs, manifests
 from artifacts.registry.blobs import Blob
 from artifacts.registry.client import Client
-from artifacts.registry.referrers import referrers, tag_of
+from artifacts.registry.referrers import format_referrers_tag, list_referrers
 from artifacts.signatures import policy as signatures
 from artifacts.signatures.bundles import BUNDLE, BUNDLE_BYTES_MAX
 from artifacts.signatures.payloads import PAYLOAD_BYTES_MAX
-from artifacts.signatures.policy import Bundled, Cosign, Found, Policy, Unread, Verdict
+from artifacts.signatures.policy import Bundled, Cosign, Found, Policy, SignatureVerdict, Unread
 
 SIMPLE = "application/vnd.dev.cosign.simplesigning.v1+json"
 SIGNATURE = "dev.cosignproject.cosign/signature"
@@ -36,19 +36,19 @@ LOOKS_MAX = 32
 SECONDS_MAX = 60.0
 
 
-async def judge(
+async def verify_manifest(
     client: Client, repository: str, digest: Digest, policy: Policy, *, seconds_max: float = SECONDS_MAX
-) -> Verdict:
+) -> SignatureVerdict:
     """Whether what has this digest may be published: the one that was asked for, an index where it is one."""
     if policy.policy == "off":
-        return signatures.judge(digest, (), policy)
+        return signatures.evaluate_signatures(digest, (), policy)
     search = _Search(client, repository, digest)
     try:
         async with asyncio.timeout(seconds_max):
             await search.run()
     except TimeoutError:
         search.unread("the registry", f"did not give all that it has within {seconds_max:g} s")
-    return signatures.judge(digest, search.found, policy)
+    return signatures.evaluate_signatures(digest, search.found, policy)
 
 
 class _Search:
@@ -66,7 +66,7 @@ class _Search:
     async def run(self) -> None:
         """All of them, as far as the bounds go."""
         try:
-            listed = await referrers(self._client, self._repository, self._digest)
+            listed = await list_referrers(self._client, self._repository, self._digest)
         except RegistryError as error:
             self.unread("what refers to it", str(error))
             listed = []
@@ -74,7 +74,7 @@ class _Search:
             if one.artifact_type in KINDS:
                 await self._manifest(one.digest, one.size)
         self._looks = 0
-        await self._manifest(f"{tag_of(self._digest)}.sig")
+        await self._manifest(f"{format_referrers_tag(self._digest)}.sig")
 
     def _enough(self, at: str) -> bool:
         """So many were looked at that this one is left out; the first such is told."""
@@ -88,8 +88,8 @@ class _Search:
         if self._enough(asked):
             return
         try:
-            came = await manifests.manifest(self._client, self._repository, asked, size)
-            read = manifest.parse(came.body, content_type=came.media_type)
+            came = await manifests.fetch_manifest(self._client, self._repository, asked, size)
+            read = manifest.parse_manifest(came.body, content_type=came.media_type)
         except AbsentError as error:
             if size is not None:
                 self.unread(asked, str(error))
@@ -111,7 +111,7 @@ class _Search:
             return
         blob = Blob(self._repository, layer.digest, layer.size)
         try:
-            async with aclosing(blobs.read(self._client, blob)) as pieces:
+            async with aclosing(blobs.stream_blob(self._client, blob)) as pieces:
                 content = b"".join([piece async for piece in pieces])
         except RegistryError as error:
             self.unread(at, str(error))

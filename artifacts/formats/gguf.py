@@ -61,7 +61,7 @@ class GgufInfo(msgspec.Struct, frozen=True, kw_only=True):
     shape: Shape
 
 
-def read(file: Path | str) -> GgufInfo:
+def load_gguf_info(file: Path | str) -> GgufInfo:
     """What the file says; of a split model give its first part, the others are found. Raises GgufError."""
     path = str(file)
     try:
@@ -84,19 +84,19 @@ def header_bytes(file: str | Path) -> int:
         return header.at
 
 
-def stem(file: Path) -> str:
+def get_model_stem(file: Path) -> str:
     """The file's name without `.gguf`, and of a split model without its part."""
     split = files.PART.fullmatch(file.name)
     return split[1] if split else file.stem
 
 
 def is_first_part(file: Path) -> bool:
-    """Whether the file can be given to `read`: it is whole, or the first part of a split model."""
+    """Whether the file can be given to `load_gguf_info`: it is whole, or the first part of a split model."""
     split = files.PART.fullmatch(file.name)
     return split is None or int(split[2]) == 1
 
 
-def bases(paths: Iterable[str]) -> list[str]:
+def list_base_files(paths: Iterable[str]) -> list[str]:
     """Those of an artifact's files that an engine could be given to load: no later parts, and no adapters beside."""
     adapters = ("adapter", "lora", "mmproj")
     found = [one for one in paths if one.endswith(".gguf") and is_first_part(Path(one))]
@@ -105,12 +105,12 @@ def bases(paths: Iterable[str]) -> list[str]:
 
 def _info(path: str, metadata: dict[str, Value], weights_bytes: int) -> GgufInfo:
     try:
-        shape = gguf_memory.shape(metadata, weights_bytes)
+        shape = gguf_memory.read_shape(metadata, weights_bytes)
     except ValueError as error:
         raise GgufError(f"{path}: {error}") from None
     name = metadata.get("general.name")
     return GgufInfo(
-        name=name if isinstance(name, str) and _is_name(name) else stem(Path(path)),
+        name=name if isinstance(name, str) and _is_name(name) else get_model_stem(Path(path)),
         architecture=str(metadata["general.architecture"]),
         shape=shape,
     )

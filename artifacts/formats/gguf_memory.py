@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeGuard
 
-from artifacts.formats.memory import Layer, Shape, bounded
+from artifacts.formats.memory import LayerShape, Shape, clamp_shape
 
 KEYS = frozenset(
     {
@@ -48,7 +48,7 @@ EITHER = frozenset(
 """A layer without heads for keys has a state, the others have none."""
 
 
-def shape(metadata: Mapping[str, Value], weights_bytes: int) -> Shape:
+def read_shape(metadata: Mapping[str, Value], weights_bytes: int) -> Shape:
     """What the header says. Raises ValueError."""
     keys = _Keys(metadata)
     blocks = keys.needed("block_count")
@@ -59,7 +59,7 @@ def shape(metadata: Mapping[str, Value], weights_bytes: int) -> Shape:
     width = keys.needed("embedding_length")
     inner = keys.number("feed_forward_length", 4 * width)
     experts = keys.number("expert_used_count", 0) * keys.number("expert_feed_forward_length", inner)
-    return bounded(Shape(
+    return clamp_shape(Shape(
         weights_bytes=weights_bytes,
         layers=_layers(keys, blocks, width, heads),
         context_tokens=keys.needed("context_length"),
@@ -70,7 +70,7 @@ def shape(metadata: Mapping[str, Value], weights_bytes: int) -> Shape:
     ))  # fmt: skip
 
 
-def _layers(keys: _Keys, blocks: int, width: int, heads: tuple[int, ...]) -> tuple[Layer, ...]:
+def _layers(keys: _Keys, blocks: int, width: int, heads: tuple[int, ...]) -> tuple[LayerShape, ...]:
     heads_kv = keys.per_block("attention.head_count_kv", blocks) or heads or (0,) * blocks
     length = width // max(*heads, 1, 1)
     key, value = keys.needed("attention.key_length", length), keys.needed("attention.value_length", length)
@@ -84,7 +84,7 @@ def _layers(keys: _Keys, blocks: int, width: int, heads: tuple[int, ...]) -> tup
         attends, recurs = _parts(keys, block, heads_kv)
         many = heads_kv[block] if attends else 0
         made.append(
-            Layer(
+            LayerShape(
                 key_elements=many * (key_short if short[block] else key) + (index if many else 0),
                 value_elements=many * (value_short if short[block] else value),
                 window_tokens=window if short[block] else 0,

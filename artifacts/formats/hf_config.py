@@ -17,7 +17,7 @@ from typing import TypeVar
 import msgspec
 
 from artifacts.formats.gguf import CPU_S_MAX, OVERTIME
-from artifacts.formats.memory import Layer, Shape, bounded
+from artifacts.formats.memory import LayerShape, Shape, clamp_shape
 
 CONFIG_BYTES_MAX, CONFIG_VALUES_MAX = 4 << 20, 200_000
 INDEX_BYTES_MAX, INDEX_VALUES_MAX = 32 << 20, 400_000
@@ -61,7 +61,7 @@ class ConfigInfo(msgspec.Struct, frozen=True, kw_only=True):
 _decode_tensor = msgspec.json.Decoder(_Tensor).decode
 
 
-def read(folder: Path) -> ConfigInfo:
+def load_config_info(folder: Path) -> ConfigInfo:
     """What it says. Raises ConfigError."""
     path = folder / "config.json"
     keys = _decoded(path, _text(path, CONFIG_BYTES_MAX), CONFIG_VALUES_MAX, dict[str, object])
@@ -72,12 +72,12 @@ def read(folder: Path) -> ConfigInfo:
     if not isinstance(kind, str) or not kind.isprintable():
         raise ConfigError(f"{path}: model_type is missing or no text: not a language model?")
     try:
-        return ConfigInfo(architecture=kind[:80], shape=shape(inside, _weights_bytes(folder)))
+        return ConfigInfo(architecture=kind[:80], shape=read_shape(inside, _weights_bytes(folder)))
     except ValueError as error:
         raise ConfigError(f"{path}: {error}") from None
 
 
-def shape(keys: Keys, weights_bytes: int) -> Shape:
+def read_shape(keys: Keys, weights_bytes: int) -> Shape:
     """What the keys of a config.json mean. Raises ValueError."""
     layers, width = _needed(keys, "num_hidden_layers", "n_layer"), _needed(keys, "hidden_size", "n_embd", "d_model")
     if layers > LAYERS_MAX:
@@ -88,7 +88,7 @@ def shape(keys: Keys, weights_bytes: int) -> Shape:
     said = keys.get("layer_types")
     kinds = said if isinstance(said, list) and len(said) == layers else [""] * layers
     row, state_bytes = _row(keys, width, heads), _state_bytes(keys, width)
-    return bounded(Shape(
+    return clamp_shape(Shape(
         weights_bytes=weights_bytes,
         layers=tuple(_layer(kind, row, state_bytes) for kind in kinds),
         context_tokens=_needed(keys, "max_position_embeddings", "n_positions", "max_seq_len", "seq_length"),
@@ -99,14 +99,14 @@ def shape(keys: Keys, weights_bytes: int) -> Shape:
     ))  # fmt: skip
 
 
-def _layer(kind: object, row: tuple[int, int], state_bytes: int) -> Layer:
+def _layer(kind: object, row: tuple[int, int], state_bytes: int) -> LayerShape:
     """One whose kind is known has either tokens or a state, any other all that there is."""
     if not isinstance(kind, str):  # a list, for example, cannot be looked up
         kind = ""
     if kind in STATES_ONLY and state_bytes:
-        return Layer(state_bytes=state_bytes)
+        return LayerShape(state_bytes=state_bytes)
     attends = kind in {"full_attention", "sliding_attention", "chunked_attention", "attention"}
-    return Layer(key_elements=row[0], value_elements=row[1], state_bytes=0 if attends else state_bytes)
+    return LayerShape(key_elements=row[0], value_elements=row[1], state_bytes=0 if attends else state_bytes)
 
 
 def _row(keys: Keys, width: int, heads: int) -> tuple[int, int]:

@@ -17,9 +17,9 @@ from artifacts.dialects.contents import RefusedError
 HEAD_BYTES = 9
 
 
-def mismatch(path: str, head: bytes, size: int) -> str:
+def find_mismatch(path: str, head: bytes, size: int) -> str:
     """Why a file of `size` bytes that begins with `head` is not what its suffix promises; empty: nothing is wrong."""
-    kind = kinds.of(path)
+    kind = kinds.classify_file(path)
     form = "" if kind is None else kind.form
     if form == "gguf" and not head.startswith(b"GGUF"):
         return "it is not a GGUF file: it does not begin with GGUF"
@@ -30,10 +30,10 @@ def mismatch(path: str, head: bytes, size: int) -> str:
     return ""
 
 
-def check(files: Iterable[tuple[str, Path]]) -> None:
+def check_magic(files: Iterable[tuple[str, Path]]) -> None:
     """Files by their names in an artifact. Raises RefusedError for the first that is mislabelled, OSError."""
     for path, at in files:
         with at.open("rb", buffering=0) as file:
             head = file.read(HEAD_BYTES)
-        if why := mismatch(path, head, at.stat().st_size):
+        if why := find_mismatch(path, head, at.stat().st_size):
             raise RefusedError(f"{path}: {why}")

@@ -28,7 +28,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=BYTES_MAX)]
 """Where a shape comes as a text: an agent may say anything, too, and what is negative would make room."""
 
 
-class Layer(msgspec.Struct, frozen=True, kw_only=True):
+class LayerShape(msgspec.Struct, frozen=True, kw_only=True):
     """What one block keeps: elements of keys and values for each token, and a state for each slot."""
 
     key_elements: Count = 0
@@ -45,7 +45,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     """What an artifact says of itself, as far as memory depends on it."""
 
     weights_bytes: Count
-    layers: tuple[Layer, ...]
+    layers: tuple[LayerShape, ...]
     context_tokens: Count
     """What the model was trained for: the most that a slot can use."""
     vocabulary: Count
@@ -55,7 +55,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     heads: Count = 0
 
 
-def bounded(shape: Shape) -> Shape:
+def clamp_shape(shape: Shape) -> Shape:
     """The shape with numbers of at most BYTES_MAX, as readers of its JSON require."""
     return _bounded(shape, layers=tuple(map(_bounded, shape.layers)))
 
@@ -65,7 +65,7 @@ def _bounded(part: P, **known: object) -> P:
     return msgspec.structs.replace(part, **cut, **known) if cut or known else part
 
 
-class Serving(msgspec.Struct, frozen=True, kw_only=True):
+class ServingOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How it is served."""
 
     slots: int
@@ -111,14 +111,14 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
         return min(BYTES_MAX, sum(item.bytes for item in self.items if not (gpus and item.host)))
 
 
-def llama(shape: Shape, serving: Serving) -> Estimate:
+def estimate_llama_cpp(shape: Shape, serving: ServingOptions) -> Estimate:
     """What llama.cpp takes at its start, and what grows in the host's memory while it serves."""
     shared = serving.context_tokens is None
     context = shape.context_tokens if serving.context_tokens is None else serving.context_tokens
     cells = _padded(max(1, context))
     caches = 1 if shared else serving.slots
 
-    def kept(layer: Layer, slots: int) -> int:
+    def kept(layer: LayerShape, slots: int) -> int:
         """Tokens that a cache of so many slots keeps of a layer."""
         if not layer.window_tokens or serving.whole_windows:
             return cells
@@ -148,7 +148,7 @@ def llama(shape: Shape, serving: Serving) -> Estimate:
     )  # fmt: skip
 
 
-def paged(shape: Shape, serving: Serving) -> Estimate:
+def estimate_paged_engine(shape: Shape, serving: ServingOptions) -> Estimate:
     """The least that vLLM or SGLang needs: with one Call that may fill the context it starts. They use all that they
     are given.
     """
@@ -169,13 +169,13 @@ def paged(shape: Shape, serving: Serving) -> Estimate:
     )  # fmt: skip
 
 
-def _paged_words(serving: Serving, context: int) -> str:
+def _paged_words(serving: ServingOptions, context: int) -> str:
     if serving.whole_calls == 1:
         return f"one Call of {context} tokens, the least to start"
     return f"{serving.whole_calls} Calls of {context} tokens at once"
 
 
-def _token_bytes(layer: Layer, serving: Serving) -> int:
+def _token_bytes(layer: LayerShape, serving: ServingOptions) -> int:
     return int(layer.key_elements * serving.key_bytes + layer.value_elements * serving.value_bytes)
 
 
@@ -183,7 +183,7 @@ def _padded(tokens: int) -> int:
     return -(-tokens // CELLS) * CELLS
 
 
-def _outputs(shape: Shape, serving: Serving) -> int:
+def _outputs(shape: Shape, serving: ServingOptions) -> int:
     """Rows of logits that one batch may write: one for each of its tokens."""
     return serving.batch_tokens if shape.vocabulary else 0
 
@@ -200,7 +200,7 @@ def _activation(shape: Shape, batch: int, scored_tokens: int, outputs: int) -> I
     return Item(name="activation", bytes=4 * (rows + outputs * shape.vocabulary), words=words)
 
 
-def _cache_words(shape: Shape, serving: Serving, context: int) -> str:
+def _cache_words(shape: Shape, serving: ServingOptions, context: int) -> str:
     """`24 layers keep all of 4 x 4096 tokens, 20 the last 1024`."""
     keeping = [layer for layer in shape.layers if layer.key_elements or layer.value_elements]
     short = [] if serving.whole_windows else [layer for layer in keeping if layer.window_tokens]

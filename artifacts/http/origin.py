@@ -1,8 +1,8 @@
 """Where a request may go: origins, addresses that nobody may send us to, redirects. Pure.
 
 Owns the rules, not the requests. Credentials belong to an origin: scheme, host and port, all three. Promises: a URL
-that went through `checked` has no user in it, no control characters and no foreign scheme; addresses of a machine's
-own link (cloud metadata) are never asked, however they are written.
+that went through `parse_untrusted_url` has no user in it, no control characters and no foreign scheme; addresses of a
+machine's own link (cloud metadata) are never asked, however they are written.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Origin(NamedTuple):
         return host if self.port == PORTS[self.scheme] else f"{host}:{self.port}"
 
 
-def checked(text: str) -> URL:
+def parse_untrusted_url(text: str) -> URL:
     """An absolute http or https URL from outside. Raises PolicyError; its text shows no part of the URL."""
     if len(text) > URL_CHARS_MAX or not _TEXT.fullmatch(text):
         raise PolicyError("the registry names a URL with characters that no URL has, or a far too long one")
@@ -58,23 +58,23 @@ def checked(text: str) -> URL:
         raise PolicyError("the registry names a URL that is neither https nor http")
     if not url.raw_host or port is None or "@" in text.split("/", 3)[2]:
         raise PolicyError("the registry names a URL without a host, or with a user in it")
-    refuse_host(url.raw_host)
+    check_host(url.raw_host)
     return url
 
 
-def origin(url: URL) -> Origin:
+def get_origin(url: URL) -> Origin:
     """Of an absolute URL."""
-    return Origin(url.scheme, host_name(url.raw_host or ""), url.port or PORTS.get(url.scheme, 0))
+    return Origin(url.scheme, normalize_host(url.raw_host or ""), url.port or PORTS.get(url.scheme, 0))
 
 
-def host_name(host: str) -> str:
+def normalize_host(host: str) -> str:
     """As it is compared."""
     return host.lower().strip("[]").removesuffix(".")
 
 
-def address(host: str) -> Address | None:
+def parse_address(host: str) -> Address | None:
     """The address that a host is, if it is none by name. Raises PolicyError for one in disguise (`2852039166`)."""
-    host = host_name(host)
+    host = normalize_host(host)
     try:
         return ipaddress.ip_address(host)
     except ValueError:
@@ -83,7 +83,7 @@ def address(host: str) -> Address | None:
         return None
 
 
-def bare(one: Address) -> Address:
+def unwrap_ipv4(one: Address) -> Address:
     """The IPv4 address inside of an IPv6 one, where there is one."""
     if isinstance(one, ipaddress.IPv6Address):
         if one.ipv4_mapped is not None:
@@ -93,50 +93,50 @@ def bare(one: Address) -> Address:
     return one
 
 
-def forbidden(one: Address) -> bool:
+def is_forbidden(one: Address) -> bool:
     """Nobody may send us there, no registry lies there."""
-    one = bare(one)
+    one = unwrap_ipv4(one)
     return one.is_link_local or one.is_multicast or one.is_unspecified or one in METADATA
 
 
-def private(one: Address) -> bool:
+def is_private(one: Address) -> bool:
     """Inside of somebody's network, or of this machine."""
-    return not bare(one).is_global
+    return not unwrap_ipv4(one).is_global
 
 
-def refuse_host(host: str) -> None:
+def check_host(host: str) -> None:
     """Raises PolicyError for a host that is never asked."""
-    found = address(host)
-    if host_name(host) in METADATA_HOSTS or (found is not None and forbidden(found)):
+    found = parse_address(host)
+    if normalize_host(host) in METADATA_HOSTS or (found is not None and is_forbidden(found)):
         raise PolicyError("the registry names a link-local or metadata address; those are never asked")
 
 
-def loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
     """Whether a host is this machine itself."""
-    found = address(host)
-    return host_name(host) == "localhost" if found is None else bare(found).is_loopback
+    found = parse_address(host)
+    return normalize_host(host) == "localhost" if found is None else unwrap_ipv4(found).is_loopback
 
 
-def redirected(asked: URL, location: str | None, method: str, status: int, hops: int) -> URL:
+def resolve_redirect(asked: URL, location: str | None, method: str, status: int, hops: int) -> URL:
     """Where an answer with a status of 3xx sends us. Raises PolicyError. `hops`: redirects before this one."""
-    said = str(origin(asked))
+    said = str(get_origin(asked))
     if hops >= REDIRECTS_MAX:
         raise PolicyError(f"{said}: more than {REDIRECTS_MAX} redirects")
-    url = joined(asked, location)
-    if method not in {"GET", "HEAD"} and (status not in {307, 308} or origin(url) != origin(asked)):
+    url = resolve_location(asked, location)
+    if method not in {"GET", "HEAD"} and (status not in {307, 308} or get_origin(url) != get_origin(asked)):
         raise PolicyError(f"{said}: redirects a write to somewhere else; what is pushed goes to the registry itself")
     return url
 
 
-def joined(asked: URL, location: str | None) -> URL:
+def resolve_location(asked: URL, location: str | None) -> URL:
     """A Location header's URL, which may be relative. Raises PolicyError, also where it leaves TLS."""
-    said = str(origin(asked))
+    said = str(get_origin(asked))
     if not location:
         raise PolicyError(f"{said}: sends us elsewhere and says not where (no Location)")
     if not _TEXT.fullmatch(location) or len(location) > URL_CHARS_MAX:
         raise PolicyError(f"{said}: its Location is no URL")
     try:
-        url = checked(str(asked.join(URL(location, encoded=True))))
+        url = parse_untrusted_url(str(asked.join(URL(location, encoded=True))))
     except ValueError:
         raise PolicyError(f"{said}: its Location is no URL") from None
     if asked.scheme == "https" and url.scheme != "https":

@@ -33,7 +33,7 @@ class Part(NamedTuple):
         return f"bytes={self.first}-{self.end - 1}"
 
 
-def begins(part: Part, status: int, headers: Mapping[str, str], asked_range: bool, said: str) -> int:
+def validate_range_response(part: Part, status: int, headers: Mapping[str, str], asked_range: bool, said: str) -> int:
     """How many bytes of the answer come before the part. Raises MismatchError, PolicyError.
 
     `status` is 200 or 206; `said` names the blob in errors.

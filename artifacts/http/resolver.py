@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 from artifacts.errors import PolicyError
-from artifacts.http.origin import Address, forbidden, host_name, private
+from artifacts.http.origin import Address, is_forbidden, is_private, normalize_host
 
 
 class Resolver(AbstractResolver):
@@ -37,13 +37,13 @@ class Resolver(AbstractResolver):
 
     def judge(self, host: str, addresses: Sequence[Address], port: int) -> None:
         """Raises PolicyError where the host has an address that it may not have."""
-        name = host_name(host)
-        if any(forbidden(one) for one in addresses):
+        name = normalize_host(host)
+        if any(is_forbidden(one) for one in addresses):
             raise PolicyError(f"{name}: is at a link-local or metadata address; those are never asked")
-        inside = all(private(one) for one in addresses)
+        inside = all(is_private(one) for one in addresses)
         if name == self._own:
             self._inside = inside if self._inside is None else self._inside and inside
-        elif not self._inside and any(private(one) for one in addresses) and not self._is_allowed(name, port):
+        elif not self._inside and any(is_private(one) for one in addresses) and not self._is_allowed(name, port):
             raise PolicyError(
                 f"{name}: is in a private network, and the registry is not; allow that host for this registry "
                 f"where it is right"

@@ -1,4 +1,4 @@
-"""The only way to a registry and to the hosts that it redirects to: requests by aiohttp, by the rules of `origin`.
+"""The only way to a registry and to the hosts that it redirects to: requests by aiohttp, by the rules of `get_origin`.
 
 One session serves one registry. Credentials (`Authorization`, the registry's own headers, the client certificate) are
 sent to the registry's origin only, and no more after a redirect has left it. There are no cookies. Names that resolve
@@ -33,7 +33,7 @@ from multidict import CIMultiDictProxy
 from yarl import URL
 
 from artifacts.errors import BrokenError, PolicyError
-from artifacts.http.origin import Origin, address, checked, loopback, origin, redirected
+from artifacts.http.origin import Origin, get_origin, is_loopback, parse_address, parse_untrusted_url, resolve_redirect
 from artifacts.http.resolver import Resolver
 from artifacts.http.retry import STATUSES
 
@@ -71,7 +71,7 @@ class Sealing(ssl.SSLContext):
         return made
 
 
-def judging() -> Sealing:
+def create_tls_context() -> Sealing:
     """As `ssl.create_default_context` has it: certificates and names are judged, by the system's authorities."""
     context = Sealing(ssl.PROTOCOL_TLS_CLIENT)
     if sys.version_info >= (3, 13):
@@ -129,12 +129,12 @@ class Site:
 
     def base(self) -> URL:
         """The registry's root. Raises PolicyError where `host` is none."""
-        name = checked(f"https://{self.host}/").raw_host or ""
-        plain = loopback(name) if self.plain_http is None else self.plain_http
-        return checked(f"{'http' if plain else 'https'}://{self.host}/")
+        name = parse_untrusted_url(f"https://{self.host}/").raw_host or ""
+        plain = is_loopback(name) if self.plain_http is None else self.plain_http
+        return parse_untrusted_url(f"{'http' if plain else 'https'}://{self.host}/")
 
 
-class Taken(NamedTuple):
+class DetachedBody(NamedTuple):
     """The body of an answer whose connection is the caller's now: who asked, and whom, was judged before."""
 
     head: bytes
@@ -154,7 +154,7 @@ class Answer:
         self._limits = limits
         self.url = url
         """Of the last hop; must not be shown."""
-        self.said = str(origin(url))
+        self.said = str(get_origin(url))
         self.status = answer.status
         self.headers: CIMultiDictProxy[str] = answer.headers
         self.foreign = foreign
@@ -176,7 +176,7 @@ class Answer:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise BrokenError(f"{self.said}: the connection broke while it answered ({_kind(error)})") from None
 
-    def take(self) -> Taken | None:
+    def take(self) -> DetachedBody | None:
         """The connection, for one that moves the body without us; None: it must be read here (unknown length)."""
         length, connection = self.headers.get("Content-Length", ""), self._answer.connection
         if "Transfer-Encoding" in self.headers or not _LENGTH.fullmatch(length):
@@ -201,7 +201,7 @@ class Answer:
             carrier.abort()  # a close would say good-bye by TLS
         self._answer.close()  # its own end alone: the connection lives on in `rest`
         head = b"".join(parts)
-        return Taken(head, rest, int(length) - len(head), sealed)
+        return DetachedBody(head, rest, int(length) - len(head), sealed)
 
     async def whole(self, bytes_max: int, what: str) -> bytes:
         """All of the body. Raises BrokenError, and PolicyError where it is larger than `bytes_max`."""
@@ -227,7 +227,7 @@ class Transport:
     def __init__(self, site: Site, limits: Limits | None = None, resolver: AbstractResolver | None = None) -> None:
         self.site = site
         self.base = site.base()
-        self.own: Origin = origin(self.base)
+        self.own: Origin = get_origin(self.base)
         self._limits = limits or Limits()
         self._names = resolver
         self._resolver: Resolver | None = None
@@ -270,20 +270,20 @@ class Transport:
 
         Raises BrokenError, also for an answer that says so (408, 429, 5xx), and PolicyError.
         """
-        hops, foreign = 0, origin(url) != self.own
+        hops, foreign = 0, get_origin(url) != self.own
         while True:
             given = dict(headers or {}) | ({} if foreign else {**self.site.headers, **(own or {})})
             answer = await self._hop(method, url, given, body, foreign=foreign)
             if answer.status not in REDIRECT_STATUSES or not (follow and self.site.redirects):
                 return await self._judged(answer)
             async with answer:
-                url = redirected(url, answer.headers.get("Location"), method, answer.status, hops)
+                url = resolve_redirect(url, answer.headers.get("Location"), method, answer.status, hops)
             hops += 1
-            foreign = foreign or origin(url) != self.own
+            foreign = foreign or get_origin(url) != self.own
 
     async def secret(self, url: URL, *, headers: Mapping[str, str], body: bytes | None = None) -> Answer:
         """One try at a realm, whose URL the caller has judged: `headers` and `body` hold a login. No redirects."""
-        foreign = origin(url) != self.own
+        foreign = get_origin(url) != self.own
         given = dict(headers) | ({} if foreign else dict(self.site.headers))
         return await self._judged(await self._hop("GET" if body is None else "POST", url, given, body, foreign=foreign))
 
@@ -306,8 +306,8 @@ class Transport:
     ) -> Answer:
         if self._session is None or self._resolver is None:
             raise RuntimeError("a Transport is used as `async with`")
-        said = str(origin(url))
-        literal = address(url.raw_host or "")
+        said = str(get_origin(url))
+        literal = parse_address(url.raw_host or "")
         if literal is not None:
             self._resolver.judge(url.raw_host or "", [literal], url.port or 0)
         loop = asyncio.get_running_loop()
@@ -353,8 +353,8 @@ class _Tls(NamedTuple):
 
 def _contexts(site: Site) -> _Tls:
     """TLS with the registry, and with others. Raises PolicyError."""
-    own = judging()
-    foreign = own if site.certificate is None else judging()
+    own = create_tls_context()
+    foreign = own if site.certificate is None else create_tls_context()
     try:
         if site.ca is not None:
             for one in {own, foreign}:  # where it keeps its blobs is often under the same authority

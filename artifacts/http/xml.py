@@ -45,7 +45,7 @@ class Element:
         return "".join(at.texts).strip()
 
 
-def parse(body: bytes) -> Element:
+def parse_xml(body: bytes) -> Element:
     """The outermost element. Raises BadXmlError."""
     if len(body) > BYTES_MAX:
         raise BadXmlError(f"it is larger than {BYTES_MAX >> 20} MiB")

@@ -48,40 +48,40 @@ class Descriptor(NamedTuple):
     """Only in Ollama's manifests: what a layer is called."""
 
 
-def read(found: object, at: str) -> Descriptor:
+def read_descriptor(found: object, at: str) -> Descriptor:
     """The descriptor that stands `at`. Raises BadManifestError."""
     if not isinstance(found, dict):
         raise BadManifestError(f"{at} is no object")
     keys = cast("dict[str, object]", found)
     try:
-        digest = digests.parse(keys.get("digest"))
+        digest = digests.parse_digest(keys.get("digest"))
     except digests.BadDigestError as error:
         raise BadManifestError(f"{at}.digest: {error}") from None
     return Descriptor(
-        media_type=media_type(keys.get("mediaType"), f"{at}.mediaType"),
+        media_type=read_media_type(keys.get("mediaType"), f"{at}.mediaType"),
         digest=digest,
         size=_size(keys.get("size"), f"{at}.size"),
-        annotations=notes(keys.get("annotations"), f"{at}.annotations"),
-        artifact_type=artifact_type(keys, f"{at}."),
+        annotations=read_annotations(keys.get("annotations"), f"{at}.annotations"),
+        artifact_type=read_artifact_type(keys, f"{at}."),
         platform=_platform(keys.get("platform"), f"{at}.platform"),
         name=_text(keys.get("name", ""), f"{at}.name"),
     )
 
 
-def media_type(found: object, at: str) -> str:
+def read_media_type(found: object, at: str) -> str:
     """A media type without parameters."""
     if not isinstance(found, str) or not _MEDIA_TYPE.fullmatch(found):
         raise BadManifestError(f"{at} is missing or no media type")
     return found
 
 
-def artifact_type(keys: Mapping[str, object], at: str = "") -> str:
+def read_artifact_type(keys: Mapping[str, object], at: str = "") -> str:
     """What it says that it is; empty where it says nothing."""
     said = keys.get("artifactType", "")
-    return "" if said == "" else media_type(said, f"{at}artifactType")
+    return "" if said == "" else read_media_type(said, f"{at}artifactType")
 
 
-def notes(found: object, at: str) -> Mapping[str, str]:
+def read_annotations(found: object, at: str) -> Mapping[str, str]:
     """Texts by name; none where there are none."""
     if found is None:
         return {}

@@ -54,11 +54,11 @@ class Index(NamedTuple):
     annotations: Mapping[str, str]
 
 
-def parse(content: bytes, *, content_type: str = "", digest: Digest | None = None) -> Manifest | Index:
+def parse_manifest(content: bytes, *, content_type: str = "", digest: Digest | None = None) -> Manifest | Index:
     """What the bytes are. `digest`: theirs; `content_type`: what the registry says. Raises BadManifestError."""
     if len(content) > MANIFEST_BYTES_MAX:
         raise BadManifestError(f"the manifest is larger than {MANIFEST_BYTES_MAX >> 20} MiB")
-    if digest is not None and not digests.matches(digest, content):
+    if digest is not None and not digests.is_digest_of(digest, content):
         raise BadManifestError(f"the manifest is not the one that was asked for: its bytes are not {digest}")
     try:
         keys = strict_json.decode_object(content, MANIFEST_BYTES_MAX)
@@ -68,14 +68,14 @@ def parse(content: bytes, *, content_type: str = "", digest: Digest | None = Non
     if version != 2 or not isinstance(version, int):
         raise BadManifestError("the manifest's schemaVersion is not 2")
     kind = _kind(keys, content_type)
-    artifact_type = descriptor.artifact_type(keys)
-    notes = descriptor.notes(keys.get("annotations"), "annotations")
+    artifact_type = descriptor.read_artifact_type(keys)
+    notes = descriptor.read_annotations(keys.get("annotations"), "annotations")
     if kind in INDEXES:
         return Index(kind, artifact_type, _list(keys, "manifests", ENTRIES_MAX), notes)
-    config = descriptor.read(keys.get("config"), "config")
+    config = descriptor.read_descriptor(keys.get("config"), "config")
     if config.size > CONFIG_BYTES_MAX:
         raise BadManifestError(f"config.size is above {CONFIG_BYTES_MAX >> 20} MiB")
-    subject = descriptor.read(keys["subject"], "subject") if keys.get("subject") is not None else None
+    subject = descriptor.read_descriptor(keys["subject"], "subject") if keys.get("subject") is not None else None
     return Manifest(kind, artifact_type, config, _list(keys, "layers", LAYERS_MAX), notes, subject)
 
 
@@ -110,7 +110,7 @@ def _list(keys: Mapping[str, object], name: str, most: int) -> tuple[Descriptor,
         raise BadManifestError(f"{name} is missing or no list")
     if len(found) > most:
         raise BadManifestError(f"{name} has more than {most} entries")
-    return tuple(descriptor.read(one, f"{name}[{position}]") for position, one in enumerate(found))
+    return tuple(descriptor.read_descriptor(one, f"{name}[{position}]") for position, one in enumerate(found))
 
 
 INDEX_DEPTH_MAX = 3
@@ -120,7 +120,9 @@ MODEL_ANNOTATIONS = ("org.cncf.model.model", "org.cnai.model.model")
 _ATTESTATION = ("vnd.docker.reference.type", "attestation-manifest")
 
 
-def choose(index: Index, platform: Platform, way: Sequence[Digest] = (), *, images: bool = False) -> Descriptor:
+def select_manifest(
+    index: Index, platform: Platform, way: Sequence[Digest] = (), *, images: bool = False
+) -> Descriptor:
     """The entry to go on with. `way`: the digests of the indexes that led here. `images`: an image is liked better, as
     a container runtime takes it. Raises BadManifestError.
     """

@@ -38,7 +38,7 @@ def mark_bytes(size: int) -> int:
     return max(MARK_BYTES, -(-size // MARKS_MAX))
 
 
-class Ledger:
+class BlobProgress:
     """What of one blob has come. Each part is filled from its begin on."""
 
     def __init__(

@@ -19,7 +19,7 @@ class BadJsonError(ValueError):
     """No JSON that is taken; the text is a clause, without a capital, that says why."""
 
 
-def decode(content: bytes, most: int) -> object:
+def decode_json(content: bytes, most: int) -> object:
     """What the document of at most `most` bytes says. Raises BadJsonError."""
     if len(content) > most:
         raise BadJsonError(f"larger than {most} bytes")
@@ -39,7 +39,7 @@ def decode(content: bytes, most: int) -> object:
 
 def decode_object(content: bytes, most: int) -> dict[str, object]:
     """The same, where only an object will do."""
-    found = decode(content, most)
+    found = decode_json(content, most)
     if not isinstance(found, dict):
         raise BadJsonError("no JSON object")
     return found

@@ -24,12 +24,12 @@ from artifacts.errors import RegistryError
 from artifacts.oci import manifest, spans
 from artifacts.oci.descriptor import BadManifestError, Descriptor
 from artifacts.oci.manifest import Manifest
-from artifacts.pack.oci_layout import Layout
+from artifacts.pack.oci_layout import OciLayout
 from artifacts.registry import blobs, manifests
 from artifacts.registry import push as pushing
 from artifacts.registry.blobs import Blob
 from artifacts.registry.client import Client
-from artifacts.registry.referrers import referrers
+from artifacts.registry.referrers import list_referrers
 
 KIND = "application/vnd.pilotlight.chunks.v1+json"
 EMPTY_KIND, EMPTY = "application/vnd.oci.empty.v1+json", b"{}"
@@ -62,7 +62,7 @@ class _Bytes:
         yield self._content[first:end]
 
 
-async def push(client: Client, repository: str, layout: Layout) -> Digest | None:
+async def push_chunk_sums(client: Client, repository: str, layout: OciLayout) -> Digest | None:
     """The list of the layout's artifact, which is there already; None: no blob of it has more than one request's bytes.
 
     Raises as `pushing.push_blob`, and OSError.
@@ -71,15 +71,15 @@ async def push(client: Client, repository: str, layout: Layout) -> Digest | None
     large = {one.digest: layout.path(one.digest) for one in whole.blobs if one.size > spans.WHOLE_BYTES_MAX}
     if not large:
         return None
-    content = await asyncio.to_thread(listed, large)
+    content = await asyncio.to_thread(compute_chunk_sums, large)
     top, _ = whole.documents[-1]
     for one in (content, EMPTY):
-        await pushing.push_blob(client, Blob(repository, digests.of(one), len(one)), _Bytes(one))
+        await pushing.push_blob(client, Blob(repository, digests.compute_digest(one), len(one)), _Bytes(one))
     body = _document(top, content)
-    return await pushing.push_manifest(client, repository, digests.of(body), body, manifests.MANIFEST)
+    return await pushing.push_manifest(client, repository, digests.compute_digest(body), body, manifests.MANIFEST)
 
 
-def listed(files: Mapping[Digest, Path]) -> bytes:
+def compute_chunk_sums(files: Mapping[Digest, Path]) -> bytes:
     """The list of these files' parts. Blocks while it reads them. Raises OSError."""
     found = {str(digest): _summed(path) for digest, path in sorted(files.items())}
     return msgspec.json.encode(_List(found))
@@ -100,7 +100,7 @@ def _summed(path: Path) -> _Sums:
 
 def _document(subject: Descriptor, content: bytes) -> bytes:
     def described(kind: str, of: bytes) -> dict[str, object]:
-        return {"mediaType": kind, "digest": digests.of(of), "size": len(of)}
+        return {"mediaType": kind, "digest": digests.compute_digest(of), "size": len(of)}
 
     return msgspec.json.encode(
         {
@@ -114,11 +114,11 @@ def _document(subject: Descriptor, content: bytes) -> bytes:
     )
 
 
-async def ask(client: Client, repository: str, subject: Digest, blob: Digest, size: int) -> Sequence[str]:
+async def fetch_chunk_sums(client: Client, repository: str, subject: Digest, blob: Digest, size: int) -> Sequence[str]:
     """The sums of a blob's parts, as they are cut here; none where no list says them."""
     try:
-        for one in (await referrers(client, repository, subject, KIND))[:LISTS_MAX]:
-            found = (await _read(client, repository, digests.parse(one.digest))).blobs.get(blob)
+        for one in (await list_referrers(client, repository, subject, KIND))[:LISTS_MAX]:
+            found = (await _read(client, repository, digests.parse_digest(one.digest))).blobs.get(blob)
             if found is not None and found.part_bytes == spans.part_bytes(size):
                 return found.sums
     except (RegistryError, BadManifestError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -127,10 +127,10 @@ async def ask(client: Client, repository: str, subject: Digest, blob: Digest, si
 
 
 async def _read(client: Client, repository: str, digest: Digest) -> _List:
-    came = await manifests.manifest(client, repository, digest)
-    found = manifest.parse(came.body, content_type=came.media_type, digest=came.digest)
+    came = await manifests.fetch_manifest(client, repository, digest)
+    found = manifest.parse_manifest(came.body, content_type=came.media_type, digest=came.digest)
     if not isinstance(found, Manifest) or len(found.layers) != 1 or found.layers[0].size > LIST_BYTES_MAX:
         raise BadManifestError("it is no list of sums of parts")
     layer = found.layers[0]
-    async with aclosing(blobs.read(client, Blob(repository, layer.digest, layer.size))) as pieces:
+    async with aclosing(blobs.stream_blob(client, Blob(repository, layer.digest, layer.size))) as pieces:
         return msgspec.json.decode(b"".join([piece async for piece in pieces]), type=_List)

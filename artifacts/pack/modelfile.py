@@ -51,7 +51,7 @@ class Wishes(NamedTuple):
     """Instructions that an artifact has no place for, and why."""
 
 
-def wishes(instructions: Iterable[tuple[str, str]]) -> Wishes:
+def read_instructions(instructions: Iterable[tuple[str, str]]) -> Wishes:
     """Raises PackError."""
     listed = list(instructions)
     values: dict[str, list[str]] = {}

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from artifacts import digest as digests
-from artifacts.archives.tar_writer import frame
+from artifacts.archives.tar_writer import build_frame
 from artifacts.dialects.contents import RefusedError
 from artifacts.digest import Digest
 from artifacts.formats import magic
 from artifacts.oci import manifest
 from artifacts.oci.descriptor import BadManifestError, Descriptor, Platform
 from artifacts.oci.manifest import CONFIG_BYTES_MAX, INDEX_DEPTH_MAX, MANIFEST_BYTES_MAX, Index, Manifest
-from artifacts.pack.pack import Blob, Document, Form, PackError, Piece, Plan, documents, layout_index
+from artifacts.pack.pack import Document, Form, PackedBlob, PackedFile, PackError, Plan, build_documents, layout_index
 
 PIECE_BYTES = 1 << 20
 _MAKE = "`pilotlight weights pack SOURCE --to FOLDER` makes one"
@@ -34,11 +34,11 @@ class Written(NamedTuple):
 
     top: Document
     """The index, or of raw layers the manifest: what the artifact is named by."""
-    blobs: tuple[Blob, ...]
+    blobs: tuple[PackedBlob, ...]
     """One for each file, in the plan's order."""
 
 
-class Entry(NamedTuple):
+class LayoutEntry(NamedTuple):
     """A manifest of a layout, with its config."""
 
     digest: Digest
@@ -48,21 +48,23 @@ class Entry(NamedTuple):
     """What the artifact is named by, which `digest` is where no index stands before it."""
 
 
-def write(to: Path, plan: Plan, form: Form, tag: str = "", moved: Callable[[int], None] = lambda _: None) -> Written:
+def write_layout(
+    to: Path, plan: Plan, form: Form, tag: str = "", moved: Callable[[int], None] = lambda _: None
+) -> Written:
     """The layout of a plan. `moved`: told of bytes of files as they are written. Raises PackError, OSError."""
     try:
-        magic.check((piece.path, Path(piece.at)) for piece in plan.pieces if piece.at)
+        magic.check_magic((piece.path, Path(piece.at)) for piece in plan.pieces if piece.at)
     except RefusedError as error:
         raise PackError(str(error)) from None
     with _whole(to) as folder:
         blobs = folder / "blobs" / "sha256"
         blobs.mkdir(parents=True)
         written = tuple(_layer(blobs, piece, form, moved) for piece in plan.pieces)
-        made = documents(plan, written, form)
+        made = build_documents(plan, written, form)
         for one in made:
             if len(one.content) > MANIFEST_BYTES_MAX:
                 raise PackError(f"there are too many files: {one.media_type} is larger than 4 MiB")
-            _file(blobs / digests.encoded(one.blob.digest), one.content)
+            _file(blobs / digests.get_hex(one.blob.digest), one.content)
         _file(folder / "oci-layout", _MARK)
         _file(folder / "index.json", layout_index(made[-1], tag))
         for each in (blobs, blobs.parent, folder):
@@ -70,7 +72,7 @@ def write(to: Path, plan: Plan, form: Form, tag: str = "", moved: Callable[[int]
     return Written(made[-1], written)
 
 
-class Whole(NamedTuple):
+class ArtifactParts(NamedTuple):
     """All of an artifact, in an order in which it may be pushed."""
 
     blobs: tuple[Descriptor, ...]
@@ -97,8 +99,8 @@ def _whole(to: Path) -> Iterator[Path]:
         raise
 
 
-def _layer(blobs: Path, piece: Piece, form: Form, moved: Callable[[int], None]) -> Blob:
-    head, tail = frame(piece.path, piece.size) if form == "modelpack" else (b"", b"")
+def _layer(blobs: Path, piece: PackedFile, form: Form, moved: Callable[[int], None]) -> PackedBlob:
+    head, tail = build_frame(piece.path, piece.size) if form == "modelpack" else (b"", b"")
     summed, partial, left = hashlib.sha256(head), blobs / ".partial", piece.size
     with partial.open("wb", buffering=0) as out:
         _put(out.fileno(), memoryview(head))
@@ -115,10 +117,10 @@ def _layer(blobs: Path, piece: Piece, form: Form, moved: Callable[[int], None]) 
         _put(out.fileno(), memoryview(tail))
         os.fsync(out.fileno())
     partial.replace(blobs / summed.hexdigest())
-    return Blob(digests.parse(f"sha256:{summed.hexdigest()}"), len(head) + piece.size + len(tail))
+    return PackedBlob(digests.parse_digest(f"sha256:{summed.hexdigest()}"), len(head) + piece.size + len(tail))
 
 
-def _pieces(piece: Piece) -> Iterator[memoryview]:
+def _pieces(piece: PackedFile) -> Iterator[memoryview]:
     """A view of it is good until the next."""
     if not piece.at:
         yield memoryview(piece.content)
@@ -149,7 +151,7 @@ def _sync(folder: Path) -> None:
         os.close(fd)
 
 
-class Layout:
+class OciLayout:
     """A layout that is there."""
 
     def __init__(self, folder: Path) -> None:
@@ -159,7 +161,7 @@ class Layout:
             if not folder.is_dir():
                 raise BadManifestError(f"{folder}: there is no such folder; {_MAKE}")
             raise BadManifestError(f"{folder} is no OCI image layout: it has no file oci-layout; {_MAKE}")
-        found = manifest.parse(self._read(folder / "index.json", MANIFEST_BYTES_MAX))
+        found = manifest.parse_manifest(self._read(folder / "index.json", MANIFEST_BYTES_MAX))
         if not isinstance(found, Index):
             raise BadManifestError(f"{folder / 'index.json'} is no index")
         self.index = found
@@ -170,20 +172,20 @@ class Layout:
             raise BadManifestError(f"{self._folder} holds {len(self.index.entries)} artifacts, and not one")
         return self.index.entries[0]
 
-    def entry(self, platform: Platform) -> Entry:
+    def entry(self, platform: Platform) -> LayoutEntry:
         """The model, however deep it lies. Raises BadManifestError."""
         index, way = self.index, list[Digest]()
         top: Digest | None = None
         while True:
-            found = manifest.choose(index, platform, way)
+            found = manifest.select_manifest(index, platform, way)
             top = top or found.digest
-            read = manifest.parse(self.document(found), content_type=found.media_type, digest=found.digest)
+            read = manifest.parse_manifest(self.document(found), content_type=found.media_type, digest=found.digest)
             if isinstance(read, Manifest):
-                return Entry(found.digest, read, self.document(read.config), top)
+                return LayoutEntry(found.digest, read, self.document(read.config), top)
             way.append(found.digest)
             index = read
 
-    def whole(self) -> Whole:
+    def whole(self) -> ArtifactParts:
         """All of the one artifact. Raises BadManifestError."""
         blobs: dict[Digest, Descriptor] = {}
         documents: dict[Digest, tuple[Descriptor, bytes]] = {}
@@ -192,7 +194,7 @@ class Layout:
             path = self.path(one.digest)
             if not path.is_file() or path.stat().st_size != one.size:
                 raise BadManifestError(f"{one.digest} is missing in {self._folder}, or of another size")
-        return Whole(tuple(blobs.values()), tuple(documents.values()))
+        return ArtifactParts(tuple(blobs.values()), tuple(documents.values()))
 
     def _gather(
         self,
@@ -202,7 +204,7 @@ class Layout:
         depth: int,
     ) -> None:
         content = self.document(of)
-        read = manifest.parse(content, content_type=of.media_type, digest=of.digest)
+        read = manifest.parse_manifest(content, content_type=of.media_type, digest=of.digest)
         if isinstance(read, Manifest):
             blobs.update((one.digest, one) for one in (read.config, *read.layers))
         elif depth:
@@ -215,13 +217,13 @@ class Layout:
     def document(self, of: Descriptor) -> bytes:
         """A manifest, an index or a config. Raises BadManifestError."""
         content = self._read(self.path(of.digest), CONFIG_BYTES_MAX)
-        if len(content) != of.size or not digests.matches(of.digest, content):
+        if len(content) != of.size or not digests.is_digest_of(of.digest, content):
             raise BadManifestError(f"{of.digest} in {self._folder} is damaged: pack or copy it again")
         return content
 
     def path(self, digest: Digest) -> Path:
         """Where its bytes lie."""
-        return self._folder / "blobs" / digests.algorithm(digest) / digests.encoded(digest)
+        return self._folder / "blobs" / digests.get_algorithm(digest) / digests.get_hex(digest)
 
     def _read(self, path: Path, most: int) -> bytes:
         try:

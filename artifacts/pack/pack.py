@@ -59,7 +59,7 @@ class Offered(NamedTuple):
     """Where a person says what it is; then it is packed or the whole is refused."""
 
 
-class Piece(NamedTuple):
+class PackedFile(NamedTuple):
     """A file that is packed."""
 
     path: str
@@ -84,12 +84,12 @@ class About(NamedTuple):
 class Plan(NamedTuple):
     """What is packed, and what is not and why."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[PackedFile, ...]
     about: About
     left: tuple[tuple[str, str], ...]
 
 
-class Blob(NamedTuple):
+class PackedBlob(NamedTuple):
     """Bytes that are written, or will be."""
 
     digest: Digest
@@ -103,19 +103,19 @@ class Document(NamedTuple):
     content: bytes
 
     @property
-    def blob(self) -> Blob:
+    def blob(self) -> PackedBlob:
         """Its name and size."""
-        return Blob(digests.of(self.content), len(self.content))
+        return PackedBlob(digests.compute_digest(self.content), len(self.content))
 
 
-def plan(offered: Iterable[Offered], about: About, *, allow_unsafe: bool = False) -> Plan:
+def build_plan(offered: Iterable[Offered], about: About, *, allow_unsafe: bool = False) -> Plan:
     """What to pack, in the order of paths. Raises PackError."""
-    tree, pieces, left = safe_paths.Tree(), list[Piece](), list[tuple[str, str]]()
+    tree, pieces, left = safe_paths.Tree(), list[PackedFile](), list[tuple[str, str]]()
     weights, forms = False, set[str]()
     apart = {(one.path, one.at): one for one in sorted(offered, key=lambda one: one.kind is not None)}
     for _, one in sorted(apart.items()):
-        named = files.of(one.path)
-        verdict = file_policy.judge(one.path, "code" if one.kind == "code" else None, allow_unsafe=allow_unsafe)
+        named = files.classify_file(one.path)
+        verdict = file_policy.evaluate_file(one.path, "code" if one.kind == "code" else None, allow_unsafe=allow_unsafe)
         if verdict.refusal:
             why = verdict.refusal.replace(file_policy.ALLOW, "--allow-unsafe packs it all the same")
             if one.kind is not None:
@@ -123,13 +123,15 @@ def plan(offered: Iterable[Offered], about: About, *, allow_unsafe: bool = False
             left.append((one.path, why))
             continue
         try:
-            tree.add(safe_paths.check(one.path))
+            tree.add(safe_paths.check_path(one.path))
         except safe_paths.BadPathError as error:
             raise PackError(f"{error}; give it another name") from None
         if verdict.role in files.WEIGHTS and named is not None:
             weights = True
             forms.add(named.form)
-        pieces.append(Piece(one.path, one.size, one.at, one.content, one.kind or _KINDS.get(verdict.role, "weight")))
+        pieces.append(
+            PackedFile(one.path, one.size, one.at, one.content, one.kind or _KINDS.get(verdict.role, "weight"))
+        )
     if not weights:
         more = f"; left out: {left[0][0]}: {left[0][1]}" if left else ""
         raise PackError(f"there are no weights (safetensors or GGUF) to pack{more}")
@@ -138,7 +140,7 @@ def plan(offered: Iterable[Offered], about: About, *, allow_unsafe: bool = False
     return Plan(tuple(pieces), about._replace(format=about.format or "+".join(sorted(forms))), tuple(left))
 
 
-def documents(of: Plan, blobs: Sequence[Blob], form: Form) -> list[Document]:
+def build_documents(of: Plan, blobs: Sequence[PackedBlob], form: Form) -> list[Document]:
     """All documents over these blobs, one for each piece; the last is the one that the artifact is named by."""
     model_config = _document(MODEL_CONFIG, _model_config(of.about, blobs))
     layers = [_layer(piece, blob, form) for piece, blob in zip(of.pieces, blobs, strict=True)]
@@ -165,7 +167,7 @@ def layout_index(top: Document, tag: str) -> bytes:
     return _document(OCI_INDEX, {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": [entry]}).content
 
 
-def _layer(piece: Piece, blob: Blob, form: Form) -> dict[str, object]:
+def _layer(piece: PackedFile, blob: PackedBlob, form: Form) -> dict[str, object]:
     raw = form == "modelpack-raw"
     told = {
         "name": piece.path, "mode": MODE, "uid": 0, "gid": 0, "size": piece.size,
@@ -177,7 +179,7 @@ def _layer(piece: Piece, blob: Blob, form: Form) -> dict[str, object]:
     return {"mediaType": kind, **_named(blob), "annotations": notes}
 
 
-def _model_config(about: About, blobs: Sequence[Blob]) -> dict[str, object]:
+def _model_config(about: About, blobs: Sequence[PackedBlob]) -> dict[str, object]:
     descriptor = {"name": about.name, "family": about.family}
     config = {
         "architecture": about.architecture, "format": about.format, "paramSize": about.param_size,
@@ -190,7 +192,7 @@ def _model_config(about: About, blobs: Sequence[Blob]) -> dict[str, object]:
     }
 
 
-def _image_config(platform: Platform, blobs: Sequence[Blob]) -> dict[str, object]:
+def _image_config(platform: Platform, blobs: Sequence[PackedBlob]) -> dict[str, object]:
     return {
         "architecture": platform.architecture,
         "os": platform.os,
@@ -209,7 +211,7 @@ def _descriptor(of: Document) -> dict[str, object]:
     return {"mediaType": of.media_type, **_named(of.blob)}
 
 
-def _named(blob: Blob) -> dict[str, object]:
+def _named(blob: PackedBlob) -> dict[str, object]:
     return {"digest": blob.digest, "size": blob.size}
 
 

@@ -15,7 +15,7 @@ from artifacts.digest import Digest
 from artifacts.errors import RegistryError
 from artifacts.oci.descriptor import Descriptor
 from artifacts.pack import chunk_sums
-from artifacts.pack.oci_layout import Layout
+from artifacts.pack.oci_layout import OciLayout
 from artifacts.registry import push
 from artifacts.registry.blobs import Blob
 from artifacts.registry.client import Client
@@ -25,8 +25,8 @@ AT_ONCE = 4
 """Blobs on their way to one registry."""
 
 
-async def send(
-    client: Client, repository: str, tag: str, layout: Layout, moved: Callable[[int], None] = lambda _: None,
+async def push_layout(
+    client: Client, repository: str, tag: str, layout: OciLayout, moved: Callable[[int], None] = lambda _: None,
     *, mount: str = "", chunk_bytes: int = 0,
 ) -> Digest:  # fmt: skip
     """Pushes a layout's artifact, and with large blobs the sums of their parts. `moved`: told of bytes as they are
@@ -50,7 +50,7 @@ async def send(
     for of, content in whole.documents:
         await push.push_manifest(client, repository, of.digest, content, of.media_type)
     try:
-        await chunk_sums.push(client, repository, layout)
+        await chunk_sums.push_chunk_sums(client, repository, layout)
     except RegistryError as error:  # pulls do without
         log.warning("event=chunk_sums_unpushed reason=%r", str(error))
     top, content = whole.documents[-1]
@@ -60,7 +60,7 @@ async def send(
 class _Counted:
     """A blob's bytes, which are counted as they are read."""
 
-    def __init__(self, layout: Layout, of: Descriptor, moved: Callable[[int], None]) -> None:
+    def __init__(self, layout: OciLayout, of: Descriptor, moved: Callable[[int], None]) -> None:
         self._source = push.FileSource(layout.path(of.digest))
         self._moved = moved
 

@@ -30,16 +30,16 @@ from artifacts.errors import (
 )
 from artifacts.http import retry
 from artifacts.http.retry import Once, Pace
-from artifacts.http.transport import Limits, Site, Taken
+from artifacts.http.transport import DetachedBody, Limits, Site
 from artifacts.oci import spans
 from artifacts.oci.manifest import MANIFEST_BYTES_MAX
-from artifacts.peers.selection import Board, Peer, Wait, order
+from artifacts.peers.selection import Board, Peer, Wait, order_requests
 from artifacts.registry import blobs, manifests
 from artifacts.registry.blobs import Blob, Moved, Sink
 from artifacts.registry.client import Client
-from artifacts.registry.manifests import Manifest
+from artifacts.registry.manifests import RawManifest
 from artifacts.registry.mirrors import Mirror, Mirrored
-from artifacts.sources.http_files import Lone, Place
+from artifacts.sources.http_files import FileHost, Lone
 
 LIMITS = Limits(connect_s=2.0, head_s=5.0, read_s=5.0, whole_s=10.0, pace_s=10.0, pace_bytes=1 << 20)
 """A peer that is slower than this is no help: the registry is there."""
@@ -116,14 +116,14 @@ class _Peers:
 
     def order(self, what: str, count: int) -> list[int]:
         """Another for each node."""
-        return order(self._peering.own, what, count)
+        return order_requests(self._peering.own, what, count)
 
-    async def manifest(self, repository: str, asked: str, size: int | None) -> Manifest | None:
+    async def manifest(self, repository: str, asked: str, size: int | None) -> RawManifest | None:
         """Of a digest; None: nobody gives it."""
         for peer in self._board.peers if ":" in asked else ():
             try:
                 client = await self._dialled(peer)
-                return await manifests.manifest(client, f"{self._room}/{repository}", asked, size)
+                return await manifests.fetch_manifest(client, f"{self._room}/{repository}", asked, size)
             except RegistryError as error:
                 self._tell(peer, error)
         return None
@@ -201,7 +201,7 @@ class _Peers:
         self._board.began(peer.name)
         try:
             client = await self._dialled(peer)
-            async with aclosing(blobs.read(client, named, at, end, sink)) as pieces:
+            async with aclosing(blobs.stream_blob(client, named, at, end, sink)) as pieces:
                 async for piece in pieces:
                     self._peering.given[peer.name] += len(piece)
                     yield piece
@@ -276,7 +276,7 @@ class Swarm(Mirrored):
         """As Mirrored."""
         return self._peers.order(what, count) if self._peers else super().order(what, count)
 
-    async def manifest(self, repository: str, asked: str, size: int | None = None) -> Manifest:
+    async def manifest(self, repository: str, asked: str, size: int | None = None) -> RawManifest:
         """As Mirrored; of a digest from a peer while the registry is away, unless the weights needed a login."""
         try:
             return await super().manifest(repository, asked, size)
@@ -302,7 +302,7 @@ class Neighboured(Lone):
     """
 
     def __init__(
-        self, place: Place, known: Collection[Digest], artifact: Digest, *, peering: Peering, room: str,
+        self, place: FileHost, known: Collection[Digest], artifact: Digest, *, peering: Peering, room: str,
         stack: AsyncExitStack,
     ) -> None:  # fmt: skip
         super().__init__(place)
@@ -347,7 +347,7 @@ class _Counted:
         self.moved = False
         """Bytes may have come since this was set."""
 
-    async def move(self, at: int, body: Taken) -> Moved:
+    async def move(self, at: int, body: DetachedBody) -> Moved:
         """As Sink."""
         self.moved = True
         moved = await self._sink.move(at, body)

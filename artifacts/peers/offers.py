@@ -19,11 +19,11 @@ from typing import NamedTuple
 from artifacts.archives import reassembly
 from artifacts.archives.reassembly import RECIPE_BYTES_MAX, Recipe
 from artifacts.digest import Digest
-from artifacts.disk.disk import Disk, entries
+from artifacts.disk.disk import Disk, list_entries
 from artifacts.download import progress_file
 from artifacts.download.partial_file import FOLDER
-from artifacts.oci.spans import Ledger
-from artifacts.store.layout import ROOM_DIGITS, Layout, named
+from artifacts.oci.spans import BlobProgress
+from artifacts.store.layout import ROOM_DIGITS, StoreLayout, digest_file_name
 from artifacts.store.publish import RECIPES
 
 FETCHING_S = 10.0
@@ -33,7 +33,7 @@ LOOK_EVERY_S = 1.0
 ROOM = re.compile(rf"[0-9a-f]{{{ROOM_DIGITS}}}")
 
 
-class Whole(NamedTuple):
+class CompleteBlob(NamedTuple):
     """An open file that has all of a blob; the caller closes it."""
 
     number: int
@@ -45,7 +45,7 @@ class Coming(NamedTuple):
 
     number: int
     size: int
-    ledger: Ledger | None
+    ledger: BlobProgress | None
     fetching: bool
     """Now, and not by a pull that broke."""
 
@@ -72,7 +72,7 @@ class Rebuilt(NamedTuple):
 class Offers:
     """Of one store. `private`: also what was fetched with a login, and what is fetched just now."""
 
-    def __init__(self, layout: Layout, *, private: bool) -> None:
+    def __init__(self, layout: StoreLayout, *, private: bool) -> None:
         self.private = private
         self._layout = layout
         self._disk = Disk()
@@ -82,16 +82,16 @@ class Offers:
         """-> the folder of a Copy that was made of it."""
         self._looked_s = float("-inf")
 
-    def blob(self, room: str, digest: Digest) -> Whole | Coming | Rebuilt | None:
+    def blob(self, room: str, digest: Digest) -> CompleteBlob | Coming | Rebuilt | None:
         """Blocks for moments. None: there is no such thing, or not for this one."""
         if not ROOM.fullmatch(room) or not (self.private or self.public(room, digest)):
             return None
-        found = _whole(self._layout.blobs / room / named(digest)) or self._rebuilt(room, digest)
+        found = _whole(self._layout.blobs / room / digest_file_name(digest)) or self._rebuilt(room, digest)
         if found is not None or not self.private:
             return found
         for folder in self._pulls(room):
             for place in (folder, folder / "archives"):
-                found = _whole(place / named(digest))
+                found = _whole(place / digest_file_name(digest))
                 if found is not None:
                     return found
         return next(filter(None, (self._coming(folder / FOLDER, digest) for folder in self._pulls(room))), None)
@@ -104,12 +104,16 @@ class Offers:
     def _rebuilt(self, room: str, digest: Digest) -> Rebuilt | None:
         self._look()
         copy = self._archives.get((room, digest))
-        opened = None if copy is None else _opened(copy / RECIPES / named(digest))
+        opened = None if copy is None else _opened(copy / RECIPES / digest_file_name(digest))
         if copy is None or opened is None:
             return None
         number, said = opened
         try:
-            recipe = reassembly.read(os.pread(number, said.st_size, 0)) if said.st_size <= RECIPE_BYTES_MAX else None
+            recipe = (
+                reassembly.decode_recipe(os.pread(number, said.st_size, 0))
+                if said.st_size <= RECIPE_BYTES_MAX
+                else None
+            )
         finally:
             os.close(number)
         return None if recipe is None else Rebuilt(recipe, copy / "files")
@@ -127,7 +131,7 @@ class Offers:
         self._public, self._archives, self._looked_s = public, archives, now_s
 
     def _pulls(self, room: str) -> Iterator[Path]:
-        for one in entries(self._layout.partials):
+        for one in list_entries(self._layout.partials):
             if one.name.startswith(f"{room}-"):
                 yield Path(one.path) / "blobs"
 
@@ -140,13 +144,13 @@ class Offers:
             text = (folder / f"{digest}.parts").read_bytes()
         except OSError:
             text = b""
-        ledger = progress_file.read(text, digest, said.st_size, self._disk.boot)
+        ledger = progress_file.parse_progress(text, digest, said.st_size, self._disk.boot)
         return Coming(number, said.st_size, ledger, fetching=time.time() - said.st_mtime < FETCHING_S)
 
 
-def _whole(path: Path) -> Whole | None:
+def _whole(path: Path) -> CompleteBlob | None:
     opened = _opened(path)
-    return None if opened is None else Whole(opened[0], opened[1].st_size)
+    return None if opened is None else CompleteBlob(opened[0], opened[1].st_size)
 
 
 def _opened(path: Path) -> tuple[int, os.stat_result] | None:

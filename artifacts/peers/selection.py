@@ -52,7 +52,7 @@ class Board:
 
     def __init__(self, peers: Sequence[Peer], seed: str) -> None:
         by_name = {one.name: one for one in peers if one.name != seed}
-        chosen = sorted(by_name.values(), key=lambda one: (not one.holds, drawn(seed, one.name)))[:PEERS_MAX]
+        chosen = sorted(by_name.values(), key=lambda one: (not one.holds, hash_words(seed, one.name)))[:PEERS_MAX]
         self.peers = tuple(chosen)
         self._seed = seed
         self._running = Counter[str]()
@@ -76,7 +76,7 @@ class Board:
                 key=lambda one: (
                     not known & one.holds,
                     self._running[one.name],
-                    drawn(self._seed, digest, one.name),
+                    hash_words(self._seed, digest, one.name),
                 ),
             )
         since_s = self._coming.get(digest)
@@ -132,11 +132,11 @@ class Board:
         )
 
 
-def order(seed: str, what: str, count: int) -> list[int]:
+def order_requests(seed: str, what: str, count: int) -> list[int]:
     """In which order a node asks for so many: within each window its own."""
-    return sorted(range(count), key=lambda number: (number // WINDOW, drawn(seed, what, str(number))))
+    return sorted(range(count), key=lambda number: (number // WINDOW, hash_words(seed, what, str(number))))
 
 
-def drawn(*words: str) -> bytes:
+def hash_words(*words: str) -> bytes:
     """The same for the same words, and as good as drawn: it spreads, and keeps no secret."""
     return hashlib.blake2b("\0".join(words).encode(), digest_size=8).digest()

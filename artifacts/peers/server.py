@@ -23,7 +23,7 @@ from artifacts.digest import Digest
 from artifacts.http.ranges import Part
 from artifacts.oci.manifest import MANIFEST_BYTES_MAX
 from artifacts.peers.client import BUSY, COMING
-from artifacts.peers.offers import Coming, Offers, Rebuilt, Whole
+from artifacts.peers.offers import Coming, CompleteBlob, Offers, Rebuilt
 from artifacts.registry.manifests import ACCEPTED, INDEX, MANIFEST
 
 STREAMS_MAX = 16
@@ -34,7 +34,7 @@ STEP_S_MAX = 15.0
 """A peer that takes longer for so many bytes is cut off."""
 PIECE_BYTES = 1 << 20
 _RANGE = re.compile(r"bytes=([0-9]{1,19})-([0-9]{1,19})")
-Found = Whole | Coming | Rebuilt
+Found = CompleteBlob | Coming | Rebuilt
 _PLACE = "/v2/{room}/{repository:.+}"
 
 
@@ -43,7 +43,7 @@ class _Typed(msgspec.Struct, frozen=True):
     manifests: list[msgspec.Raw] = []
 
 
-class Serving:
+class BlobServer:
     """Of one store."""
 
     def __init__(self, offers: Offers, streams_max: int = STREAMS_MAX) -> None:
@@ -118,7 +118,7 @@ class Serving:
         if digest is None or not await asyncio.to_thread(self._offers.public, room, digest):
             return web.Response(status=404)
         found = await self._found(request)
-        if not isinstance(found, Whole):
+        if not isinstance(found, CompleteBlob):
             _close(found)
             return web.Response(status=404)
         try:
@@ -149,7 +149,7 @@ async def _stepwise(request: web.Request, answer: web.StreamResponse, number: in
 
 async def _rebuild(request: web.Request, answer: web.StreamResponse, found: Rebuilt, part: Part) -> None:
     """An archive's bytes. Raises OSError also where its Copy has gone meanwhile."""
-    for piece in reassembly.pieces(found.recipe, part.first, part.end):
+    for piece in reassembly.iter_archive_range(found.recipe, part.first, part.end):
         if isinstance(piece, bytes):
             async with asyncio.timeout(STEP_S_MAX):
                 await answer.write(piece)
@@ -162,7 +162,7 @@ async def _rebuild(request: web.Request, answer: web.StreamResponse, found: Rebu
 
 
 def _close(found: Found | None) -> None:
-    if isinstance(found, Whole | Coming):
+    if isinstance(found, CompleteBlob | Coming):
         os.close(found.number)
 
 
@@ -197,7 +197,7 @@ def _asked(header: str | None, size: int) -> Part | None:
 
 def _digest(request: web.Request) -> Digest | None:
     try:
-        return digests.parse(request.match_info["digest"])
+        return digests.parse_digest(request.match_info["digest"])
     except digests.BadDigestError:
         return None
 

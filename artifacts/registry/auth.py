@@ -1,8 +1,8 @@
 """Answers to a registry's 401: a password, or a token from its realm, kept while it lasts. I/O.
 
 Owns what proves who we are, for one registry: the header for a set of scopes, and who asked for it first. Promises:
-logins go to the registry and to a realm that `challenge.realm` lets through; the realm may not send them on; one token
-is asked for at a time for the same scopes; what it says is bounded, and checked before it stands in a header.
+logins go to the registry and to a realm that `challenge.parse_realm` lets through; the realm may not send them on; one
+token is asked for at a time for the same scopes; what it says is bounded, and checked before it stands in a header.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ class _Said(msgspec.Struct, frozen=True):
     expires_in: float = 0.0
 
 
-def pull(repository: str) -> str:
+def pull_scope(repository: str) -> str:
     """The scope."""
     return f"repository:{repository}:pull"
 
 
-def push(repository: str) -> str:
+def push_scope(repository: str) -> str:
     """The scope."""
     return f"repository:{repository}:pull,push"
 
@@ -81,7 +81,7 @@ class Tokens:
             if kept is not None and kept != refused:
                 return kept  # somebody else asked meanwhile
             self._kept.pop(scopes, None)
-            found = await self._obtained(challenge.challenges(headers), scopes, repository)
+            found = await self._obtained(challenge.parse_challenges(headers), scopes, repository)
             if found.header == refused:
                 raise DeniedError(f"{self._transport.own}: refuses the login that there is for {self._host}")
             while len(self._kept) >= KEPT_MAX:
@@ -109,7 +109,9 @@ class Tokens:
 
     async def _bearer(self, way: Challenge, login: Login | None, scopes: Scopes, note: str) -> _Kept:
         own = self._transport.own
-        realm = challenge.realm(way.parameters.get("realm", ""), self._transport.base, self._transport.site.allowed)
+        realm = challenge.parse_realm(
+            way.parameters.get("realm", ""), self._transport.base, self._transport.site.allowed
+        )
         service = way.parameters.get("service", "")
         tries, asked_s = Tries(self._pace), self._pace.monotonic_s()
         while True:

@@ -20,7 +20,7 @@ from artifacts.errors import BrokenError, MismatchError, RegistryError
 from artifacts.http import ranges
 from artifacts.http.ranges import Part
 from artifacts.http.retry import Pace, Tries
-from artifacts.http.transport import Answer, Limits, Taken
+from artifacts.http.transport import Answer, DetachedBody, Limits
 from artifacts.registry.client import Client
 
 PROGRESS_BYTES = 1 << 20
@@ -72,9 +72,9 @@ class Giver(Protocol):
 
 
 class Sink(Protocol):
-    """Somebody who sums the bytes itself, and can move a body without their going through `read`."""
+    """Somebody who sums the bytes itself, and can move a body without their going through `stream_blob`."""
 
-    async def move(self, at: int, body: Taken) -> Moved:
+    async def move(self, at: int, body: DetachedBody) -> Moved:
         """A body that begins at byte `at` of the blob; closes it."""
         ...
 
@@ -83,7 +83,7 @@ class Sink(Protocol):
         ...
 
 
-async def exists(client: Client, blob: Blob, *, scopes: frozenset[str] | None = None) -> bool:
+async def has_blob(client: Client, blob: Blob, *, scopes: frozenset[str] | None = None) -> bool:
     """The registry has this blob in this repository."""
     url = client.blob_url(blob.repository, blob.digest)
     found = await client.whole("HEAD", url, blob.repository, bytes_max=0, what="a blob", scopes=scopes)
@@ -94,7 +94,7 @@ async def exists(client: Client, blob: Blob, *, scopes: frozenset[str] | None = 
     return True
 
 
-class Source(Protocol):
+class BlobSource(Protocol):
     """Where blobs come from: a registry with its mirrors, or something else that has them."""
 
     @property
@@ -107,7 +107,7 @@ class Source(Protocol):
         """How long answers may take."""
         ...
 
-    def doubted(self, blob: Blob) -> Source:
+    def doubted(self, blob: Blob) -> BlobSource:
         """Bytes of this blob were others than its digest says: whom to ask for all of it now."""
         ...
 
@@ -118,11 +118,11 @@ class Source(Protocol):
     def read(
         self, blob: Blob, first: int = 0, end: int | None = None, sink: Sink | None = None
     ) -> AsyncGenerator[bytes, None]:
-        """As `blobs.read`."""
+        """As `blobs.stream_blob`."""
         ...
 
 
-async def read(
+async def stream_blob(
     client: Giver,
     blob: Blob,
     first: int = 0,
@@ -142,7 +142,7 @@ async def read(
     if not 0 <= wanted.first <= wanted.end <= size:
         raise ValueError(f"bytes {wanted.first} to {wanted.end} are no part of {size}")
     url, said = client.blob_url(repository, digest), f"{client.said}: {blob}"
-    summed = hashlib.new(digests.algorithm(digest)) if wanted.whole and sink is None and check else None
+    summed = hashlib.new(digests.get_algorithm(digest)) if wanted.whole and sink is None and check else None
     tries, at, in_parts = Tries(client.pace, None if sink is None else sink.broke), wanted.first, True
     while at < wanted.end:
         part = Part(at, wanted.end, size)
@@ -155,7 +155,7 @@ async def read(
                     in_parts = False  # it gives no parts, or has less: the whole of it shows which
                     continue
                 await _judge(client, answer, blob)
-                skip = ranges.begins(part, answer.status, answer.headers, asks, said)
+                skip = ranges.validate_range_response(part, answer.status, answer.headers, asks, said)
                 body = answer.take() if sink is not None and _exact(part, answer) else None
                 if sink is not None and body is not None:
                     moved = await sink.move(at, body)
@@ -178,7 +178,7 @@ async def read(
                         yield piece
         except BrokenError as error:
             await tries.again(error)
-    if summed is not None and summed.hexdigest() != digests.encoded(digest):
+    if summed is not None and summed.hexdigest() != digests.get_hex(digest):
         raise MismatchError(f"{said}: its bytes are others than its digest says; nothing of it is kept")
 
 

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from yarl import URL
 
 from artifacts.errors import PolicyError
-from artifacts.http.origin import PORTS, address, checked, host_name, origin
+from artifacts.http.origin import PORTS, get_origin, normalize_host, parse_address, parse_untrusted_url
 
 HEADER_CHARS_MAX = 8192
 CHALLENGES_MAX = 16
@@ -104,7 +104,7 @@ class Challenge(NamedTuple):
     """By names in lower case."""
 
 
-def challenges(headers: Sequence[str]) -> list[Challenge]:
+def parse_challenges(headers: Sequence[str]) -> list[Challenge]:
     """All of them in order; what comes after something that cannot be read is left out."""
     found: list[Challenge] = []
     for header in headers[:CHALLENGES_MAX]:
@@ -137,13 +137,13 @@ def _gap(text: str, at: int) -> int:
     return at if found is None else found.end()
 
 
-def realm(text: str, registry: URL, allowed: Collection[str] = ()) -> URL:
+def parse_realm(text: str, registry: URL, allowed: Collection[str] = ()) -> URL:
     """The realm as a URL that may be asked with the registry's login. Raises PolicyError.
 
     `allowed`: hosts, or HOST:PORT, that a person trusts with it.
     """
-    said, url = origin(registry), checked(text)
-    asked = origin(url)
+    said, url = get_origin(registry), parse_untrusted_url(text)
+    asked = get_origin(url)
     if asked == said:
         return url
     named = {one.lower() for one in allowed}
@@ -152,7 +152,7 @@ def realm(text: str, registry: URL, allowed: Collection[str] = ()) -> URL:
         raise PolicyError(f"{said}: its realm is not https; no login is sent there")
     if trusted:
         return url
-    kin = asked.host == said.host or (address(asked.host) is None and related(said.host, asked.host))
+    kin = asked.host == said.host or (parse_address(asked.host) is None and is_related_host(said.host, asked.host))
     if not kin or asked.port not in {said.port, PORTS["https"]}:
         raise PolicyError(
             f"{said}: its realm is at {asked}, which is somebody else as far as one can tell; "
@@ -161,10 +161,10 @@ def realm(text: str, registry: URL, allowed: Collection[str] = ()) -> URL:
     return url
 
 
-def related(registry: str, other: str) -> bool:
+def is_related_host(registry: str, other: str) -> bool:
     """One is the other's parent, or both have one: `registry-1.docker.io` and `auth.docker.io`."""
-    registry, other = host_name(registry), host_name(other)
-    if address(registry) is not None or address(other) is not None:
+    registry, other = normalize_host(registry), normalize_host(other)
+    if parse_address(registry) is not None or parse_address(other) is not None:
         return registry == other
     parents = {registry, registry.partition(".")[2]}
     return any(_owned(one) and (other == one or other.endswith("." + one)) for one in parents)

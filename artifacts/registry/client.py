@@ -22,7 +22,7 @@ from artifacts.digest import Digest
 from artifacts.errors import AbsentError, BrokenError, DeniedError, MismatchError, PolicyError, RegistryError
 from artifacts.http.retry import Pace, Tries
 from artifacts.http.transport import Answer, Body, Limits, Site, Transport
-from artifacts.registry.auth import Scopes, Tokens, pull
+from artifacts.registry.auth import Scopes, Tokens, pull_scope
 
 LOGINS_MAX = 2
 """Of one request: a token that ended meanwhile, and one more where that one is refused, too."""
@@ -45,7 +45,7 @@ class _Faults(msgspec.Struct, frozen=True):
     errors: list[_Fault] = []
 
 
-class Whole(NamedTuple):
+class RegistryResponse(NamedTuple):
     """An answer that was read to its end."""
 
     status: int
@@ -84,7 +84,7 @@ class Client:
 
     def blob_url(self, repository: str, digest: Digest) -> URL:
         """Of a blob. Raises PolicyError."""
-        return self.url(f"{repository}/blobs/{digests.parse(digest)}")
+        return self.url(f"{repository}/blobs/{digests.parse_digest(digest)}")
 
     async def ask(
         self,
@@ -100,7 +100,7 @@ class Client:
     ) -> Answer:
         """An answer that is neither a 401 nor worth another try. `once`: raises BrokenError instead of trying again."""
         tries, logins = tries or Tries(self.pace), 0
-        scopes = frozenset({pull(repository)}) if scopes is None else scopes
+        scopes = frozenset({pull_scope(repository)}) if scopes is None else scopes
         sent = self.tokens.header(scopes)
         while True:
             own = {} if sent is None else {"Authorization": sent}
@@ -133,7 +133,7 @@ class Client:
         scopes: Scopes | None = None,
         headers: Mapping[str, str] | None = None,
         body: bytes | None = None,
-    ) -> Whole:
+    ) -> RegistryResponse:
         """An answer with its body. Raises PolicyError where that is larger than `bytes_max`."""
         tries = Tries(self.pace)
         while True:
@@ -141,9 +141,9 @@ class Client:
             try:
                 async with answer:
                     if answer.status >= 300:
-                        return Whole(answer.status, answer.headers, await _fault(answer))
+                        return RegistryResponse(answer.status, answer.headers, await _fault(answer))
                     text = b"" if method == "HEAD" else await answer.whole(bytes_max, what)
-                    return Whole(answer.status, answer.headers, text)
+                    return RegistryResponse(answer.status, answer.headers, text)
             except BrokenError as error:
                 await tries.again(error)
 

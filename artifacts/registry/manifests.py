@@ -16,9 +16,9 @@ from yarl import URL
 from artifacts import digest as digests
 from artifacts.digest import Digest
 from artifacts.errors import MismatchError, PolicyError, RegistryError
-from artifacts.http.origin import joined, origin
+from artifacts.http.origin import get_origin, resolve_location
 from artifacts.oci.manifest import MANIFEST_BYTES_MAX
-from artifacts.registry.client import Client, Whole
+from artifacts.registry.client import Client, RegistryResponse
 
 GREETING_BYTES_MAX = 64 << 10
 TAGS_MAX = 10_000
@@ -35,7 +35,7 @@ ACCEPTED = (
 _NEXT = re.compile(r"<([^<>]{1,4096})>\s*;[^,]*\brel=\"?next\"?")
 
 
-class Manifest(NamedTuple):
+class RawManifest(NamedTuple):
     """A manifest or an index, as it came."""
 
     digest: Digest
@@ -51,7 +51,7 @@ class _Tags(msgspec.Struct, frozen=True):
     tags: list[str] | None = None
 
 
-async def manifest(client: Client, repository: str, asked: str, size: int | None = None) -> Manifest:
+async def fetch_manifest(client: Client, repository: str, asked: str, size: int | None = None) -> RawManifest:
     """By tag or digest (`Reference.asked`). `size`: what a descriptor says that it has.
 
     Raises AbsentError, DeniedError, MismatchError, PolicyError, UnreachableError.
@@ -66,25 +66,25 @@ async def manifest(client: Client, repository: str, asked: str, size: int | None
     said = f"{client.said}: {what}"
     if size is not None and len(found.body) != size:
         raise MismatchError(f"{said}: has {len(found.body)} bytes, and there should be {size}")
-    return Manifest(_digest(found, asked, said), _media_type(found, said), found.body)
+    return RawManifest(_digest(found, asked, said), _media_type(found, said), found.body)
 
 
-def _digest(found: Whole, asked: str, said: str) -> Digest:
+def _digest(found: RegistryResponse, asked: str, said: str) -> Digest:
     """That of the bytes. Raises MismatchError where it is not the one that was asked for."""
     if ":" not in asked:
-        return digests.of(found.body)
-    wanted = digests.parse(asked)
-    if not matches(found.body, wanted):
+        return digests.compute_digest(found.body)
+    wanted = digests.parse_digest(asked)
+    if not has_digest(found.body, wanted):
         raise MismatchError(f"{said}: its bytes are others than its digest says")
     return wanted
 
 
-def matches(body: bytes, wanted: Digest) -> bool:
+def has_digest(body: bytes, wanted: Digest) -> bool:
     """These bytes have that digest."""
-    return hashlib.new(digests.algorithm(wanted), body).hexdigest() == digests.encoded(wanted)
+    return hashlib.new(digests.get_algorithm(wanted), body).hexdigest() == digests.get_hex(wanted)
 
 
-def _media_type(found: Whole, said: str) -> str:
+def _media_type(found: RegistryResponse, said: str) -> str:
     """What both the header and the manifest say that it is."""
     header = found.headers.get("Content-Type", "").partition(";")[0].strip().lower()
     try:
@@ -98,7 +98,7 @@ def _media_type(found: Whole, said: str) -> str:
     return header
 
 
-async def greeted(client: Client) -> bool:
+async def is_login_accepted(client: Client) -> bool:
     """Whether the registry asked for the login and took it; False: it asks for none. Raises DeniedError."""
     url, nothing = URL(f"{client.transport.base}v2/", encoded=True), frozenset[str]()
     what = "greeting"
@@ -108,9 +108,9 @@ async def greeted(client: Client) -> bool:
     return client.tokens.header(nothing) is not None
 
 
-async def permitted(client: Client, repository: str, digest: Digest) -> bool:
+async def can_pull_manifest(client: Client, repository: str, digest: Digest) -> bool:
     """Whether the one whose login this is may have the manifest: asked anew, with no body."""
-    url = client.url(f"{repository}/manifests/{digests.parse(digest)}")
+    url = client.url(f"{repository}/manifests/{digests.parse_digest(digest)}")
     found = await client.whole(
         "HEAD", url, repository, headers={"Accept": ", ".join(ACCEPTED)}, bytes_max=0, what="a manifest"
     )
@@ -121,7 +121,7 @@ async def permitted(client: Client, repository: str, digest: Digest) -> bool:
     return True
 
 
-async def tags(client: Client, repository: str) -> list[str]:
+async def list_tags(client: Client, repository: str) -> list[str]:
     """All of a repository, in the registry's order; the first TAGS_MAX."""
     url: URL | None = client.url(f"{repository}/tags/list", f"n={PAGE}")
     what, names = f"list of tags of {repository}", list[str]()
@@ -135,16 +135,16 @@ async def tags(client: Client, repository: str) -> list[str]:
             names += msgspec.json.decode(found.body, type=_Tags).tags or []
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise RegistryError(f"{client.said}: its {what} cannot be read") from None
-        url = following(client, url, found)
+        url = find_next_page(client, url, found)
     return names[:TAGS_MAX]
 
 
-def following(client: Client, url: URL, found: Whole) -> URL | None:
+def find_next_page(client: Client, url: URL, found: RegistryResponse) -> URL | None:
     """The next page, of the registry itself. Raises PolicyError."""
     link = _NEXT.search(found.headers.get("Link", ""))
     if link is None:
         return None
-    page = joined(url, link[1])
-    if origin(page) != client.transport.own:
+    page = resolve_location(url, link[1])
+    if get_origin(page) != client.transport.own:
         raise PolicyError(f"{client.said}: its next page is somewhere else")
     return page

@@ -16,11 +16,11 @@ from typing import NamedTuple
 from artifacts import digest
 from artifacts.digest import Digest
 from artifacts.errors import BrokenError, MismatchError, RegistryError
-from artifacts.http.transport import Limits, Taken
+from artifacts.http.transport import DetachedBody, Limits
 from artifacts.registry import blobs, manifests
 from artifacts.registry.blobs import Blob, Moved, Sink
 from artifacts.registry.client import Client
-from artifacts.registry.manifests import Manifest
+from artifacts.registry.manifests import RawManifest
 
 log = logging.getLogger("pilotlight.registry")
 
@@ -46,16 +46,16 @@ class Mirrored:
     def wants(self, artifact: Digest) -> None:
         """Whose blobs are asked for from now on."""
 
-    async def manifest(self, repository: str, asked: str, size: int | None = None) -> Manifest:
+    async def manifest(self, repository: str, asked: str, size: int | None = None) -> RawManifest:
         """As `registry.manifest`; the error is the registry's own."""
         for client, prefix, tags in self._places[:-1]:
             if ":" not in asked and not tags:
                 continue
             try:
-                return await manifests.manifest(client, prefix + repository, asked, size)
+                return await manifests.fetch_manifest(client, prefix + repository, asked, size)
             except RegistryError as error:
                 _tell(error)
-        found = await manifests.manifest(self._places[-1].client, repository, asked, size)
+        found = await manifests.fetch_manifest(self._places[-1].client, repository, asked, size)
         self.vouched = True
         return found
 
@@ -82,7 +82,7 @@ class Mirrored:
     async def read(
         self, blob: Blob, first: int = 0, end: int | None = None, sink: Sink | None = None
     ) -> AsyncGenerator[bytes, None]:
-        """As `blobs.read`. Where a mirror fails after some bytes, the next goes on from there.
+        """As `blobs.stream_blob`. Where a mirror fails after some bytes, the next goes on from there.
 
         Bytes of two places are still bytes of one digest, so of a whole blob all are summed here; where that does not
         hold, nobody knows who lied, and it is an error: the caller asks again without mirrors.
@@ -90,11 +90,11 @@ class Mirrored:
         at, end = first, blob.size if end is None else end
         whole = first == 0 and end == blob.size and len(self._places) > 1 and sink is None
         counted = None if sink is None else _Counted(sink)
-        summed = hashlib.new(digest.algorithm(blob.digest)) if whole else None
+        summed = hashlib.new(digest.get_algorithm(blob.digest)) if whole else None
         for client, prefix, _ in self._places[:-1]:
             try:
                 async with aclosing(
-                    blobs.read(client, blob._replace(repository=prefix + blob.repository), at, end, counted)
+                    blobs.stream_blob(client, blob._replace(repository=prefix + blob.repository), at, end, counted)
                 ) as pieces:
                     async for piece in pieces:
                         at += len(piece)
@@ -108,12 +108,12 @@ class Mirrored:
                     raise
             else:
                 return
-        async with aclosing(blobs.read(self._places[-1].client, blob, at, end, sink)) as pieces:
+        async with aclosing(blobs.stream_blob(self._places[-1].client, blob, at, end, sink)) as pieces:
             async for piece in pieces:
                 if summed is not None:
                     summed.update(piece)
                 yield piece
-        if summed is not None and summed.hexdigest() != digest.encoded(blob.digest):
+        if summed is not None and summed.hexdigest() != digest.get_hex(blob.digest):
             raise MismatchError(f"{blob}: its bytes, of more than one place, are others than its digest says")
 
 
@@ -124,7 +124,7 @@ class _Counted:
         self._sink = sink
         self._count = 0
 
-    async def move(self, at: int, body: Taken) -> Moved:
+    async def move(self, at: int, body: DetachedBody) -> Moved:
         moved = await self._sink.move(at, body)
         self._count += moved.came
         return moved

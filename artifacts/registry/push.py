@@ -18,15 +18,15 @@ from yarl import URL
 from artifacts import digest as digests
 from artifacts.digest import Digest
 from artifacts.errors import BrokenError, MismatchError, PolicyError
-from artifacts.http.origin import joined
+from artifacts.http.origin import resolve_location
 from artifacts.http.retry import Tries
 from artifacts.http.transport import Answer
 from artifacts.oci.manifest import MANIFEST_BYTES_MAX
 from artifacts.registry import auth, blobs
 from artifacts.registry.blobs import Blob
 from artifacts.registry.client import Client
-from artifacts.registry.manifests import INDEX, matches
-from artifacts.registry.referrers import Referrer, added, tag_of, tagged_list
+from artifacts.registry.manifests import INDEX, has_digest
+from artifacts.registry.referrers import Referrer, add_referrer, fetch_tagged_index, format_referrers_tag
 
 PIECE_BYTES = 1 << 20
 CHUNK_BYTES_MAX = 1 << 30
@@ -35,7 +35,7 @@ BINARY = "application/octet-stream"
 _UP_TO = re.compile(r"(?:bytes=)?0-([0-9]{1,19})")
 
 
-class Source(Protocol):
+class UploadSource(Protocol):
     """The bytes of a blob; read more than once where a try fails."""
 
     def read(self, first: int, end: int) -> AsyncIterator[bytes]:
@@ -75,7 +75,7 @@ class _Manifest(msgspec.Struct, frozen=True, rename="camel"):
 async def push_blob(
     client: Client,
     blob: Blob,
-    source: Source,
+    source: UploadSource,
     *,
     mount: str = "",
     chunk_bytes: int = 0,
@@ -84,8 +84,8 @@ async def push_blob(
 
     `chunk_bytes`: 0 pushes in one request. Raises DeniedError, MismatchError, PolicyError, UnreachableError.
     """
-    scopes = frozenset({auth.push(blob.repository), *([auth.pull(mount)] if mount else [])})
-    if await blobs.exists(client, blob, scopes=scopes):
+    scopes = frozenset({auth.push_scope(blob.repository), *([auth.pull_scope(mount)] if mount else [])})
+    if await blobs.has_blob(client, blob, scopes=scopes):
         return "exists"
     push = _Push(client, blob, source, scopes)
     tries = Tries(client.pace)
@@ -97,7 +97,7 @@ async def push_blob(
             await (push.chunks(upload, chunk_bytes) if chunk_bytes else push.at_once(upload))
         except BrokenError as error:
             await tries.again(error)
-            if await blobs.exists(client, blob, scopes=scopes):
+            if await blobs.has_blob(client, blob, scopes=scopes):
                 return "pushed"  # it had come, and only the answer was lost
         else:
             return "pushed"
@@ -106,11 +106,11 @@ async def push_blob(
 class _Push:
     """Of one blob."""
 
-    def __init__(self, client: Client, blob: Blob, source: Source, scopes: frozenset[str]) -> None:
+    def __init__(self, client: Client, blob: Blob, source: UploadSource, scopes: frozenset[str]) -> None:
         self._client = client
         self._repository = blob.repository
         self._source = source
-        self._digest = digests.parse(blob.digest)
+        self._digest = digests.parse_digest(blob.digest)
         self._size = blob.size
         self._scopes = scopes
         self._what = str(blob)
@@ -129,7 +129,7 @@ class _Push:
                 raise await self._client.refused(answer, self._what)
             least = answer.headers.get("OCI-Chunk-Min-Length", "")
             self._chunk_bytes_min = int(least) if least.isdigit() and len(least) < 19 else 0
-            return joined(answer.url, answer.headers.get("Location"))
+            return resolve_location(answer.url, answer.headers.get("Location"))
 
     async def at_once(self, upload: URL) -> None:
         """All of it with one PUT."""
@@ -182,7 +182,7 @@ class _Push:
         if at > self._size:
             raise MismatchError(f"{self._client.said}: says that it has more of {self._what} than there is")
         location = answer.headers.get("Location")
-        return (upload if location is None else joined(answer.url, location)), at
+        return (upload if location is None else resolve_location(answer.url, location)), at
 
     async def _put(self, upload: URL, headers: dict[str, str], first: int, end: int) -> None:
         mark = "&" if upload.raw_query_string else "?"
@@ -208,14 +208,14 @@ async def push_manifest(client: Client, repository: str, asked: str, body: bytes
     """
     if len(body) > MANIFEST_BYTES_MAX:
         raise PolicyError(f"manifest {asked} for {repository}: larger than {MANIFEST_BYTES_MAX >> 20} MiB")
-    digest, what = digests.of(body), f"manifest {asked} for {repository}"
-    if ":" in asked and not matches(body, digests.parse(asked)):
+    digest, what = digests.compute_digest(body), f"manifest {asked} for {repository}"
+    if ":" in asked and not has_digest(body, digests.parse_digest(asked)):
         raise MismatchError(f"{what}: its bytes are others than its digest says")
     found = await client.whole(
         "PUT",
         client.url(f"{repository}/manifests/{asked}"),
         repository,
-        scopes=frozenset({auth.push(repository)}),
+        scopes=frozenset({auth.push_scope(repository)}),
         headers={"Content-Type": media_type},
         body=body,
         bytes_max=MANIFEST_BYTES_MAX,
@@ -239,9 +239,9 @@ async def _list(client: Client, repository: str, digest: Digest, body: bytes, me
         raise MismatchError(f"manifest {digest} for {repository}: is no manifest") from None
     if read.subject is None:
         return
-    subject = digests.parse(read.subject.digest)
+    subject = digests.parse_digest(read.subject.digest)
     kind = read.artifact_type or read.config.media_type
     one = Referrer(media_type, digest, len(body), kind, read.annotations or {})
-    was = await tagged_list(client, repository, subject)
-    said = f"{client.said}: tag {tag_of(subject)} of {repository}"
-    await push_manifest(client, repository, tag_of(subject), added(was, one, said), INDEX)
+    was = await fetch_tagged_index(client, repository, subject)
+    said = f"{client.said}: tag {format_referrers_tag(subject)} of {repository}"
+    await push_manifest(client, repository, format_referrers_tag(subject), add_referrer(was, one, said), INDEX)

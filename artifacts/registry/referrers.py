@@ -15,8 +15,8 @@ from artifacts import digest as digests
 from artifacts.digest import Digest
 from artifacts.errors import AbsentError, MismatchError
 from artifacts.oci.manifest import MANIFEST_BYTES_MAX
-from artifacts.registry.client import Client, Whole
-from artifacts.registry.manifests import ACCEPTED, INDEX, PAGES_MAX, following, manifest
+from artifacts.registry.client import Client, RegistryResponse
+from artifacts.registry.manifests import ACCEPTED, INDEX, PAGES_MAX, fetch_manifest, find_next_page
 
 REFERRERS_MAX = 1000
 
@@ -35,10 +35,10 @@ class _Index(msgspec.Struct, frozen=True):
     manifests: list[Referrer] = []
 
 
-async def referrers(client: Client, repository: str, subject: Digest, artifact_type: str = "") -> list[Referrer]:
+async def list_referrers(client: Client, repository: str, subject: Digest, artifact_type: str = "") -> list[Referrer]:
     """Of that type, or all; the first REFERRERS_MAX. Raises as `registry.manifest`."""
     query = str(URL.build(query={"artifactType": artifact_type}).raw_query_string) if artifact_type else ""
-    url: URL | None = client.url(f"{repository}/referrers/{digests.parse(subject)}", query)
+    url: URL | None = client.url(f"{repository}/referrers/{digests.parse_digest(subject)}", query)
     what, found_all = f"list of what belongs to {subject} of {repository}", list[Referrer]()
     for page in range(PAGES_MAX):
         if url is None or len(found_all) >= REFERRERS_MAX:
@@ -52,17 +52,17 @@ async def referrers(client: Client, repository: str, subject: Digest, artifact_t
         if found.status != 200:
             raise client.refusal(found.status, found.body, what)
         found_all += _read(found.body, f"{client.said}: {what}")
-        url = following(client, url, found)
+        url = find_next_page(client, url, found)
     kept = [one for one in found_all if not artifact_type or one.artifact_type == artifact_type]
     return kept[:REFERRERS_MAX]
 
 
-def tag_of(subject: Digest) -> str:
+def format_referrers_tag(subject: Digest) -> str:
     """Under which a registry without the API keeps the list."""
-    return f"{digests.algorithm(subject)}-{digests.encoded(subject)[:64]}"
+    return f"{digests.get_algorithm(subject)}-{digests.get_hex(subject)[:64]}"
 
 
-def added(body: bytes | None, one: Referrer, said: str) -> bytes:
+def add_referrer(body: bytes | None, one: Referrer, said: str) -> bytes:
     """The list as it is, None where there is none, with one more. Raises MismatchError where it is no list."""
     index: dict[str, Any] = {"schemaVersion": 2, "mediaType": INDEX, "manifests": []}
     if body is not None:
@@ -78,21 +78,21 @@ def added(body: bytes | None, one: Referrer, said: str) -> bytes:
     return msgspec.json.encode(index)
 
 
-async def tagged_list(client: Client, repository: str, subject: Digest) -> bytes | None:
+async def fetch_tagged_index(client: Client, repository: str, subject: Digest) -> bytes | None:
     """The list under the tag; None: there is none."""
     try:
-        found = await manifest(client, repository, tag_of(subject))
+        found = await fetch_manifest(client, repository, format_referrers_tag(subject))
     except AbsentError:
         return None
     return found.body if found.media_type == INDEX else None
 
 
 async def _tagged(client: Client, repository: str, subject: Digest) -> list[Referrer]:
-    body = await tagged_list(client, repository, subject)
-    return [] if body is None else _read(body, f"{client.said}: tag {tag_of(subject)} of {repository}")
+    body = await fetch_tagged_index(client, repository, subject)
+    return [] if body is None else _read(body, f"{client.said}: tag {format_referrers_tag(subject)} of {repository}")
 
 
-def _speaks(found: Whole) -> bool:
+def _speaks(found: RegistryResponse) -> bool:
     """It knows the API: a registry without it says 404, or 200 with something else."""
     if found.status == 404:
         return False
@@ -106,7 +106,7 @@ def _read(body: bytes, said: str) -> list[Referrer]:
         raise MismatchError(f"{said}: cannot be read") from None
     try:
         for one in found:
-            digests.parse(one.digest)
+            digests.parse_digest(one.digest)
     except digests.BadDigestError as error:
         raise MismatchError(f"{said}: {error}") from None
     return found

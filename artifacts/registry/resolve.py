@@ -41,31 +41,31 @@ class Resolved(NamedTuple):
         """Of its layers some were taken only since all is."""
         if not self.contents.allow_unsafe:
             return False
-        return any(one.refusal for one in contents.read(self.manifest, self.documents[-1]).layers)
+        return any(one.refusal for one in contents.read_contents(self.manifest, self.documents[-1]).layers)
 
 
-def here() -> Platform:
+def detect_platform() -> Platform:
     """The machine that runs this, as images name it."""
     said = os.uname()
     return Platform(said.sysname.lower(), _ARCHITECTURES.get(said.machine, said.machine))
 
 
-async def resolve(
+async def resolve_reference(
     source: Mirrored, of: Reference, platform: Platform, *, allow_unsafe: bool = False, images: bool = False
 ) -> Resolved:
-    """`allow_unsafe`: as of `contents.read`; `images`: as of `platforms.choose`. Raises RegistryError,
+    """`allow_unsafe`: as of `contents.read_contents`; `images`: as of `platforms.choose`. Raises RegistryError,
     BadManifestError.
     """
     answer = await source.manifest(of.repository, of.asked)
     digest, way, documents = answer.digest, list[Digest](), list[bytes]()
     while True:
         documents.append(answer.body)
-        found = manifest.parse(answer.body, content_type=answer.media_type, digest=answer.digest)
+        found = manifest.parse_manifest(answer.body, content_type=answer.media_type, digest=answer.digest)
         if isinstance(found, Manifest):
             config = await _config(source, of.repository, found)
-            read = contents.read(found, config, allow_unsafe=allow_unsafe)
+            read = contents.read_contents(found, config, allow_unsafe=allow_unsafe)
             return Resolved(digest, answer.digest, found, read, (*documents, config))
-        entry = manifest.choose(found, platform, way, images=images)
+        entry = manifest.select_manifest(found, platform, way, images=images)
         way.append(answer.digest)
         answer = await source.manifest(of.repository, entry.digest, entry.size)
 

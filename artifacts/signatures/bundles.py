@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple, cast
 
-from artifacts.signatures.payloads import IN_TOTO, PAYLOAD_BYTES_MAX, BadClaimError, decoded, member, read, text_of
+from artifacts.signatures.payloads import (
+    IN_TOTO,
+    PAYLOAD_BYTES_MAX,
+    BadClaimError,
+    decode_base64,
+    parse_json_object,
+    require_object,
+    require_text,
+)
 from artifacts.signatures.public_keys import SIGNATURE_BYTES_MAX
 
 BUNDLE = "application/vnd.dev.sigstore.bundle.v0.3+json"
@@ -42,42 +50,42 @@ class Bundle(NamedTuple):
     """The rest of what is to be checked: entries of logs, timestamps."""
 
 
-def parse(content: bytes) -> Bundle:
+def parse_bundle(content: bytes) -> Bundle:
     """Raises BadClaimError."""
-    found = read(content, BUNDLE_BYTES_MAX, "the bundle")
+    found = parse_json_object(content, BUNDLE_BYTES_MAX, "the bundle")
     if found.get("mediaType") != BUNDLE:
         raise BadClaimError(f"the bundle does not say that it is {BUNDLE}")
-    material = member(found, "verificationMaterial", "the bundle")
+    material = require_object(found, "verificationMaterial", "the bundle")
     has = sorted({"publicKey", "certificate", "x509CertificateChain"} & material.keys())
     if has not in (["publicKey"], ["certificate"]):
         raise BadClaimError("the bundle has not one publicKey or certificate")
     certificate = None
     if has == ["certificate"]:
-        of = member(material, "certificate", "the bundle")
-        certificate = decoded(of.get("rawBytes"), CERTIFICATE_BYTES_MAX, "the bundle's certificate")
+        of = require_object(material, "certificate", "the bundle")
+        certificate = decode_base64(of.get("rawBytes"), CERTIFICATE_BYTES_MAX, "the bundle's certificate")
     if ("dsseEnvelope" in found) == ("messageSignature" in found):
         raise BadClaimError("the bundle has not one dsseEnvelope or messageSignature")
     return Bundle(_envelope(found) if "dsseEnvelope" in found else _message(found), certificate, material)
 
 
 def _envelope(found: Mapping[str, object]) -> Envelope:
-    of, what = member(found, "dsseEnvelope", "the bundle"), "the bundle's envelope"
-    if text_of(of, "payloadType", what) != IN_TOTO:
+    of, what = require_object(found, "dsseEnvelope", "the bundle"), "the bundle's envelope"
+    if require_text(of, "payloadType", what) != IN_TOTO:
         raise BadClaimError(f"{what} holds something else than {IN_TOTO}")
     signatures = of.get("signatures")
     if not isinstance(signatures, list) or len(signatures) != 1 or not isinstance(signatures[0], dict):
         raise BadClaimError(f"{what} has not one signature")
     one = cast("dict[str, object]", signatures[0])
-    payload = decoded(of.get("payload"), PAYLOAD_BYTES_MAX, f"{what}'s payload")
-    return Envelope(payload, decoded(one.get("sig"), SIGNATURE_BYTES_MAX, f"{what}'s signature"))
+    payload = decode_base64(of.get("payload"), PAYLOAD_BYTES_MAX, f"{what}'s payload")
+    return Envelope(payload, decode_base64(one.get("sig"), SIGNATURE_BYTES_MAX, f"{what}'s signature"))
 
 
 def _message(found: Mapping[str, object]) -> Message:
-    of, what = member(found, "messageSignature", "the bundle"), "the bundle's messageSignature"
-    named = member(of, "messageDigest", what)
+    of, what = require_object(found, "messageSignature", "the bundle"), "the bundle's messageSignature"
+    named = require_object(of, "messageDigest", what)
     if named.get("algorithm") != "SHA2_256":
         raise BadClaimError(f"{what} is over another sum than SHA2_256")
     return Message(
-        decoded(named.get("digest"), SUM_BYTES, f"{what}'s digest"),
-        decoded(of.get("signature"), SIGNATURE_BYTES_MAX, f"{what}'s signature"),
+        decode_base64(named.get("digest"), SUM_BYTES, f"{what}'s digest"),
+        decode_base64(of.get("signature"), SIGNATURE_BYTES_MAX, f"{what}'s signature"),
     )

@@ -1,11 +1,12 @@
 """Checks chains of X.509 certificates, and the certificates of keyless signatures.
 
-`valid` checks that each certificate of a chain was issued by the next one and when all were valid. The caller decides
-whether it trusts the last one.
+`is_valid_at` checks that each certificate of a chain was issued by the next one and when all were valid. The caller
+decides whether it trusts the last one.
 
-`check` follows Fulcio's specification (github.com/sigstore/fulcio, docs/certificate-specification and docs/oid-info)
-and makes each check that cosign makes, without a request: the chain at the time of signing, the key usage, the signed
-certificate timestamp (RFC 6962, 3.2), and the subject and issuer, which must be exactly those that a person named.
+`check_certificate` follows Fulcio's specification (github.com/sigstore/fulcio, docs/certificate-specification and
+docs/oid-info) and makes each check that cosign makes, without a request: the chain at the time of signing, the key
+usage, the signed certificate timestamp (RFC 6962, 3.2), and the subject and issuer, which must be exactly those that a
+person named.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, ExtensionOID
 
 from artifacts.signatures import public_keys
 from artifacts.signatures.payloads import BadClaimError
-from artifacts.signatures.public_keys import BadKeyError, Key
+from artifacts.signatures.public_keys import BadKeyError, PublicKey
 from artifacts.signatures.trust_root import Authority, Log, Root
 
 
-def follows(path: Sequence[Certificate]) -> bool:
+def is_issuer_chain(path: Sequence[Certificate]) -> bool:
     """Each was given by the next, which may. Raises x509.ExtensionNotFound where one does not say whether it may."""
     return all(_is_by(child, parent) for child, parent in pairwise(path))
 
 
-def valid(path: Sequence[Certificate], unix_s: float) -> bool:
+def is_valid_at(path: Sequence[Certificate], unix_s: float) -> bool:
     """All of them held then."""
     return all(one.not_valid_before_utc.timestamp() <= unix_s <= one.not_valid_after_utc.timestamp() for one in path)
 
@@ -75,18 +76,18 @@ class Leaf(NamedTuple):
     """A certificate that holds."""
 
     certificate: x509.Certificate
-    key: Key
+    key: PublicKey
     identity: Identity
 
 
-def check(der: bytes, unix_s: float, root: Root) -> Leaf:
+def check_certificate(der: bytes, unix_s: float, root: Root) -> Leaf:
     """One that was used at that time. Raises BadClaimError."""
     try:
         leaf = x509.load_der_x509_certificate(der)
         _check_use(leaf)
         issuer = _issuer(leaf, unix_s, root.authorities)
         _check_logged(leaf, issuer, root.certificate_logs)
-        return Leaf(leaf, public_keys.of(leaf.public_key()), _identity(leaf))
+        return Leaf(leaf, public_keys.read_public_key(leaf.public_key()), _identity(leaf))
     except BadKeyError as error:
         raise BadClaimError(f"its certificate: {error}") from None
     except x509.ExtensionNotFound:
@@ -122,8 +123,8 @@ def _issuer(leaf: x509.Certificate, unix_s: float, authorities: Sequence[Authori
         if not one.since_s <= unix_s <= one.until_s:
             continue
         path = (leaf, *one.chain)
-        if follows(path):
-            if valid(path, unix_s):
+        if is_issuer_chain(path):
+            if is_valid_at(path, unix_s):
                 return one.chain[0]
             raise BadClaimError("its certificate, or who gave it, was not valid when it signed")
     raise BadClaimError("its certificate is by no authority that the trusted root names for that time")
@@ -131,7 +132,7 @@ def _issuer(leaf: x509.Certificate, unix_s: float, authorities: Sequence[Authori
 
 def _check_logged(leaf: x509.Certificate, issuer: x509.Certificate, logs: Sequence[Log]) -> None:
     found = leaf.extensions.get_extension_for_class(x509.PrecertificateSignedCertificateTimestamps).value
-    public = public_keys.sum_of(issuer.public_key())
+    public = public_keys.hash_public_key(issuer.public_key())
     if not any(_is_logged(leaf, public, timestamp, log) for timestamp in found for log in logs):
         raise BadClaimError("its certificate has no timestamp of a certificate log that the trusted root names")
 

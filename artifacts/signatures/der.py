@@ -28,15 +28,15 @@ class Value(NamedTuple):
 
     def inner(self) -> list[Value]:
         """What is in it. Raises DerError."""
-        return values(self.content)
+        return parse_values(self.content)
 
 
-def context(number: int) -> int:
+def context_tag(number: int) -> int:
     """The tag `[number]` of what is made of others."""
     return 0xA0 | number
 
 
-def values(data: bytes) -> list[Value]:
+def parse_values(data: bytes) -> list[Value]:
     """All of them, side by side. Raises DerError."""
     found, at = list[Value](), 0
     while at < len(data):
@@ -59,19 +59,19 @@ def values(data: bytes) -> list[Value]:
     return found
 
 
-def expect(found: list[Value], *tags: int) -> list[Value]:
+def expect_tags(found: list[Value], *tags: int) -> list[Value]:
     """Those that it begins with, of these tags. Raises DerError."""
     if [one.tag for one in found[: len(tags)]] != list(tags):
         raise DerError("something else stands there")
     return found[: len(tags)]
 
 
-def only(data: bytes, tag: int) -> Value:
+def parse_single_value(data: bytes, tag: int) -> Value:
     """The one value that these bytes are. Raises DerError."""
-    found = values(data)
+    found = parse_values(data)
     if len(found) != 1:
         raise DerError("not one value")
-    return expect(found, tag)[0]
+    return expect_tags(found, tag)[0]
 
 
 def unix_s(time: Value) -> float:

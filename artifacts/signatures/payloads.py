@@ -32,20 +32,20 @@ class BadClaimError(ValueError):
 
 def check_payload(payload: bytes, digest: Digest) -> None:
     """Cosign's payload is about this manifest. Raises BadClaimError."""
-    found = read(payload, PAYLOAD_BYTES_MAX, "its payload")
-    critical = member(found, "critical", "its payload")
+    found = parse_json_object(payload, PAYLOAD_BYTES_MAX, "its payload")
+    critical = require_object(found, "critical", "its payload")
     if unknown := sorted(critical.keys() - _CRITICAL):
         raise BadClaimError(f"its payload has something critical that is not known here: {unknown[0][:80]!r}")
     if critical.get("type") != COSIGN_TYPE:
         raise BadClaimError(f"its payload is not of type {COSIGN_TYPE!r}")
-    image = member(critical, "image", "its payload")
+    image = require_object(critical, "image", "its payload")
     if image.keys() != {"docker-manifest-digest"} or image["docker-manifest-digest"] != digest:
         raise BadClaimError("it is over another digest")
 
 
 def check_statement(payload: bytes, digest: Digest) -> None:
     """An in-toto statement says that this manifest is signed. Raises BadClaimError."""
-    found = read(payload, PAYLOAD_BYTES_MAX, "its statement")
+    found = parse_json_object(payload, PAYLOAD_BYTES_MAX, "its statement")
     if found.get("_type") not in _STATEMENTS:
         raise BadClaimError("its statement is no in-toto statement of a known version")
     if found.get("predicateType") != SIGNED:
@@ -59,16 +59,16 @@ def check_statement(payload: bytes, digest: Digest) -> None:
 
 def _is_of(subject: object, digest: Digest) -> bool:
     of = subject.get("digest") if isinstance(subject, dict) else None
-    return isinstance(of, dict) and of.get(digests.algorithm(digest)) == digests.encoded(digest)
+    return isinstance(of, dict) and of.get(digests.get_algorithm(digest)) == digests.get_hex(digest)
 
 
-def pae(payload_type: str, payload: bytes) -> bytes:
+def encode_pae(payload_type: str, payload: bytes) -> bytes:
     """What is signed of a text (github.com/secure-systems-lab/dsse, protocol.md)."""
     kind = payload_type.encode()
     return b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(payload), payload)
 
 
-def read(text: bytes, most: int, what: str) -> dict[str, object]:
+def parse_json_object(text: bytes, most: int, what: str) -> dict[str, object]:
     """An object of JSON. Raises BadClaimError."""
     try:
         return strict_json.decode_object(text, most)
@@ -76,7 +76,7 @@ def read(text: bytes, most: int, what: str) -> dict[str, object]:
         raise BadClaimError(f"{what} is {error}") from None
 
 
-def member(found: Mapping[str, object], name: str, what: str) -> dict[str, object]:
+def require_object(found: Mapping[str, object], name: str, what: str) -> dict[str, object]:
     """An object in an object. Raises BadClaimError."""
     inner = found.get(name)
     if not isinstance(inner, dict):
@@ -84,7 +84,7 @@ def member(found: Mapping[str, object], name: str, what: str) -> dict[str, objec
     return cast("dict[str, object]", inner)
 
 
-def text_of(found: Mapping[str, object], name: str, what: str) -> str:
+def require_text(found: Mapping[str, object], name: str, what: str) -> str:
     """A text in an object. Raises BadClaimError."""
     inner = found.get(name)
     if not isinstance(inner, str):
@@ -92,7 +92,7 @@ def text_of(found: Mapping[str, object], name: str, what: str) -> str:
     return inner
 
 
-def decoded(text: object, most: int, what: str) -> bytes:
+def decode_base64(text: object, most: int, what: str) -> bytes:
     """Bytes of base64, at most so many. Raises BadClaimError."""
     if not isinstance(text, str) or len(text) > 4 * (most + 2) // 3:
         raise BadClaimError(f"{what} is missing or larger than {most} bytes")

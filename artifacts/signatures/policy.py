@@ -16,7 +16,7 @@ from artifacts.signatures import bundles, certificates, payloads, timestamps, tr
 from artifacts.signatures.bundles import Bundle, Envelope, Message
 from artifacts.signatures.certificates import Identity
 from artifacts.signatures.payloads import BadClaimError
-from artifacts.signatures.public_keys import SIGNATURE_BYTES_MAX, Key
+from artifacts.signatures.public_keys import SIGNATURE_BYTES_MAX, PublicKey
 from artifacts.signatures.trust_root import Root
 
 REASONS_MAX = 5
@@ -26,7 +26,7 @@ class Policy(NamedTuple):
     """What is asked of signatures (Settings `weights.signatures`)."""
 
     policy: Literal["off", "warn", "enforce"] = "off"
-    keys: tuple[Key, ...] = ()
+    keys: tuple[PublicKey, ...] = ()
     identities: tuple[Identity, ...] = ()
     """Who counts when there is no key but a certificate (keyless). One key or identity is enough."""
     root: Root | None = None
@@ -60,7 +60,7 @@ class Unread(NamedTuple):
 Found = Cosign | Bundled | Unread
 
 
-class Verdict(NamedTuple):
+class SignatureVerdict(NamedTuple):
     """What comes of it."""
 
     publish: bool
@@ -71,10 +71,10 @@ class Verdict(NamedTuple):
     """For people: the first says what is, the others why."""
 
 
-def judge(digest: Digest, found: Sequence[Found], policy: Policy) -> Verdict:
+def evaluate_signatures(digest: Digest, found: Sequence[Found], policy: Policy) -> SignatureVerdict:
     """Of a manifest with that digest."""
     if policy.policy == "off":
-        return Verdict(publish=True, signed_by="", lines=(f"{digest}: signatures are not asked for",))
+        return SignatureVerdict(publish=True, signed_by="", lines=(f"{digest}: signatures are not asked for",))
     reasons = []
     for one in found:
         try:
@@ -82,18 +82,20 @@ def judge(digest: Digest, found: Sequence[Found], policy: Policy) -> Verdict:
         except BadClaimError as error:
             reasons.append(f"{one.at}: {error}")
             continue
-        return Verdict(publish=True, signed_by=signer, lines=(_line(f"{digest}: signed by {signer} ({one.at})"),))
+        return SignatureVerdict(
+            publish=True, signed_by=signer, lines=(_line(f"{digest}: signed by {signer} ({one.at})"),)
+        )
     return _refused(digest, reasons or ["the registry has no signature of it"], policy)
 
 
-def _refused(digest: Digest, reasons: Sequence[str], policy: Policy) -> Verdict:
+def _refused(digest: Digest, reasons: Sequence[str], policy: Policy) -> SignatureVerdict:
     """That no signature holds."""
     shown = [*reasons[:REASONS_MAX], *([f"and {len(reasons) - REASONS_MAX} more"] if reasons[REASONS_MAX:] else [])]
     if policy.policy == "enforce":
         first = f"{digest}: refused: no signature that weights.signatures asks for holds"
     else:
         first = f"{digest}: no signature that weights.signatures asks for holds; it is used all the same (warn)"
-    return Verdict(publish=policy.policy != "enforce", signed_by="", lines=(first, *map(_line, shown)))
+    return SignatureVerdict(publish=policy.policy != "enforce", signed_by="", lines=(first, *map(_line, shown)))
 
 
 def _signer(digest: Digest, one: Found, policy: Policy) -> str:
@@ -101,23 +103,23 @@ def _signer(digest: Digest, one: Found, policy: Policy) -> str:
     if isinstance(one, Unread):
         raise BadClaimError(one.why)
     if isinstance(one, Cosign):
-        signature = payloads.decoded(one.signature, SIGNATURE_BYTES_MAX, "its signature")
+        signature = payloads.decode_base64(one.signature, SIGNATURE_BYTES_MAX, "its signature")
         key = _first(key for key in policy.keys if key.signed(signature, one.payload))
         payloads.check_payload(one.payload, digest)
         return f"key {key.id}"
-    bundle = bundles.parse(one.content)
+    bundle = bundles.parse_bundle(one.content)
     if bundle.certificate is None:
         return f"key {_by(digest, bundle.content, policy.keys).id}"
     return str(_keyless(digest, bundle, bundle.certificate, policy))
 
 
-def _by(digest: Digest, content: Envelope | Message, keys: Sequence[Key]) -> Key:
+def _by(digest: Digest, content: Envelope | Message, keys: Sequence[PublicKey]) -> PublicKey:
     """Which of the keys signed what a bundle holds, where that is about the manifest. Raises BadClaimError."""
     if isinstance(content, Message):
-        if digests.algorithm(digest) != "sha256" or content.sha256.hex() != digests.encoded(digest):
+        if digests.get_algorithm(digest) != "sha256" or content.sha256.hex() != digests.get_hex(digest):
             raise BadClaimError("it is over another digest")
         return _first(key for key in keys if key.signed_sum(content.signature, content.sha256))
-    signed = payloads.pae(payloads.IN_TOTO, content.payload)
+    signed = payloads.encode_pae(payloads.IN_TOTO, content.payload)
     key = _first(key for key in keys if key.signed(content.signature, signed))
     payloads.check_statement(content.payload, digest)
     return key
@@ -130,12 +132,12 @@ def _keyless(digest: Digest, bundle: Bundle, certificate: bytes, policy: Policy)
     entries, content = bundle.material.get("tlogEntries"), bundle.content
     if not isinstance(entries, list) or len(entries) != 1 or not isinstance(entries[0], dict):
         raise BadClaimError("it was made with a certificate (keyless), and has not one log entry")
-    entry = transparency_log.check(entries[0], policy.root.logs)
+    entry = transparency_log.check_log_entry(entries[0], policy.root.logs)
     times: tuple[float, ...] = () if entry.unix_s is None else (entry.unix_s,)
-    times = times or timestamps.check(bundle.material, content.signature, policy.root.stampers)
+    times = times or timestamps.check_timestamps(bundle.material, content.signature, policy.root.stampers)
     if not all(map(entry.log.at, times)):
         raise BadClaimError("its log entry is of a time at which its log was not in use")
-    *_, leaf = [certificates.check(certificate, unix_s, policy.root) for unix_s in times]
+    *_, leaf = [certificates.check_certificate(certificate, unix_s, policy.root) for unix_s in times]
     if not certificates.is_same(leaf, transparency_log.check_body(entry.body, content)):
         raise BadClaimError("its log entry is of another certificate")
     _by(digest, content, (leaf.key,))
@@ -144,7 +146,7 @@ def _keyless(digest: Digest, bundle: Bundle, certificate: bytes, policy: Policy)
     return leaf.identity
 
 
-def _first(keys: Iterator[Key]) -> Key:
+def _first(keys: Iterator[PublicKey]) -> PublicKey:
     for key in keys:
         return key
     raise BadClaimError("it is by none of the keys")

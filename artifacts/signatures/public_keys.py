@@ -31,7 +31,7 @@ class BadKeyError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class PublicKey:
     """A public key."""
 
     id: str
@@ -63,7 +63,7 @@ class Key:
         return True
 
 
-def parse(pem: bytes) -> Key:
+def parse_public_key(pem: bytes) -> PublicKey:
     """The one key of a text. Raises BadKeyError."""
     if len(pem) > PEM_BYTES_MAX:
         raise BadKeyError(f"expected one public key, and this has more than {PEM_BYTES_MAX} bytes")
@@ -75,10 +75,10 @@ def parse(pem: bytes) -> Key:
         public = load_pem_public_key(pem)
     except (ValueError, TypeError, UnsupportedAlgorithm):
         raise BadKeyError(f"expected one public key in PEM, which begins with {BEGIN}") from None
-    return of(public)
+    return read_public_key(public)
 
 
-def of(public: object) -> Key:
+def read_public_key(public: object) -> PublicKey:
     """Of what was read, from PEM or a certificate. Raises BadKeyError."""
     if isinstance(public, ec.EllipticCurvePublicKey):
         taken = isinstance(public.curve, ec.SECP256R1)
@@ -88,9 +88,9 @@ def of(public: object) -> Key:
         taken = isinstance(public, ed25519.Ed25519PublicKey)
     if not taken or not isinstance(public, Kind):
         raise BadKeyError(f"expected a key of ECDSA on P-256, of RSA with {RSA_BITS_LEAST} bits or more, or of Ed25519")
-    return Key(sum_of(public).hex()[:_ID_CHARS], public)
+    return PublicKey(hash_public_key(public).hex()[:_ID_CHARS], public)
 
 
-def sum_of(public: PublicKeyTypes) -> bytes:
+def hash_public_key(public: PublicKeyTypes) -> bytes:
     """The SHA-256 of a key's DER (SubjectPublicKeyInfo): what logs are known by (RFC 6962, 3.2)."""
     return hashlib.sha256(public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).digest()

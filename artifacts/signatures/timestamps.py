@@ -19,7 +19,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from artifacts.signatures import certificates, der
 from artifacts.signatures.der import DerError, Value
-from artifacts.signatures.payloads import BadClaimError, decoded, member
+from artifacts.signatures.payloads import BadClaimError, decode_base64, require_object
 from artifacts.signatures.trust_root import Authority
 
 TIMESTAMPS_MAX = 8
@@ -47,19 +47,21 @@ class _Token(NamedTuple):
     algorithm: HashAlgorithm
 
 
-def check(material: Mapping[str, object], signature: bytes, authorities: Sequence[Authority]) -> tuple[float, ...]:
+def check_timestamps(
+    material: Mapping[str, object], signature: bytes, authorities: Sequence[Authority]
+) -> tuple[float, ...]:
     """When the signature was there, in Unix seconds: at least one. Those of other authorities say nothing.
 
     Raises BadClaimError where there is none, or one that cannot be read or is of something else.
     """
-    data = member(material, "timestampVerificationData", "the bundle, of a log that says no time,")
+    data = require_object(material, "timestampVerificationData", "the bundle, of a log that says no time,")
     found = data.get("rfc3161Timestamps")
     if not isinstance(found, list) or not 1 <= len(found) <= TIMESTAMPS_MAX:
         raise BadClaimError(f"the bundle has not 1 to {TIMESTAMPS_MAX} timestamps")
     times = []
     for one in found:
         inner = cast("dict[str, object]", one) if isinstance(one, dict) else {}
-        raw = decoded(inner.get("signedTimestamp"), BYTES_MAX, _WHAT)
+        raw = decode_base64(inner.get("signedTimestamp"), BYTES_MAX, _WHAT)
         try:
             token = _read(raw)
         except DerError as error:
@@ -75,12 +77,12 @@ def check(material: Mapping[str, object], signature: bytes, authorities: Sequenc
 
 def _is_by(token: _Token, authority: Authority) -> bool:
     leaf = authority.chain[0]
-    if not authority.since_s <= token.unix_s <= authority.until_s or not certificates.valid(
+    if not authority.since_s <= token.unix_s <= authority.until_s or not certificates.is_valid_at(
         authority.chain, token.unix_s
     ):
         return False
     try:
-        return _stamps(leaf) and certificates.follows(authority.chain) and _signed(token, leaf)
+        return _stamps(leaf) and certificates.is_issuer_chain(authority.chain) and _signed(token, leaf)
     except (ExtensionNotFound, UnsupportedAlgorithm, ValueError, TypeError):
         return False
 
@@ -107,20 +109,20 @@ def _signed(token: _Token, leaf: Certificate) -> bool:
 
 def _read(raw: bytes) -> _Token:
     """A TimeStampResp: granted, with one signer, whose attributes speak of its content. Raises DerError."""
-    status, token = der.expect(der.only(raw, der.SEQUENCE).inner(), der.SEQUENCE, der.SEQUENCE)
-    if der.expect(status.inner(), der.INTEGER)[0].content != b"\x00":
+    status, token = der.expect_tags(der.parse_single_value(raw, der.SEQUENCE).inner(), der.SEQUENCE, der.SEQUENCE)
+    if der.expect_tags(status.inner(), der.INTEGER)[0].content != b"\x00":
         raise DerError("it was not granted")
-    kind, wrapped = der.expect(token.inner(), der.OID, der.context(0))
+    kind, wrapped = der.expect_tags(token.inner(), der.OID, der.context_tag(0))
     if kind.content != _SIGNED_DATA:
         raise DerError("no signed data")
-    parts = der.only(wrapped.content, der.SEQUENCE).inner()
-    content = _content(der.expect(parts, der.INTEGER, der.SET, der.SEQUENCE)[2])
-    signers = der.expect(parts[-1:], der.SET)[0].inner()
-    signer = der.expect(signers, der.SEQUENCE)[0]
+    parts = der.parse_single_value(wrapped.content, der.SEQUENCE).inner()
+    content = _content(der.expect_tags(parts, der.INTEGER, der.SET, der.SEQUENCE)[2])
+    signers = der.expect_tags(parts[-1:], der.SET)[0].inner()
+    signer = der.expect_tags(signers, der.SEQUENCE)[0]
     if len(signers) != 1:
         raise DerError("not one signer")
-    _, _, algorithm, attributes, _, signature = der.expect(
-        signer.inner(), der.INTEGER, der.SEQUENCE, der.SEQUENCE, der.context(0), der.SEQUENCE, der.OCTETS
+    _, _, algorithm, attributes, _, signature = der.expect_tags(
+        signer.inner(), der.INTEGER, der.SEQUENCE, der.SEQUENCE, der.context_tag(0), der.SEQUENCE, der.OCTETS
     )
     sum_name, hashed = _sum(algorithm)
     said = _attributes(attributes)
@@ -133,25 +135,25 @@ def _read(raw: bytes) -> _Token:
 
 
 def _content(encapsulated: Value) -> bytes:
-    kind, wrapped = der.expect(encapsulated.inner(), der.OID, der.context(0))
+    kind, wrapped = der.expect_tags(encapsulated.inner(), der.OID, der.context_tag(0))
     if kind.content != _TST_INFO:
         raise DerError("it is of another type")
-    return der.only(wrapped.content, der.OCTETS).content
+    return der.parse_single_value(wrapped.content, der.OCTETS).content
 
 
 def _info(content: bytes) -> _Token:
     """TSTInfo, of version 1."""
-    parts = der.only(content, der.SEQUENCE).inner()
-    version, _, imprint, _, time = der.expect(parts, der.INTEGER, der.OID, der.SEQUENCE, der.INTEGER, der.TIME)
+    parts = der.parse_single_value(content, der.SEQUENCE).inner()
+    version, _, imprint, _, time = der.expect_tags(parts, der.INTEGER, der.OID, der.SEQUENCE, der.INTEGER, der.TIME)
     if version.content != b"\x01":
         raise DerError("of another version")
-    algorithm, summed = der.expect(imprint.inner(), der.SEQUENCE, der.OCTETS)
+    algorithm, summed = der.expect_tags(imprint.inner(), der.SEQUENCE, der.OCTETS)
     name, hashed = _sum(algorithm)
     return _Token(der.unix_s(time), name, summed.content, b"", b"", hashed)
 
 
 def _sum(algorithm: Value) -> tuple[str, HashAlgorithm]:
-    found = _SUMS.get(der.expect(algorithm.inner(), der.OID)[0].content)
+    found = _SUMS.get(der.expect_tags(algorithm.inner(), der.OID)[0].content)
     if found is None:
         raise DerError("summed in a way that is not known here")
     return found
@@ -161,7 +163,7 @@ def _attributes(found: Value) -> dict[bytes, tuple[int, bytes]]:
     """What each says, where that is one value; none stands twice."""
     said: dict[bytes, tuple[int, bytes]] = {}
     for one in found.inner():
-        kind, many = der.expect(der.expect([one], der.SEQUENCE)[0].inner(), der.OID, der.SET)
+        kind, many = der.expect_tags(der.expect_tags([one], der.SEQUENCE)[0].inner(), der.OID, der.SET)
         inner = many.inner()
         if kind.content in said or len(inner) != 1:
             raise DerError("an attribute stands twice")

@@ -16,7 +16,7 @@ from typing import NamedTuple, cast
 
 from artifacts.signatures import payloads
 from artifacts.signatures.bundles import Envelope, Message
-from artifacts.signatures.payloads import BadClaimError, decoded, member, read, text_of
+from artifacts.signatures.payloads import BadClaimError, decode_base64, parse_json_object, require_object, require_text
 from artifacts.signatures.public_keys import SIGNATURE_BYTES_MAX
 from artifacts.signatures.trust_root import Log
 
@@ -30,7 +30,7 @@ SECOND = {("hashedrekord", V2), ("dsse", V2)}
 """Kinds of entries that only a Rekor v2 has."""
 
 
-class Entry(NamedTuple):
+class LogEntry(NamedTuple):
     """One that holds."""
 
     unix_s: int | None
@@ -40,18 +40,18 @@ class Entry(NamedTuple):
     """What it is of."""
 
 
-def check(found: Mapping[str, object], logs: Sequence[Log]) -> Entry:
+def check_log_entry(found: Mapping[str, object], logs: Sequence[Log]) -> LogEntry:
     """An element of `tlogEntries`. Raises BadClaimError."""
-    body = decoded(found.get("canonicalizedBody"), BODY_BYTES_MAX, f"{_WHAT}'s body")
-    log_id = decoded(member(found, "logId", _WHAT).get("keyId"), _SUM_BYTES, f"{_WHAT}'s log")
+    body = decode_base64(found.get("canonicalizedBody"), BODY_BYTES_MAX, f"{_WHAT}'s body")
+    log_id = decode_base64(require_object(found, "logId", _WHAT).get("keyId"), _SUM_BYTES, f"{_WHAT}'s log")
     log = next((one for one in logs if one.id == log_id), None)
     if log is None:
         raise BadClaimError(f"{_WHAT} is of a log that the trusted root does not name")
-    read_body = read(body, BODY_BYTES_MAX, f"{_WHAT}'s body")
+    read_body = parse_json_object(body, BODY_BYTES_MAX, f"{_WHAT}'s body")
     second = (read_body.get("kind"), read_body.get("apiVersion")) in SECOND
     unix_s = None if second else _promised(found, body, log)
-    _check_inclusion(member(found, "inclusionProof", _WHAT), body, log)
-    return Entry(unix_s, log, read_body)
+    _check_inclusion(require_object(found, "inclusionProof", _WHAT), body, log)
+    return LogEntry(unix_s, log, read_body)
 
 
 def _promised(found: Mapping[str, object], body: bytes, log: Log) -> int:
@@ -62,8 +62,8 @@ def _promised(found: Mapping[str, object], body: bytes, log: Log) -> int:
     if not log.at(unix_s):
         raise BadClaimError(f"{_WHAT} is of a time at which its log was not in use")
     said = {"body": base64.b64encode(body).decode(), "integratedTime": unix_s, "logID": log.id.hex(), "logIndex": index}
-    promise = member(found, "inclusionPromise", _WHAT)
-    timestamp = decoded(promise.get("signedEntryTimestamp"), SIGNATURE_BYTES_MAX, f"{_WHAT}'s promise")
+    promise = require_object(found, "inclusionPromise", _WHAT)
+    timestamp = decode_base64(promise.get("signedEntryTimestamp"), SIGNATURE_BYTES_MAX, f"{_WHAT}'s promise")
     if not log.key.signed(timestamp, json.dumps(said, separators=(",", ":")).encode()):
         raise BadClaimError(f"{_WHAT}'s promise is not by its log")
     return unix_s
@@ -73,19 +73,19 @@ def _check_inclusion(proof: Mapping[str, object], body: bytes, log: Log) -> None
     hashes = proof.get("hashes", [])
     if not isinstance(hashes, list) or len(hashes) > HASHES_MAX:
         raise BadClaimError(f"{_WHAT}'s proof has more than {HASHES_MAX} hashes")
-    path = [decoded(one, _SUM_BYTES, f"{_WHAT}'s proof") for one in hashes]
+    path = [decode_base64(one, _SUM_BYTES, f"{_WHAT}'s proof") for one in hashes]
     if any(len(one) != _SUM_BYTES for one in path):
         raise BadClaimError(f"{_WHAT}'s proof has a hash that is none")
     size, index = _number(proof, "treeSize"), _number(proof, "logIndex")
-    root = decoded(proof.get("rootHash"), _SUM_BYTES, f"{_WHAT}'s proof")
-    if not 0 <= index < size or root_of(body, index, size, path) != root:
+    root = decode_base64(proof.get("rootHash"), _SUM_BYTES, f"{_WHAT}'s proof")
+    if not 0 <= index < size or compute_tree_root(body, index, size, path) != root:
         raise BadClaimError(f"{_WHAT} is not in the tree that its proof is of")
-    text = text_of(member(proof, "checkpoint", _WHAT), "envelope", _WHAT)
+    text = require_text(require_object(proof, "checkpoint", _WHAT), "envelope", _WHAT)
     if len(text) > CHECKPOINT_CHARS_MAX or _head(text, log) != (size, root):
         raise BadClaimError(f"{_WHAT}'s checkpoint is of another tree, or not by its log")
 
 
-def root_of(body: bytes, index: int, size: int, path: Sequence[bytes]) -> bytes | None:
+def compute_tree_root(body: bytes, index: int, size: int, path: Sequence[bytes]) -> bytes | None:
     """The root that a path leads to from entry `index` of `size` (RFC 9162, 2.1.3.2); None: it is no path of theirs."""
     at, last = index, size - 1
     reached = hashlib.sha256(b"\x00" + body).digest()
@@ -115,7 +115,7 @@ def _head(checkpoint: str, log: Log) -> tuple[int, bytes] | None:
         except ValueError:
             continue
         if dash == "\u2014" and signature[:4] == log.id[:4] and log.key.signed(signature[4:], f"{text}\n".encode()):
-            return int(lines[1]), decoded(lines[2], _SUM_BYTES, f"{_WHAT}'s checkpoint")
+            return int(lines[1]), decode_base64(lines[2], _SUM_BYTES, f"{_WHAT}'s checkpoint")
     return None
 
 
@@ -130,43 +130,46 @@ def _number(found: Mapping[str, object], name: str) -> int:
 def check_body(body: Mapping[str, object], content: Envelope | Message) -> bytes:
     """The entry is of this signature over this; the certificate (PEM or DER) that it names. Raises BadClaimError."""
     kind, version = body.get("kind"), body.get("apiVersion")
-    spec, enveloped = member(body, "spec", _WHAT), isinstance(content, Envelope)
+    spec, enveloped = require_object(body, "spec", _WHAT), isinstance(content, Envelope)
     if (kind, version) in SECOND and (enveloped or kind == "hashedrekord"):
         return _second(spec, content, whole=kind == "hashedrekord")
     if (kind, version) != ("dsse" if enveloped else "hashedrekord", V1):
         raise BadClaimError(f"{_WHAT} is of a kind that is not checked here")
     if enveloped:
-        of, named = member(spec, "payloadHash", _WHAT), _one(spec)
+        of, named = require_object(spec, "payloadHash", _WHAT), _one(spec)
         said, certificate = named.get("signature"), named.get("verifier")
     else:
-        of, named = member(member(spec, "data", _WHAT), "hash", _WHAT), member(spec, "signature", _WHAT)
-        said, certificate = named.get("content"), member(named, "publicKey", _WHAT).get("content")
+        of, named = (
+            require_object(require_object(spec, "data", _WHAT), "hash", _WHAT),
+            require_object(spec, "signature", _WHAT),
+        )
+        said, certificate = named.get("content"), require_object(named, "publicKey", _WHAT).get("content")
     text, sha256 = base64.b64encode(content.signature).decode(), _sum_of(content, whole=False).hex()
     if (of.get("algorithm"), of.get("value"), said) != ("sha256", sha256, text):
         raise BadClaimError(f"{_WHAT} is of another signature")
-    return decoded(certificate, BODY_BYTES_MAX, f"{_WHAT}'s certificate")
+    return decode_base64(certificate, BODY_BYTES_MAX, f"{_WHAT}'s certificate")
 
 
 def _second(spec: Mapping[str, object], content: Envelope | Message, *, whole: bool) -> bytes:
     """Of a Rekor v2 (github.com/sigstore/rekor-tiles, hashedrekord.proto and dsse.proto)."""
     if whole:
-        inner = member(spec, "hashedRekordV002", _WHAT)
-        of, named = member(inner, "data", _WHAT), member(inner, "signature", _WHAT)
+        inner = require_object(spec, "hashedRekordV002", _WHAT)
+        of, named = require_object(inner, "data", _WHAT), require_object(inner, "signature", _WHAT)
     else:
-        inner = member(spec, "dsseV002", _WHAT)
-        of, named = member(inner, "payloadHash", _WHAT), _one(inner)
+        inner = require_object(spec, "dsseV002", _WHAT)
+        of, named = require_object(inner, "payloadHash", _WHAT), _one(inner)
     text, sha256 = (base64.b64encode(one).decode() for one in (content.signature, _sum_of(content, whole=whole)))
     if (of.get("algorithm"), of.get("digest"), named.get("content")) != ("SHA2_256", sha256, text):
         raise BadClaimError(f"{_WHAT} is of another signature")
-    verifier = member(member(named, "verifier", _WHAT), "x509Certificate", _WHAT)
-    return decoded(verifier.get("rawBytes"), BODY_BYTES_MAX, f"{_WHAT}'s certificate")
+    verifier = require_object(require_object(named, "verifier", _WHAT), "x509Certificate", _WHAT)
+    return decode_base64(verifier.get("rawBytes"), BODY_BYTES_MAX, f"{_WHAT}'s certificate")
 
 
 def _sum_of(content: Envelope | Message, *, whole: bool) -> bytes:
     """`whole`: of an envelope all that is signed, else its payload alone."""
     if isinstance(content, Message):
         return content.sha256
-    return hashlib.sha256(payloads.pae(payloads.IN_TOTO, content.payload) if whole else content.payload).digest()
+    return hashlib.sha256(payloads.encode_pae(payloads.IN_TOTO, content.payload) if whole else content.payload).digest()
 
 
 def _one(spec: Mapping[str, object]) -> dict[str, object]:

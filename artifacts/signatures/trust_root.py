@@ -16,8 +16,8 @@ from cryptography.hazmat.primitives.serialization import load_der_public_key
 from cryptography.x509 import Certificate, load_der_x509_certificate
 
 from artifacts.signatures import public_keys
-from artifacts.signatures.payloads import BadClaimError, decoded, member, read
-from artifacts.signatures.public_keys import BadKeyError, Key
+from artifacts.signatures.payloads import BadClaimError, decode_base64, parse_json_object, require_object
+from artifacts.signatures.public_keys import BadKeyError, PublicKey
 
 ROOT_BYTES_MAX = 1 << 20
 CHAIN_MAX = 8
@@ -34,7 +34,7 @@ class Log(NamedTuple):
 
     id: bytes
     """The SHA-256 of its key's DER, or what the root says (of a Rekor v2 it is made with the log's name, too)."""
-    key: Key
+    key: PublicKey
     since_s: float
     until_s: float
 
@@ -62,10 +62,10 @@ class Root(NamedTuple):
     """Who says the time of entries of a Rekor v2, whose log says none."""
 
 
-def parse(content: bytes) -> Root:
+def parse_trust_root(content: bytes) -> Root:
     """Raises BadRootError."""
     try:
-        found = read(content, ROOT_BYTES_MAX, "the trusted root")
+        found = parse_json_object(content, ROOT_BYTES_MAX, "the trusted root")
         root = Root(
             tuple(_authority(one) for one in _list(found, "certificateAuthorities")),
             tuple(log for one in _list(found, "tlogs") if (log := _log(one)) is not None),
@@ -80,7 +80,7 @@ def parse(content: bytes) -> Root:
 
 
 def _authority(found: Mapping[str, object]) -> Authority:
-    chain = _list(member(found, "certChain", "an authority"), "certificates")
+    chain = _list(require_object(found, "certChain", "an authority"), "certificates")
     if not 1 <= len(chain) <= CHAIN_MAX:
         raise BadClaimError(f"an authority has not 1 to {CHAIN_MAX} certificates")
     certificates = (load_der_x509_certificate(_der(one)) for one in chain)
@@ -89,23 +89,27 @@ def _authority(found: Mapping[str, object]) -> Authority:
 
 def _log(found: Mapping[str, object]) -> Log | None:
     """None: its key is of a kind that is not known here."""
-    of = member(found, "publicKey", "a log")
+    of = require_object(found, "publicKey", "a log")
     try:
-        key = public_keys.of(load_der_public_key(_der(of)))
+        key = public_keys.read_public_key(load_der_public_key(_der(of)))
     except BadKeyError:
         return None
     named = found.get("logId")
-    said = None if named is None else decoded(member(found, "logId", "a log").get("keyId"), _ID_BYTES, "a log's keyId")
-    return Log(said or public_keys.sum_of(key.public), key, *_times(of))
+    said = (
+        None
+        if named is None
+        else decode_base64(require_object(found, "logId", "a log").get("keyId"), _ID_BYTES, "a log's keyId")
+    )
+    return Log(said or public_keys.hash_public_key(key.public), key, *_times(of))
 
 
 def _der(found: Mapping[str, object]) -> bytes:
-    return decoded(found.get("rawBytes"), _DER_BYTES_MAX, "rawBytes of the trusted root")
+    return decode_base64(found.get("rawBytes"), _DER_BYTES_MAX, "rawBytes of the trusted root")
 
 
 def _times(found: Mapping[str, object]) -> tuple[float, float]:
     """What says no beginning never counts."""
-    valid = member(found, "validFor", "the trusted root")
+    valid = require_object(found, "validFor", "the trusted root")
     return _unix_s(valid.get("start"), inf), _unix_s(valid.get("end"), inf)
 
 

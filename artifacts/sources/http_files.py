@@ -17,7 +17,7 @@ from yarl import URL
 
 from artifacts.digest import Digest
 from artifacts.errors import AbsentError, BrokenError, DeniedError, MismatchError, PolicyError, RegistryError
-from artifacts.http.origin import origin
+from artifacts.http.origin import get_origin
 from artifacts.http.retry import Pace, Tries
 from artifacts.http.transport import Answer, Limits, Site, Transport
 from artifacts.registry import blobs
@@ -39,7 +39,7 @@ class Rules(NamedTuple):
     """Authorities beside the system's."""
 
 
-class Whole(NamedTuple):
+class FileHostResponse(NamedTuple):
     """An answer that was read to its end."""
 
     status: int
@@ -47,7 +47,7 @@ class Whole(NamedTuple):
     body: bytes
 
 
-class Place:
+class FileHost:
     """One, at one origin: as `blobs.Giver`. Use as `async with`."""
 
     def __init__(self, base: URL, prove: Prove, explain: Explain, rules: Rules) -> None:
@@ -55,7 +55,7 @@ class Place:
         self.base = base
         self.limits, self.pace, ca = rules
         self._prove, self._explain = prove, explain
-        self.transport = Transport(Site(str(origin(base)), plain_http=base.scheme == "http", ca=ca), self.limits)
+        self.transport = Transport(Site(str(get_origin(base)), plain_http=base.scheme == "http", ca=ca), self.limits)
         self.said = str(self.transport.own)
         self._files: dict[Digest, URL] = {}
         self._belongs: dict[URL, Mapping[str, str]] = {}
@@ -115,7 +115,7 @@ class Place:
 
     async def whole(
         self, method: str, url: URL, *, bytes_max: int, what: str, headers: Mapping[str, str] | None = None
-    ) -> Whole:
+    ) -> FileHostResponse:
         """An answer with its body. Raises PolicyError where that is larger than `bytes_max`; any status comes back."""
         tries = Tries(self.pace)
         while True:
@@ -125,13 +125,13 @@ class Place:
             try:
                 async with answer:
                     if answer.status >= 300:
-                        return Whole(answer.status, answer.headers, await _fault(answer))
+                        return FileHostResponse(answer.status, answer.headers, await _fault(answer))
                     body = b"" if method == "HEAD" else await answer.whole(bytes_max, what)
-                    return Whole(answer.status, answer.headers, body)
+                    return FileHostResponse(answer.status, answer.headers, body)
             except BrokenError as error:
                 await tries.again(error)
 
-    def refusal(self, found: Whole, what: str) -> RegistryError:
+    def refusal(self, found: FileHostResponse, what: str) -> RegistryError:
         """The error for an answer that is none of those that were hoped for."""
         why = self._explain(found.status, found.headers, found.body)
         said = f"{self.said}: {what}: answered {found.status}{'; ' if why else ''}{why}"
@@ -147,13 +147,13 @@ class Place:
 
     async def refused(self, answer: Answer, what: str) -> RegistryError:
         """As Giver."""
-        return self.refusal(Whole(answer.status, answer.headers, await _fault(answer)), what)
+        return self.refusal(FileHostResponse(answer.status, answer.headers, await _fault(answer)), what)
 
 
 class Lone:
-    """A place as `blobs.Source`: nobody else has what it has."""
+    """A place as `blobs.BlobSource`: nobody else has what it has."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: FileHost) -> None:
         self._place = place
 
     @property
@@ -179,8 +179,8 @@ class Lone:
     async def read(
         self, blob: Blob, first: int = 0, end: int | None = None, sink: Sink | None = None
     ) -> AsyncGenerator[bytes, None]:
-        """As `blobs.read`, without `check`: a digest may be a name here."""
-        async with aclosing(blobs.read(self._place, blob, first, end, sink, check=False)) as pieces:
+        """As `blobs.stream_blob`, without `check`: a digest may be a name here."""
+        async with aclosing(blobs.stream_blob(self._place, blob, first, end, sink, check=False)) as pieces:
             async for piece in pieces:
                 yield piece
 

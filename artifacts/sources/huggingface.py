@@ -20,12 +20,19 @@ import msgspec
 from yarl import URL
 
 from artifacts.dialects import file_listing as listing
-from artifacts.dialects.file_listing import Entry, Listing
+from artifacts.dialects.file_listing import ListedFile, Listing
 from artifacts.errors import PolicyError, RegistryError
-from artifacts.http.origin import REDIRECTS_MAX, checked, joined, loopback, origin, redirected
+from artifacts.http.origin import (
+    REDIRECTS_MAX,
+    get_origin,
+    is_loopback,
+    parse_untrusted_url,
+    resolve_location,
+    resolve_redirect,
+)
 from artifacts.http.transport import REDIRECT_STATUSES
 from artifacts.source_uri import Hub
-from artifacts.sources.http_files import Place, Rules, Whole
+from artifacts.sources.http_files import FileHost, FileHostResponse, Rules
 
 ENDPOINT = "https://huggingface.co"
 INFO_BYTES_MAX = 16 << 20
@@ -41,7 +48,7 @@ T = TypeVar("T")
 _TOKEN = re.compile(r"[!-~]{1,1024}")
 
 
-class Found(NamedTuple):
+class HubRevision(NamedTuple):
     """A repository at one commit."""
 
     commit: str
@@ -80,7 +87,7 @@ class HubAccess:
         """`HF_ENDPOINT`, or the Hub itself. Raises PolicyError."""
         said = self.env.get("HF_ENDPOINT") or ENDPOINT
         try:
-            return checked(said.rstrip("/") + "/")
+            return parse_untrusted_url(said.rstrip("/") + "/")
         except PolicyError:
             raise PolicyError("HF_ENDPOINT is no URL; expected such as https://huggingface.co") from None
 
@@ -101,19 +108,19 @@ class HubAccess:
             return file.read(TOKEN_BYTES_MAX).decode().strip()
         return ""
 
-    def place(self, token: str | None, rules: Rules) -> Place:
+    def place(self, token: str | None, rules: Rules) -> FileHost:
         """The Hub, asked with this token. Raises PolicyError."""
         base = self.endpoint()
-        if token and base.scheme == "http" and not loopback(base.raw_host or ""):
-            raise PolicyError(f"{origin(base)}: HF_ENDPOINT is plain HTTP, and a token is not sent so; use https")
+        if token and base.scheme == "http" and not is_loopback(base.raw_host or ""):
+            raise PolicyError(f"{get_origin(base)}: HF_ENDPOINT is plain HTTP, and a token is not sent so; use https")
 
         async def prove(_method: str, _url: URL, _headers: Mapping[str, str]) -> Mapping[str, str]:
             return {"Authorization": f"Bearer {token}"} if token else {}
 
-        return Place(base, prove, _explained, rules)
+        return FileHost(base, prove, _explained, rules)
 
 
-async def look(place: Place, of: Hub, *, allow_unsafe: bool = False) -> Found:
+async def list_repository(place: FileHost, of: Hub, *, allow_unsafe: bool = False) -> HubRevision:
     """What is taken of it; its files can be read from `place` then. Raises RegistryError, RefusedError."""
     name, revision = quote(of.name, safe="/"), quote(of.revision or "main", safe="")
     what = f"{of.name} at revision {of.revision or 'main'}"
@@ -130,18 +137,18 @@ async def look(place: Place, of: Hub, *, allow_unsafe: bool = False) -> Found:
         rows += _read(page.body, list[_Row], place, what)
         url, pages = _following(place, url, page), pages + 1
     entries = [_entry(one, place, what) for one in rows if one.type == "file"]
-    taken = listing.choose(f"hf://{of.name}", entries, of.include, allow_unsafe=allow_unsafe)
+    taken = listing.select_files(f"hf://{of.name}", entries, of.include, allow_unsafe=allow_unsafe)
     for one in taken.taken:
         place.has(one.entry.name, file_url(place, of, info.sha, one.entry.path))
-    return Found(info.sha, taken, open=not info.private and info.gated is False)
+    return HubRevision(info.sha, taken, open=not info.private and info.gated is False)
 
 
-def file_url(place: Place, of: Hub, revision: str, path: str) -> URL:
+def file_url(place: FileHost, of: Hub, revision: str, path: str) -> URL:
     """Of a file at a revision."""
     return place.url(f"{quote(of.name, safe='/')}/resolve/{quote(revision, safe='')}/{quote(path, safe='/')}")
 
 
-async def barred(place: Place, of: Hub, path: str) -> RegistryError | None:
+async def find_access_error(place: FileHost, of: Hub, path: str) -> RegistryError | None:
     """Why whoever asks may not have this file: of gated repositories the Hub tells what is in them to everybody. None:
     it may. Raises RegistryError.
     """
@@ -154,44 +161,44 @@ async def barred(place: Place, of: Hub, path: str) -> RegistryError | None:
             return None
         if found.status not in REDIRECT_STATUSES:
             raise place.refusal(found, what)
-        url = redirected(url, found.headers.get("Location"), "HEAD", found.status, hops)
-        if origin(url) != place.transport.own:  # a repository that has another name now is asked for there first
+        url = resolve_redirect(url, found.headers.get("Location"), "HEAD", found.status, hops)
+        if get_origin(url) != place.transport.own:  # a repository that has another name now is asked for there first
             if _COMMIT.fullmatch(found.headers.get("X-Repo-Commit", "")):
                 return None  # to the bytes: of a file that one may have the Hub says its commit, as to all its clients
             raise RegistryError(f"{place.said}: {what}: it is sent elsewhere, and not to its bytes")
     raise RegistryError(f"{place.said}: {what}: it is sent on without end")
 
 
-async def _asked(place: Place, url: URL, bytes_max: int, what: str) -> Whole:
+async def _asked(place: FileHost, url: URL, bytes_max: int, what: str) -> FileHostResponse:
     found = await place.whole("GET", url, bytes_max=bytes_max, what=what)
     if found.status != 200:
         raise place.refusal(found, what)
     return found
 
 
-def _read(body: bytes, kind: type[T], place: Place, what: str) -> T:
+def _read(body: bytes, kind: type[T], place: FileHost, what: str) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise RegistryError(f"{place.said}: what it says of {what} cannot be read") from None
 
 
-def _entry(row: _Row, place: Place, what: str) -> Entry:
+def _entry(row: _Row, place: FileHost, what: str) -> ListedFile:
     if row.lfs is not None:
         digits = row.lfs.oid.removeprefix("sha256:")
         if _SHA256.fullmatch(digits) and row.lfs.size >= 0:
-            return Entry(row.path, row.lfs.size, f"sha256:{digits}")
+            return ListedFile(row.path, row.lfs.size, f"sha256:{digits}")
     elif _COMMIT.fullmatch(row.oid) and row.size >= 0:
-        return Entry(row.path, row.size, f"git:{row.oid}")
+        return ListedFile(row.path, row.size, f"git:{row.oid}")
     raise RegistryError(f"{place.said}: says no sum of a file of {what}")
 
 
-def _following(place: Place, url: URL, found: Whole) -> URL | None:
+def _following(place: FileHost, url: URL, found: FileHostResponse) -> URL | None:
     link = _NEXT.search(found.headers.get("Link", ""))
     if link is None:
         return None
-    page = joined(url, link[1])
-    if origin(page) != place.transport.own:
+    page = resolve_location(url, link[1])
+    if get_origin(page) != place.transport.own:
         raise PolicyError(f"{place.said}: its next page is somewhere else")
     return page
 

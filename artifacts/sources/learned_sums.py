@@ -14,8 +14,8 @@ import msgspec
 from artifacts import digest
 from artifacts.dialects.file_listing import Listing
 from artifacts.digest import BadDigestError, Digest
-from artifacts.disk.disk import Disk, entries
-from artifacts.store.layout import Key
+from artifacts.disk.disk import Disk, list_entries
+from artifacts.store.layout import CopyKey
 from artifacts.store.store import Store
 
 SUMS_MAX = 10_000
@@ -32,12 +32,12 @@ class Sums:
         self._folder = store.layout.root / "sums"
         self._disk = disk or Disk()
 
-    def remember(self, key: Key, sums: Mapping[str, Digest]) -> None:
+    def remember(self, key: CopyKey, sums: Mapping[str, Digest]) -> None:
         """By path. A store that cannot be written remembers nothing."""
         try:
             self._disk.folder(self._folder)
             self._disk.write(self._path(key), msgspec.json.encode(sums))
-            there = entries(self._folder)
+            there = list_entries(self._folder)
             if len(there) > SUMS_MAX:
                 there.sort(key=lambda one: one.stat(follow_symlinks=False).st_mtime)
                 for one in there[: len(there) - SUMS_MAX]:
@@ -45,12 +45,12 @@ class Sums:
         except OSError as error:
             log.warning("event=sums_not_kept digest=%s reason=%r", key.digest, error.strerror)
 
-    def known(self, key: Key, of: Listing) -> Listing:
+    def known(self, key: CopyKey, of: Listing) -> Listing:
         """The listing with what is known of its files; what they are named by stays."""
         try:
             with self._path(key).open("rb") as file:
                 said = msgspec.json.decode(file.read(_BYTES_MAX), type=dict[str, str])
-            sums = {path: digest.parse(text) for path, text in said.items()}
+            sums = {path: digest.parse_digest(text) for path, text in said.items()}
         except (OSError, msgspec.DecodeError, UnicodeDecodeError, BadDigestError):
             return of
         taken = [
@@ -58,5 +58,5 @@ class Sums:
         ]
         return of._replace(taken=tuple(taken))
 
-    def _path(self, key: Key) -> Path:
+    def _path(self, key: CopyKey) -> Path:
         return self._folder / key.name

@@ -21,13 +21,13 @@ from artifacts.credentials import sigv4
 from artifacts.credentials.aws import AwsKeys
 from artifacts.credentials.sigv4 import Asked, Scope
 from artifacts.dialects import file_listing
-from artifacts.dialects.file_listing import FILES_MAX, Entry, Listing
+from artifacts.dialects.file_listing import FILES_MAX, ListedFile, Listing
 from artifacts.errors import PolicyError, RegistryError
 from artifacts.http import xml
-from artifacts.http.origin import checked
+from artifacts.http.origin import parse_untrusted_url
 from artifacts.http.xml import BadXmlError, Element
 from artifacts.source_uri import Bucket
-from artifacts.sources.http_files import Explain, Place, Rules, Whole
+from artifacts.sources.http_files import Explain, FileHost, FileHostResponse, Rules
 
 PAGES_MAX = 50
 AT_ONCE = 8
@@ -68,13 +68,13 @@ class BucketAccess:
         own, region = self.endpoint(), await self.keys.region()
         if own is not None:
             try:
-                return checked(f"{own.rstrip('/')}/{bucket}/")
+                return parse_untrusted_url(f"{own.rstrip('/')}/{bucket}/")
             except PolicyError:
                 raise PolicyError("AWS_ENDPOINT_URL is no URL; expected such as https://minio.example:9000") from None
         end = f"s3.{region}.amazonaws.com{'.cn' if region.startswith('cn-') else ''}"
-        return checked(f"https://{end}/{bucket}/" if "." in bucket else f"https://{bucket}.{end}/")
+        return parse_untrusted_url(f"https://{end}/{bucket}/" if "." in bucket else f"https://{bucket}.{end}/")
 
-    async def place(self, bucket: str, rules: Rules, *, signed: bool) -> Place:
+    async def place(self, bucket: str, rules: Rules, *, signed: bool) -> FileHost:
         """The bucket, asked with the keys that there are by then, or as nobody. Raises PolicyError."""
         region = await self.keys.region()
         scope = Scope(region, "s3")
@@ -84,15 +84,15 @@ class BucketAccess:
             return (
                 {}
                 if current is None
-                else sigv4.signed(Asked(method, url, headers), current, scope, rules.pace.unix_s())
+                else sigv4.sign_request(Asked(method, url, headers), current, scope, rules.pace.unix_s())
             )
 
-        place = Place(await self.base(bucket), prove, _explaining(region, signed=signed), rules)
+        place = FileHost(await self.base(bucket), prove, _explaining(region, signed=signed), rules)
         place.follow = False
         return place
 
 
-async def look(place: Place, of: Bucket, *, allow_unsafe: bool = False) -> Listing:
+async def list_bucket(place: FileHost, of: Bucket, *, allow_unsafe: bool = False) -> Listing:
     """What is taken of it; it can be read from `place` then. Raises RegistryError, RefusedError."""
     folder = _folder(of)
     if of.key.endswith("/"):
@@ -100,7 +100,7 @@ async def look(place: Place, of: Bucket, *, allow_unsafe: bool = False) -> Listi
     else:
         found = {of.key: await _headed(place, of.key)}
     entries = {key.removeprefix(folder): one._replace(path=key.removeprefix(folder)) for key, one in found.items()}
-    taken = file_listing.choose(
+    taken = file_listing.select_files(
         str(of), [one._replace(claim=_claim(one)) for one in entries.values()], allow_unsafe=allow_unsafe
     )
     for one in taken.taken:
@@ -109,7 +109,7 @@ async def look(place: Place, of: Bucket, *, allow_unsafe: bool = False) -> Listi
     return taken
 
 
-def key_of(of: Bucket, path: str) -> str:
+def object_key(of: Bucket, path: str) -> str:
     """Of a file that is taken of it."""
     return _folder(of) + path
 
@@ -118,14 +118,14 @@ def _folder(of: Bucket) -> str:
     return of.key[: of.key.rfind("/") + 1]
 
 
-async def barred(place: Place, keys: Sequence[str]) -> RegistryError | None:
+async def find_access_error(place: FileHost, keys: Sequence[str]) -> RegistryError | None:
     """Why whoever asks may not have one of these objects: a bucket says so of each by itself. None: it may have all.
     Raises RegistryError.
     """
     return next(filter(None, await _each(keys, lambda key: _barred(place, key))), None)
 
 
-async def _barred(place: Place, key: str) -> RegistryError | None:
+async def _barred(place: FileHost, key: str) -> RegistryError | None:
     found = await place.whole("HEAD", _url(place, key), bytes_max=0, what=key)
     why = None if found.status == 200 else await _refusal(place, key, found)
     if why is not None and found.status not in {401, 403, 404}:
@@ -133,7 +133,7 @@ async def _barred(place: Place, key: str) -> RegistryError | None:
     return why
 
 
-async def _refusal(place: Place, key: str, found: Whole) -> RegistryError:
+async def _refusal(place: FileHost, key: str, found: FileHostResponse) -> RegistryError:
     """Why a HEAD was refused: only an answer to a GET has words. Raises RegistryError."""
     what = f"object {key}"
     async with await place.ask("GET", _url(place, key), "", headers={"Range": "bytes=0-0"}) as answer:
@@ -141,26 +141,26 @@ async def _refusal(place: Place, key: str, found: Whole) -> RegistryError:
         return await place.refused(answer, what) if same else place.refusal(found, what)
 
 
-def _claim(one: Entry) -> str:
+def _claim(one: ListedFile) -> str:
     """The sum, where the store says it; else what changes with the object."""
     etag, _, summed = one.claim.partition("\0")
     return summed or f"etag:{etag}"
 
 
-async def _listed(place: Place, of: Bucket) -> dict[str, Entry]:
+async def _listed(place: FileHost, of: Bucket) -> dict[str, ListedFile]:
     """All objects below the key."""
-    found, summed, token, what = dict[str, Entry](), list[str](), "", f"list of objects below {of}"
+    found, summed, token, what = dict[str, ListedFile](), list[str](), "", f"list of objects below {of}"
     for _ in range(PAGES_MAX):
         rows = [("list-type", "2"), ("prefix", of.key), ("encoding-type", "url"), ("max-keys", "1000")]
         rows += [("continuation-token", token)] if token else []
-        query = "&".join(f"{name}={sigv4.encoded(value)}" for name, value in sorted(rows))
+        query = "&".join(f"{name}={sigv4.encode_uri(value)}" for name, value in sorted(rows))
         answer = await place.whole(
             "GET", URL(f"{place.base}?{query}", encoded=True), bytes_max=xml.BYTES_MAX, what=what
         )
         if answer.status != 200:
             raise place.refusal(answer, what)
         try:
-            page = xml.parse(answer.body)
+            page = xml.parse_xml(answer.body)
         except BadXmlError as error:
             raise RegistryError(f"{place.said}: {what} cannot be read: {error}") from None
         for row in page.all("Contents"):
@@ -195,11 +195,11 @@ async def _each(keys: Sequence[str], ask: Callable[[str], Awaitable[T]]) -> list
     return [task.result() for task in tasks]
 
 
-def _row(row: Element, place: Place, what: str) -> Entry:
+def _row(row: Element, place: FileHost, what: str) -> ListedFile:
     key, etag, size = row.one("Key"), row.one("ETag"), row.one("Size")
     if not key or not _ETAG.fullmatch(etag) or not _SIZE.fullmatch(size):
         raise RegistryError(f"{place.said}: {what}: has an object without name, ETag or size")
-    return Entry(key, int(size), etag)
+    return ListedFile(key, int(size), etag)
 
 
 def _summed(row: Element) -> bool:
@@ -208,7 +208,7 @@ def _summed(row: Element) -> bool:
     return not kept or ("SHA256" in kept and row.one("ChecksumType") != "COMPOSITE")
 
 
-async def _headed(place: Place, key: str) -> Entry:
+async def _headed(place: FileHost, key: str) -> ListedFile:
     """An object, with its sha256 where the store has one."""
     what = f"object {key}"
     found = await place.whole(
@@ -219,10 +219,10 @@ async def _headed(place: Place, key: str) -> Entry:
     etag, size = found.headers.get("ETag", ""), found.headers.get("Content-Length", "")
     if not _ETAG.fullmatch(etag) or not _SIZE.fullmatch(size):
         raise RegistryError(f"{place.said}: {what}: says no ETag or no size")
-    return Entry(key, int(size), f"{etag}\0{_sha256(found)}")
+    return ListedFile(key, int(size), f"{etag}\0{_sha256(found)}")
 
 
-def _sha256(found: Whole) -> str:
+def _sha256(found: FileHostResponse) -> str:
     """Of the whole object; of several parts it is a sum of sums, and says nothing here."""
     if found.headers.get("X-Amz-Checksum-Type", "FULL_OBJECT") != "FULL_OBJECT":
         return ""
@@ -233,8 +233,8 @@ def _sha256(found: Whole) -> str:
     return f"sha256:{digest.hex()}" if len(digest) == 32 else ""
 
 
-def _url(place: Place, key: str) -> URL:
-    return place.url(sigv4.encoded(key, path=True))
+def _url(place: FileHost, key: str) -> URL:
+    return place.url(sigv4.encode_uri(key, path=True))
 
 
 def _explaining(region: str, *, signed: bool) -> Explain:
@@ -242,7 +242,7 @@ def _explaining(region: str, *, signed: bool) -> Explain:
 
     def explained(status: int, headers: Mapping[str, str], body: bytes) -> str:
         try:
-            error = xml.parse(body) if body else Element("")
+            error = xml.parse_xml(body) if body else Element("")
         except BadXmlError:
             error = Element("")
         said, lies = error.one("Code"), headers.get("X-Amz-Bucket-Region") or error.one("Region")

@@ -17,11 +17,19 @@ from secrets import token_hex
 import msgspec
 
 from artifacts.disk import locks
-from artifacts.disk.disk import FULL, Disk, entries, trouble
+from artifacts.disk.disk import FULL, Disk, describe_os_error, list_entries
 from artifacts.disk.locks import Flock
 from artifacts.store import durability
 from artifacts.store.eviction import Candidate
-from artifacts.store.layout import ROOM_DIGITS, Key, Layout, Record, StoreError, named, taken_bytes
+from artifacts.store.layout import (
+    ROOM_DIGITS,
+    CopyKey,
+    Record,
+    StoreError,
+    StoreLayout,
+    digest_file_name,
+    exclusive_disk_bytes,
+)
 
 log = logging.getLogger("pilotlight.store")
 
@@ -35,10 +43,10 @@ LEFT_S_MAX = 86_400.0
 """What a pull left is kept so long, so that the next goes on from there."""
 
 
-class Shelf:
+class CopyStore:
     """All that is published, and all that was left."""
 
-    def __init__(self, layout: Layout, disk: Disk) -> None:
+    def __init__(self, layout: StoreLayout, disk: Disk) -> None:
         self.layout = layout
         self._disk = disk
 
@@ -46,17 +54,17 @@ class Shelf:
     def locked(self) -> Iterator[None]:
         """Alone among all processes. Blocks for moments. Raises StoreError."""
         try:
-            lock = locks.wait(self.layout.lock, LOCK_S_MAX, make=True)
+            lock = locks.wait_for_lock(self.layout.lock, LOCK_S_MAX, make=True)
         except TimeoutError as error:
             raise StoreError(f"the store is busy: {error}") from None
         with lock:
-            durability.judge_once(self.layout)
+            durability.recover_after_reboot(self.layout)
             yield
 
-    def lease(self, key: Key) -> Flock | None:
+    def lease(self, key: CopyKey) -> Flock | None:
         """Shared: nobody takes the Copy away while it is held. None: there is no such Copy."""
         try:
-            return locks.wait(self.layout.lease(key), LEASE_S_MAX, shared=True)
+            return locks.wait_for_lock(self.layout.lease(key), LEASE_S_MAX, shared=True)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except TimeoutError as error:
@@ -64,7 +72,7 @@ class Shelf:
 
     def in_use(self, copy: Path) -> bool:
         """Somebody holds its lease."""
-        lock = locks.attempt(copy / "lease")
+        lock = locks.try_lock(copy / "lease")
         if lock is None:
             return True
         lock.close()
@@ -77,28 +85,28 @@ class Shelf:
             self._candidate(record, layout.copy(record.key).relative_to(layout.root), now_s)
             for record in layout.records()
         ]
-        return found + [self._pull(Path(one.path)) for one in entries(layout.partials)]
+        return found + [self._pull(Path(one.path)) for one in list_entries(layout.partials)]
 
     def _pull(self, path: Path) -> Candidate:
         """One that goes on holds the files that it found here; one that was left may go."""
         lock_path = self.layout.locks / path.name
-        lock = locks.attempt(lock_path, make=True)
+        lock = locks.try_lock(lock_path, make=True)
         if lock is not None:
-            locks.drop(lock, lock_path)
+            locks.remove_lock(lock, lock_path)
         room = path.name[:ROOM_DIGITS]
         blobs = {
             f"{room}/{one.name}": said.st_size
-            for one in entries(path / "blobs")
+            for one in list_entries(path / "blobs")
             if (said := one.stat(follow_symlinks=False)).st_nlink > 1 and one.is_file(follow_symlinks=False)
         }
         name = str(path.relative_to(self.layout.root))
-        return Candidate(name, blobs, taken_bytes(path), left=lock is not None, in_use=lock is None)
+        return Candidate(name, blobs, exclusive_disk_bytes(path), left=lock is not None, in_use=lock is None)
 
     def _candidate(self, record: Record, path: Path, now_s: float) -> Candidate:
         key, copy = record.key, self.layout.root / path
         return Candidate(
             str(path),
-            {f"{key.room}/{named(digest)}": size for digest, size in record.blobs.items()},
+            {f"{key.room}/{digest_file_name(digest)}": size for digest, size in record.blobs.items()},
             record.unpacked_bytes,
             age_s=max(now_s - (copy / "lease").stat().st_mtime, 0.0),
             cost_s=record.fetch_s,
@@ -112,7 +120,7 @@ class Shelf:
         left = path.parent == self.layout.partials
         lease = self.layout.locks / path.name if left else path / "lease"
         try:
-            lock = locks.attempt(lease, make=left)
+            lock = locks.try_lock(lease, make=left)
         except FileNotFoundError:
             return True
         if lock is None:
@@ -120,7 +128,7 @@ class Shelf:
         with lock:
             self.discard(path)
             if left:
-                locks.drop(lock, lease)
+                locks.remove_lock(lock, lease)
         self.clean()
         return True
 
@@ -129,13 +137,13 @@ class Shelf:
         """A folder for work that makes no Copy: nobody takes it away while the process is in here. Raises OSError."""
         path = self.layout.asides / token_hex(8)
         lock_path = self._aside_lock(path)
-        lock = locks.wait(lock_path, LEASE_S_MAX, make=True)
+        lock = locks.wait_for_lock(lock_path, LEASE_S_MAX, make=True)
         try:
             self._disk.folder(path)
             yield path
         finally:
             self._disk.remove(path)
-            locks.drop(lock, lock_path)
+            locks.remove_lock(lock, lock_path)
 
     def _aside_lock(self, path: Path) -> Path:
         return self.layout.locks / f"aside-{path.name}"
@@ -146,10 +154,10 @@ class Shelf:
 
     def clean(self) -> None:
         """What nobody has: files of no Copy, and what is on its way out; under `locked`."""
-        for one in entries(self.layout.trash):
+        for one in list_entries(self.layout.trash):
             self._disk.remove(Path(one.path))
-        for room in entries(self.layout.blobs):
-            for one in entries(Path(room.path)):
+        for room in list_entries(self.layout.blobs):
+            for one in list_entries(Path(room.path)):
                 if one.stat(follow_symlinks=False).st_nlink == 1:
                     self._disk.remove(Path(one.path))
 
@@ -160,7 +168,7 @@ class Shelf:
         for record in [one for one in self.layout.records() if one.boot]:
             spoilt: OSError | None = None
             try:
-                durability.bring(self.layout, record)
+                durability.sync_copy(self.layout, record)
             except FileNotFoundError:  # it went away meanwhile
                 continue
             except OSError as error:
@@ -174,7 +182,7 @@ class Shelf:
                 if spoilt is None:
                     self._disk.write(copy / "copy.json", msgspec.json.encode(msgspec.structs.replace(record, boot="")))
                     continue
-                log.error("event=store_copy_lost digest=%s reason=%r", record.digest, trouble(spoilt))
+                log.error("event=store_copy_lost digest=%s reason=%r", record.digest, describe_os_error(spoilt))
                 self.discard(copy)
                 for digest in record.blobs:
                     self._disk.remove(self.layout.blob(record.key, digest))
@@ -185,25 +193,25 @@ class Shelf:
         now_s, layout = time.time(), self.layout
         keys = {record.key for record in layout.records(every=True)}
         whole, names = {layout.copy(key) for key in keys}, {key.name for key in keys}
-        for room in entries(layout.copies):
-            for one in entries(Path(room.path)):
+        for room in list_entries(layout.copies):
+            for one in list_entries(Path(room.path)):
                 if Path(one.path) not in whole:  # no break of ours leaves one; a disk may
                     self.discard(Path(one.path))
-        for one in entries(layout.partials):
+        for one in list_entries(layout.partials):
             if one.name in names or now_s - one.stat(follow_symlinks=False).st_mtime > LEFT_S_MAX:
                 self.remove(f"{layout.partials.name}/{one.name}")
-        for one in entries(layout.asides):
-            lock = locks.attempt(self._aside_lock(Path(one.path)), make=True)
+        for one in list_entries(layout.asides):
+            lock = locks.try_lock(self._aside_lock(Path(one.path)), make=True)
             if lock is not None:
                 with lock:
                     self.discard(Path(one.path))
-        for one in entries(layout.locks):
+        for one in list_entries(layout.locks):
             with contextlib.suppress(FileNotFoundError):  # who held it has just let go
-                lock = locks.attempt(Path(one.path))
+                lock = locks.try_lock(Path(one.path))
                 if lock is not None:
-                    locks.drop(lock, Path(one.path))
+                    locks.remove_lock(lock, Path(one.path))
         for folder in (layout.root, layout.pins):
-            for one in entries(folder):
+            for one in list_entries(folder):
                 if one.name.startswith(".pilotlight-"):
                     self._disk.remove(Path(one.path))
         self.clean()

@@ -16,22 +16,22 @@ from secrets import token_hex
 
 from artifacts import digest as digests
 from artifacts.digest import Digest
-from artifacts.disk.disk import walk
-from artifacts.store.layout import Layout, Record, meant, named
+from artifacts.disk.disk import walk_folder
+from artifacts.store.layout import Record, StoreLayout, digest_file_name, parse_file_name
 
 MARK = "summed-in-"
 """Below a pull's folder an empty file with the run of the machine in which its files were summed."""
 
 
-def bring(layout: Layout, record: Record) -> None:
+def sync_copy(layout: StoreLayout, record: Record) -> None:
     """All of a Copy comes onto the disk. Raises OSError; FileNotFoundError where it went away meanwhile."""
     copy, room = layout.copy(record.key), layout.blobs / record.key.room
-    below = [Path(one.path) for one in walk(copy)]
+    below = [Path(one.path) for one in walk_folder(copy)]
     for path in (*below, copy, copy.parent, layout.copies, room, layout.blobs):
         layout.disk.settle(path)
 
 
-def judge_once(layout: Layout) -> None:
+def recover_after_reboot(layout: StoreLayout) -> None:
     """By who first holds the store's lock in a run of the machine, before it does anything else. Raises OSError."""
     boot = layout.disk.boot
     if not layout.disk.lasting or _judged(layout) == boot:
@@ -40,13 +40,13 @@ def judge_once(layout: Layout) -> None:
     for one in layout.records(every=True):
         if one.boot not in {"", boot}:
             _salvage(layout, one)
-    for blob in [Path(one.path) for one in walk(layout.blobs) if one.is_file(follow_symlinks=False)]:
+    for blob in [Path(one.path) for one in walk_folder(layout.blobs) if one.is_file(follow_symlinks=False)]:
         if blob not in believed:
             layout.disk.remove(blob)
     layout.judged.write_text(boot, encoding="ascii")
 
 
-def _salvage(layout: Layout, record: Record) -> None:
+def _salvage(layout: StoreLayout, record: Record) -> None:
     """Its raw files go to the next pull of it, and it goes."""
     key, disk = record.key, layout.disk
     to = layout.partial(key)
@@ -54,20 +54,20 @@ def _salvage(layout: Layout, record: Record) -> None:
     for one in record.files:
         if one.encoding == "raw":
             with suppress(FileExistsError, FileNotFoundError):
-                disk.link(layout.copy(key) / "files" / one.path, to / "blobs" / named(one.digest))
+                disk.link(layout.copy(key) / "files" / one.path, to / "blobs" / digest_file_name(one.digest))
     disk.move(layout.copy(key), layout.trash / token_hex(8))
 
 
-def vouch(pull: Path, boot: str) -> None:
+def discard_corrupt_blobs(pull: Path, boot: str) -> None:
     """What a pull finds under the name of a digest in its folder are those bytes, or is gone: summed once in a run of
     the machine. Its flight is held. Raises OSError.
     """
     mark = pull / f"{MARK}{boot}"
     if mark.exists():
         return
-    for path in [Path(one.path) for one in walk(pull / "blobs") if one.is_file(follow_symlinks=False)]:
-        digest = meant(path.name)
-        if digest is not None and _summed(path, digest) != digests.encoded(digest):
+    for path in [Path(one.path) for one in walk_folder(pull / "blobs") if one.is_file(follow_symlinks=False)]:
+        digest = parse_file_name(path.name)
+        if digest is not None and _summed(path, digest) != digests.get_hex(digest):
             path.unlink()
     for old in pull.glob(f"{MARK}*"):
         old.unlink()
@@ -75,15 +75,15 @@ def vouch(pull: Path, boot: str) -> None:
 
 
 def _blobs(record: Record) -> list[Digest]:
-    return [*record.blobs, *map(digests.parse, record.documents)]
+    return [*record.blobs, *map(digests.parse_digest, record.documents)]
 
 
 def _summed(path: Path, digest: Digest) -> str:
     with path.open("rb", buffering=0) as file:
-        return hashlib.file_digest(file, digests.algorithm(digest)).hexdigest()
+        return hashlib.file_digest(file, digests.get_algorithm(digest)).hexdigest()
 
 
-def _judged(layout: Layout) -> str | None:
+def _judged(layout: StoreLayout) -> str | None:
     """A break may have left anything there."""
     try:
         return layout.judged.read_bytes()[:100].decode("ascii", "replace")

@@ -60,7 +60,7 @@ class Choice(NamedTuple):
     """What is held, where something lacks; what is pinned and in use counts as in use."""
 
 
-def choose(candidates: Iterable[Candidate], needed_bytes: int) -> Choice:
+def select_victims(candidates: Iterable[Candidate], needed_bytes: int) -> Choice:
     """The Copies that go for `needed_bytes`."""
     if needed_bytes <= 0:
         return Choice()

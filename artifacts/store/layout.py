@@ -23,7 +23,7 @@ import msgspec
 from artifacts import digest as digests
 from artifacts.dialects.contents import File
 from artifacts.digest import Digest
-from artifacts.disk.disk import Disk, entries, walk
+from artifacts.disk.disk import Disk, list_entries, walk_folder
 
 RECORD_BYTES_MAX = 64 << 20
 """Of 16,384 files with the longest paths, and more."""
@@ -47,7 +47,7 @@ class HeldError(StoreError):
     """It is pinned or in use."""
 
 
-class Key(NamedTuple):
+class CopyKey(NamedTuple):
     """One Copy."""
 
     origin: str
@@ -58,12 +58,12 @@ class Key(NamedTuple):
     @property
     def room(self) -> str:
         """The folder of its registry."""
-        return room(self.origin)
+        return origin_folder_name(self.origin)
 
     @property
     def name(self) -> str:
         """Unique in the store."""
-        return f"{self.room}-{named(self.digest)}"
+        return f"{self.room}-{digest_file_name(self.digest)}"
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,9 +90,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """Not all of it may be on the disk: it is there in this run of the machine. Empty: for good (`settling`)."""
 
     @property
-    def key(self) -> Key:
+    def key(self) -> CopyKey:
         """Whose record it is. Raises BadDigestError."""
-        return Key(self.origin, digests.parse(self.digest))
+        return CopyKey(self.origin, digests.parse_digest(self.digest))
 
     @property
     def blobs(self) -> dict[Digest, int]:
@@ -110,26 +110,26 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         return self.unpacked_bytes + sum(self.blobs.values())
 
 
-def room(origin: str) -> str:
+def origin_folder_name(origin: str) -> str:
     """The name of the folder of all that came from there."""
     return hashlib.sha256(origin.encode()).hexdigest()[:ROOM_DIGITS]
 
 
-def named(digest: Digest) -> str:
+def digest_file_name(digest: Digest) -> str:
     """As a file is called."""
-    digests.parse(digest)
-    return f"{digests.algorithm(digest)}-{digests.encoded(digest)}"
+    digests.parse_digest(digest)
+    return f"{digests.get_algorithm(digest)}-{digests.get_hex(digest)}"
 
 
-def meant(name: str) -> Digest | None:
-    """What `named` had; None: it is no such name."""
+def parse_file_name(name: str) -> Digest | None:
+    """What `digest_file_name` had; None: it is no such name."""
     try:
-        return digests.parse(name.replace("-", ":", 1))
+        return digests.parse_digest(name.replace("-", ":", 1))
     except digests.BadDigestError:
         return None
 
 
-class Layout:
+class StoreLayout:
     """The paths below one folder."""
 
     def __init__(self, root: Path, disk: Disk | None = None) -> None:
@@ -149,72 +149,72 @@ class Layout:
         for part in PARTS:
             disk.folder(self.root / part)
 
-    def blob(self, key: Key, digest: Digest) -> Path:
+    def blob(self, key: CopyKey, digest: Digest) -> Path:
         """A raw file of the Copy."""
-        return self.blobs / key.room / named(digest)
+        return self.blobs / key.room / digest_file_name(digest)
 
-    def blob_lock(self, key: Key, digest: Digest) -> Path:
+    def blob_lock(self, key: CopyKey, digest: Digest) -> Path:
         """Held while it is fetched."""
-        return self.locks / f"blob-{key.room}-{named(digest)}"
+        return self.locks / f"blob-{key.room}-{digest_file_name(digest)}"
 
-    def copy(self, key: Key) -> Path:
+    def copy(self, key: CopyKey) -> Path:
         """The folder of a Copy."""
-        return self.copies / key.room / named(key.digest)
+        return self.copies / key.room / digest_file_name(key.digest)
 
-    def lease(self, key: Key) -> Path:
+    def lease(self, key: CopyKey) -> Path:
         """Held, shared, by who uses the Copy; its time is that of the last use."""
         return self.copy(key) / "lease"
 
-    def flight(self, key: Key) -> Path:
+    def flight(self, key: CopyKey) -> Path:
         """The lock of who fetches the Copy."""
         return self.locks / key.name
 
-    def partial(self, key: Key) -> Path:
+    def partial(self, key: CopyKey) -> Path:
         """What is fetched of it so far."""
         return self.partials / key.name
 
     def pin(self, digest: Digest) -> Path:
         """There while the digest is pinned."""
-        return self.pins / named(digest)
+        return self.pins / digest_file_name(digest)
 
-    def record(self, key: Key) -> Record | None:
+    def record(self, key: CopyKey) -> Record | None:
         """What is written about the Copy; None: there is none that can be believed."""
-        found = read(self.copy(key), self.disk)
+        found = load_current_record(self.copy(key), self.disk)
         return found if found is not None and found.key == key else None
 
     def records(self, *, every: bool = False) -> Iterator[Record]:
         """Of all Copies; `every`: also of those that cannot be believed in this run of the machine."""
-        for room in entries(self.copies):
-            for one in entries(Path(room.path)):
-                found = parsed(Path(one.path)) if every else read(Path(one.path), self.disk)
+        for room in list_entries(self.copies):
+            for one in list_entries(Path(room.path)):
+                found = load_record(Path(one.path)) if every else load_current_record(Path(one.path), self.disk)
                 whole = found is not None and Path(one.path, "lease").exists()
                 if found is not None and whole and self.copy(found.key) == Path(one.path):
                     yield found
 
 
-def read(copy: Path, disk: Disk) -> Record | None:
+def load_current_record(copy: Path, disk: Disk) -> Record | None:
     """The record in a Copy's folder; None: there is none that can be believed in this run of the machine."""
-    found = parsed(copy)
+    found = load_record(copy)
     return found if found is not None and found.boot in {"", disk.boot} else None
 
 
-def parsed(copy: Path) -> Record | None:
+def load_record(copy: Path) -> Record | None:
     """As it was written, whenever that was."""
     path = copy / "copy.json"
     try:
         if path.stat().st_size > RECORD_BYTES_MAX:
             return None
         found = msgspec.json.decode(path.read_bytes(), type=Record)
-        digests.parse(found.digest)
+        digests.parse_digest(found.digest)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, digests.BadDigestError):
         return None
     return found
 
 
-def taken_bytes(path: Path) -> int:
+def exclusive_disk_bytes(path: Path) -> int:
     """What a folder takes of the disk by itself: without files that have another name elsewhere."""
     found = 0
-    for one in walk(path):
+    for one in walk_folder(path):
         with contextlib.suppress(FileNotFoundError):  # a pull goes on meanwhile
             said = one.stat(follow_symlinks=False)
             found += said.st_blocks * 512 if said.st_nlink == 1 and one.is_file(follow_symlinks=False) else 0

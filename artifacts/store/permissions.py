@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from artifacts.digest import Digest
-from artifacts.disk.disk import FULL, SHUT, Disk, entries
+from artifacts.disk.disk import FULL, SHUT, Disk, list_entries
 
 FRESH_S = 300.0
 """So long a yes is not asked for again."""
@@ -111,7 +111,7 @@ class Permits:
 
     def _said(self) -> dict[Path, float]:
         found = {}
-        for one in entries(self._folder):
+        for one in list_entries(self._folder):
             if not one.name.startswith(_KEY):
                 with suppress(FileNotFoundError):  # another process has just forgotten it
                     found[Path(one.path)] = one.stat(follow_symlinks=False).st_mtime

@@ -23,12 +23,12 @@ from artifacts import file_policy, safe_paths
 from artifacts.dialects.contents import File
 from artifacts.digest import Digest
 from artifacts.disk import locks
-from artifacts.disk.disk import Disk, entries, walk
+from artifacts.disk.disk import Disk, list_entries, walk_folder
 from artifacts.disk.locks import Flock
 from artifacts.store import durability
-from artifacts.store.copies import Shelf
-from artifacts.store.layout import Key, Record, StoreError, named, taken_bytes
-from artifacts.store.reservations import Ledger, Reservation
+from artifacts.store.copies import CopyStore
+from artifacts.store.layout import CopyKey, Record, StoreError, digest_file_name, exclusive_disk_bytes
+from artifacts.store.reservations import Reservation, Reservations
 
 RECIPES = "recipes"
 """Below a Copy's folder: of its archives."""
@@ -36,12 +36,12 @@ RECORD_BYTES = 1 << 20
 """Reserved for what is written beside the weights, and for the last blocks of files."""
 
 
-class Wanted(NamedTuple):
+class CopySpec(NamedTuple):
     """What a Copy is to be."""
 
     reference: str
     """As a person wrote it."""
-    key: Key
+    key: CopyKey
     files: tuple[File, ...]
     """`Contents.files()`."""
     unpacked_bytes: int = 0
@@ -76,7 +76,7 @@ class Job:
 
     def blob(self, digest: Digest) -> Path:
         """Where this raw file belongs."""
-        return self.blobs / named(digest)
+        return self.blobs / digest_file_name(digest)
 
 
 @dataclass(slots=True)
@@ -102,14 +102,14 @@ class Copy:
 class Pull:
     """Of one Copy; whoever makes it holds the Copy's flight. All methods block."""
 
-    def __init__(self, wanted: Wanted, shelf: Shelf, ledger: Ledger, disk: Disk) -> None:
+    def __init__(self, wanted: CopySpec, shelf: CopyStore, ledger: Reservations, disk: Disk) -> None:
         self._wanted, self._shelf, self._ledger, self._disk = wanted, shelf, ledger, disk
         self._layout = shelf.layout
         self.folder = shelf.layout.partial(wanted.key)
         self._blobs, self._tree = self.folder / "blobs", self.folder / "tree"
         self._room = Reservation(self.folder / "reservation")
         self._raw = {one.digest: one.size for one in wanted.files if one.encoding == "raw"}
-        self._documents = {digests.of(body): body for body in wanted.documents}
+        self._documents = {digests.compute_digest(body): body for body in wanted.documents}
         self._began_s = time.monotonic()
         self._unpacked = list[File]()
         self._recipes = dict[Digest, bytes]()
@@ -118,15 +118,15 @@ class Pull:
         """Room is promised, and what is here already is at hand. Raises NoRoomError, OSError."""
         for one in self._wanted.files:
             if one.encoding == "raw":
-                safe_paths.check(one.path)
+                safe_paths.check_path(one.path)
         with self._shelf.locked():
             self._disk.folder(self._blobs)
-        durability.vouch(self.folder, self._disk.boot)
+        durability.discard_corrupt_blobs(self.folder, self._disk.boot)
         with self._shelf.locked():
             self._disk.remove(self._tree)
             self._disk.folder(self._tree / "files")
             for digest in self._raw:
-                there, own = self._layout.blob(self._wanted.key, digest), self._blobs / named(digest)
+                there, own = self._layout.blob(self._wanted.key, digest), self._blobs / digest_file_name(digest)
                 if there.exists():
                     self._disk.remove(own)  # of a try before, while another pull brought it, too
                     self._disk.link(there, own)
@@ -137,9 +137,9 @@ class Pull:
 
     def _own_bytes(self) -> int:
         """What the pull will have taken by itself at its end: all but the files that the store has already."""
-        shared = {one.name for one in entries(self._blobs) if one.stat(follow_symlinks=False).st_nlink > 1}
+        shared = {one.name for one in list_entries(self._blobs) if one.stat(follow_symlinks=False).st_nlink > 1}
         archives = sum(one.size for one in self._wanted.files if one.encoding != "raw")
-        raw = sum(size for digest, size in self._raw.items() if named(digest) not in shared)
+        raw = sum(size for digest, size in self._raw.items() if digest_file_name(digest) not in shared)
         documents = sum(len(body) for body in self._documents.values())
         return raw + documents + max(archives, self._wanted.unpacked_bytes)
 
@@ -151,7 +151,7 @@ class Pull:
     def _is_here(self, file: File) -> bool:
         if file.encoding != "raw":
             return False
-        path = self._blobs / named(file.digest)
+        path = self._blobs / digest_file_name(file.digest)
         if not path.exists():
             return False
         if path.stat().st_size == file.size:
@@ -163,13 +163,13 @@ class Pull:
         """The Copy, held. Raises StoreError, NoRoomError, OSError."""
         unpacked_bytes = self._checked_tree()
         for digest, size in self._raw.items():
-            path = self._blobs / named(digest)
+            path = self._blobs / digest_file_name(digest)
             said = path.lstat() if path.exists() else None
             if said is None or not stat.S_ISREG(said.st_mode) or said.st_size != size:
                 raise StoreError(f"the pull of {self._wanted.key.digest} ended without {digest} of {size} bytes")
             path.chmod(0o444)
             self._disk.sync(path)
-        taken = taken_bytes(self.folder) + sum(map(len, self._recipes.values()))
+        taken = exclusive_disk_bytes(self.folder) + sum(map(len, self._recipes.values()))
         if taken > self._room.bytes:
             self.more(taken - self._room.bytes)
         with self._shelf.locked():
@@ -179,7 +179,7 @@ class Pull:
     def _checked_tree(self) -> int:
         """What came out of archives, synced; its bytes."""
         found = 0
-        for one in walk(self._tree):
+        for one in walk_folder(self._tree):
             mode = one.stat(follow_symlinks=False).st_mode
             if stat.S_ISREG(mode):
                 Path(one.path).chmod(0o444)
@@ -195,18 +195,18 @@ class Pull:
         self._disk.folder(self._layout.blobs / key.room)
         for digest, body in self._documents.items():
             if digest not in self._raw:
-                self._disk.write(self._blobs / named(digest), body)
+                self._disk.write(self._blobs / digest_file_name(digest), body)
         for digest in (*self._raw, *self._documents):
             with suppress(FileExistsError):
-                self._disk.link(self._blobs / named(digest), self._layout.blob(key, digest))
+                self._disk.link(self._blobs / digest_file_name(digest), self._layout.blob(key, digest))
         self._disk.sync(self._layout.blobs / key.room)
         if self._documents:
             self._disk.folder(self._tree / "documents")
         for digest in self._documents:
-            self._disk.link(self._layout.blob(key, digest), self._tree / "documents" / named(digest))
+            self._disk.link(self._layout.blob(key, digest), self._tree / "documents" / digest_file_name(digest))
         for digest, recipe in self._recipes.items():
             self._disk.folder(self._tree / RECIPES)
-            self._disk.write(self._tree / RECIPES / named(digest), recipe)
+            self._disk.write(self._tree / RECIPES / digest_file_name(digest), recipe)
         for one in self._wanted.files:
             if one.encoding == "raw":
                 path = self._tree / "files" / one.path
@@ -235,10 +235,10 @@ class Pull:
 
     def _out(self, record: Record) -> Copy:
         """Seen by others from the rename on, and then held."""
-        for one in walk(self._tree):
+        for one in walk_folder(self._tree):
             if one.is_dir(follow_symlinks=False):
                 self._disk.sync(Path(one.path))
-        lease = locks.attempt(self._tree / "lease", shared=True, make=True)
+        lease = locks.try_lock(self._tree / "lease", shared=True, make=True)
         if lease is None:
             raise StoreError(f"{self._tree} is held by somebody; only pulls may touch it")
         try:
@@ -264,4 +264,4 @@ class Pull:
 
 def _unsafe(file: File) -> bool:
     role = None if file.role in {"mixed", "unknown"} else file.role
-    return bool(file_policy.judge(file.path, role).refusal)
+    return bool(file_policy.evaluate_file(file.path, role).refusal)

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from artifacts.disk import locks
-from artifacts.disk.disk import entries
+from artifacts.disk.disk import list_entries
 from artifacts.disk.locks import Flock
 from artifacts.store import eviction
-from artifacts.store.copies import Shelf
-from artifacts.store.layout import Key, NoRoomError, taken_bytes
+from artifacts.store.copies import CopyStore
+from artifacts.store.layout import CopyKey, NoRoomError, exclusive_disk_bytes
 
 SPARE_BYTES = 1 << 30
 """Of the disk, left for others: logs, images, the kubelet."""
@@ -41,14 +41,14 @@ class Reservation:
         """Gives back what was not used."""
         lock, self.lock = self.lock, None
         if lock is not None:
-            locks.drop(lock, self.path)
+            locks.remove_lock(lock, self.path)
 
 
-class Ledger:
+class Reservations:
     """`bytes_max`: of the store, None: the disk is the bound; `free`: what a disk has left."""
 
     def __init__(
-        self, shelf: Shelf, bytes_max: int | None, spare_bytes: int, free: Free = os.statvfs,
+        self, shelf: CopyStore, bytes_max: int | None, spare_bytes: int, free: Free = os.statvfs,
         evicted: Evicted = lambda _: None,
     ) -> None:  # fmt: skip
         self._shelf = shelf
@@ -58,7 +58,7 @@ class Ledger:
         self._free = free
         self._evicted = evicted
 
-    def reserve(self, room: Reservation, key: Key, wanted_bytes: int, files: int = 0) -> tuple[str, ...]:
+    def reserve(self, room: Reservation, key: CopyKey, wanted_bytes: int, files: int = 0) -> tuple[str, ...]:
         """`wanted_bytes` in all for this pull, what it has already included; what went for it. Raises NoRoomError."""
         gone: list[str] = []
         for _ in range(TRIES_MAX):
@@ -66,7 +66,7 @@ class Ledger:
             if short <= 0:
                 self._write(room, wanted_bytes)
                 return tuple(gone)
-            choice = eviction.choose(self._shelf.candidates(), short)
+            choice = eviction.select_victims(self._shelf.candidates(), short)
             if not choice.gone:
                 raise NoRoomError(
                     f"no room for {wanted_bytes} bytes: {choice.lacking_bytes} are missing, with "
@@ -81,16 +81,16 @@ class Ledger:
     def _write(self, room: Reservation, wanted_bytes: int) -> None:
         if room.lock is None:
             room.path.unlink(missing_ok=True)
-            room.lock = locks.attempt(room.path, make=True)
+            room.lock = locks.try_lock(room.path, make=True)
         room.path.write_text(str(wanted_bytes))
         room.bytes = wanted_bytes
 
-    def _short_bytes(self, key: Key, wanted_bytes: int, files: int) -> int:
+    def _short_bytes(self, key: CopyKey, wanted_bytes: int, files: int) -> int:
         """How many bytes must come free first."""
         promised, to_come = 0, 0
-        for one in entries(self._layout.partials):
+        for one in list_entries(self._layout.partials):
             path = Path(one.path)
-            taken = taken_bytes(path)
+            taken = exclusive_disk_bytes(path)
             said = wanted_bytes if one.name == key.name else reserved_bytes(path / "reservation")
             promised += max(said, taken)
             to_come += max(said - taken, 0)
@@ -102,7 +102,7 @@ class Ledger:
 
     def stored_bytes(self) -> int:
         """Of all Copies, files that several have once."""
-        blobs = (one for room in entries(self._layout.blobs) for one in entries(Path(room.path)))
+        blobs = (one for room in list_entries(self._layout.blobs) for one in list_entries(Path(room.path)))
         return sum(one.stat(follow_symlinks=False).st_size for one in blobs) + sum(
             record.unpacked_bytes for record in self._layout.records()
         )
@@ -111,7 +111,7 @@ class Ledger:
 def reserved_bytes(path: Path) -> int:
     """What this reservation promises; nothing where nobody has it any more."""
     try:
-        lock = locks.attempt(path, shared=True)
+        lock = locks.try_lock(path, shared=True)
         if lock is not None:
             lock.close()
             return 0

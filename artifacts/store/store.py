@@ -22,16 +22,16 @@ from typing import NamedTuple, Self, TypeVar
 from artifacts.dialects.contents import File
 from artifacts.digest import Digest
 from artifacts.disk import locks as flocks
-from artifacts.disk.disk import FULL, SHUT, Disk, trouble
-from artifacts.disk.threads import over
+from artifacts.disk.disk import FULL, SHUT, Disk, describe_os_error
+from artifacts.disk.threads import wait_until_done
 from artifacts.errors import MismatchError, UnreachableError
 from artifacts.store import eviction as evict
-from artifacts.store.copies import Shelf
+from artifacts.store.copies import CopyStore
 from artifacts.store.eviction import Choice
-from artifacts.store.layout import ForbiddenError, HeldError, Key, Layout, NoRoomError, Record, StoreError
+from artifacts.store.layout import CopyKey, ForbiddenError, HeldError, NoRoomError, Record, StoreError, StoreLayout
 from artifacts.store.permissions import Permits
-from artifacts.store.publish import Copy, Job, Pull, Wanted
-from artifacts.store.reservations import SPARE_BYTES, Evicted, Free, Ledger
+from artifacts.store.publish import Copy, CopySpec, Job, Pull
+from artifacts.store.reservations import SPARE_BYTES, Evicted, Free, Reservations
 
 T = TypeVar("T")
 LOCKS_MAX = 256
@@ -76,9 +76,9 @@ class Store:
         evicted: Evicted = lambda _: None,
     ) -> None:  # fmt: skip
         self._disk = disk or Disk()
-        self.layout = Layout(root, self._disk)
-        self._shelf = Shelf(self.layout, self._disk)
-        self._ledger = Ledger(self._shelf, bytes_max, spare_bytes, free, evicted)
+        self.layout = StoreLayout(root, self._disk)
+        self._shelf = CopyStore(self.layout, self._disk)
+        self._ledger = Reservations(self._shelf, bytes_max, spare_bytes, free, evicted)
         self.permits = Permits(root / "permits", self._disk) if permits is None else permits
         self._while_away = while_away
         self._settling = threading.Lock()
@@ -99,7 +99,7 @@ class Store:
             log.warning("event=store_read_only reason=%r", error.strerror)
         return self
 
-    def find(self, key: Key) -> Copy | None:
+    def find(self, key: CopyKey) -> Copy | None:
         """The Copy, held, for one who may have it: nobody is asked. Raises StoreError."""
         lease = self._shelf.lease(key)
         if lease is None:
@@ -112,7 +112,7 @@ class Store:
             os.utime(lease.fd)
         return Copy(record, self.layout.copy(key) / "files", lease)
 
-    async def ensure(self, wanted: Wanted, fetch: Fetch, caller: Caller | None) -> Copy:
+    async def ensure(self, wanted: CopySpec, fetch: Fetch, caller: Caller | None) -> Copy:
         """The Copy, held; fetched where it is not here. `caller`: None only for weights that need no login.
 
         Raises StoreError, and what `fetch` raises.
@@ -120,7 +120,7 @@ class Store:
         key, wait_s = wanted.key, flocks.FIRST_WAIT_S
         try:
             while True:
-                found = await in_thread(lambda: self.find(key), _closed)
+                found = await run_in_thread(lambda: self.find(key), _closed)
                 if found is not None:
                     return await self._admitted(found, key, caller)
                 copy = await self._flown(wanted, fetch, caller)
@@ -131,18 +131,18 @@ class Store:
         except OSError as error:
             raise self._said(error) from None
 
-    async def admit(self, key: Key, caller: Caller | None) -> Copy | None:
+    async def admit(self, key: CopyKey, caller: Caller | None) -> Copy | None:
         """The Copy, held, as `ensure` gives one that is here; None: it is not. Raises StoreError, RegistryError."""
         try:
-            found = await in_thread(lambda: self.find(key), _closed)
+            found = await run_in_thread(lambda: self.find(key), _closed)
             return None if found is None else await self._admitted(found, key, caller)
         except OSError as error:
             raise self._said(error) from None
 
-    async def _flown(self, wanted: Wanted, fetch: Fetch, caller: Caller | None) -> Copy | None:
+    async def _flown(self, wanted: CopySpec, fetch: Fetch, caller: Caller | None) -> Copy | None:
         """Fetched here. None: somebody else fetches it, or has just done so."""
         flight = self.layout.flight(wanted.key)
-        lock = flocks.attempt(flight, make=True)
+        lock = flocks.try_lock(flight, make=True)
         if lock is None:
             return None
         try:
@@ -150,22 +150,22 @@ class Store:
                 return None
             return await self._fetched(wanted, fetch, caller)
         finally:
-            flocks.drop(lock, flight)
+            flocks.remove_lock(lock, flight)
 
-    async def _fetched(self, wanted: Wanted, fetch: Fetch, caller: Caller | None) -> Copy:
+    async def _fetched(self, wanted: CopySpec, fetch: Fetch, caller: Caller | None) -> Copy:
         pull, keep, copy = Pull(wanted, self._shelf, self._ledger, self._disk.later()), True, None
 
         async def more(more_bytes: int) -> None:
-            await in_thread(lambda: pull.more(more_bytes))
+            await run_in_thread(lambda: pull.more(more_bytes))
 
         try:
             async with AsyncExitStack() as locks:
-                for digest in contended(wanted.files):
-                    await locks.enter_async_context(flocks.held(self.layout.blob_lock(wanted.key, digest)))
-                job = await in_thread(lambda: pull.begin(more))
+                for digest in list_blobs_to_lock(wanted.files):
+                    await locks.enter_async_context(flocks.hold_lock(self.layout.blob_lock(wanted.key, digest)))
+                job = await run_in_thread(lambda: pull.begin(more))
                 if job.files or wanted.unpacked_bytes:
                     await fetch(job)
-                copy = await in_thread(lambda: pull.publish(private=caller is not None), _closed)
+                copy = await run_in_thread(lambda: pull.publish(private=caller is not None), _closed)
                 keep = False
         except OSError as error:
             keep = error.errno not in FULL
@@ -175,14 +175,14 @@ class Store:
             raise
         finally:
             try:
-                await in_thread(lambda: pull.end(keep=keep))
+                await run_in_thread(lambda: pull.end(keep=keep))
             except BaseException:
                 _closed(copy)
                 raise
         try:
             if caller is not None and caller.vouched:
                 asked, now_s = (caller.fingerprint, wanted.key.origin, wanted.key.digest), unix_s()
-                await in_thread(lambda: self.permits.answered(asked, now_s, yes=True))
+                await run_in_thread(lambda: self.permits.answered(asked, now_s, yes=True))
         except BaseException:
             copy.close()
             raise
@@ -194,7 +194,7 @@ class Store:
         """All Copies come onto the disk that may not be there yet, also what another process left so. They are of use
         meanwhile; only the end of the event loop waits for the disk.
         """
-        task = asyncio.create_task(in_thread(self._settle))
+        task = asyncio.create_task(run_in_thread(self._settle))
         self._to_settle.add(task)
         task.add_done_callback(self._to_settle.discard)
 
@@ -203,14 +203,14 @@ class Store:
             try:
                 self._shelf.settle()
             except (OSError, StoreError) as error:  # said again by whoever comes next
-                said = trouble(error) if isinstance(error, OSError) else str(error)
+                said = describe_os_error(error) if isinstance(error, OSError) else str(error)
                 log.warning("event=store_not_settled reason=%r", said)
 
     async def settled(self) -> None:
         """Returns when they are there."""
         await asyncio.gather(*self._to_settle)
 
-    async def _admitted(self, found: Copy, key: Key, caller: Caller | None) -> Copy:
+    async def _admitted(self, found: Copy, key: CopyKey, caller: Caller | None) -> Copy:
         """The Copy, where this one may have it. Raises ForbiddenError, RegistryError."""
         try:
             if found.record.private:
@@ -220,7 +220,7 @@ class Store:
             raise
         return found
 
-    async def _judge(self, key: Key, caller: Caller | None) -> None:
+    async def _judge(self, key: CopyKey, caller: Caller | None) -> None:
         if caller is None:
             raise ForbiddenError(f"{key.digest} was fetched with a login, and who asks now shows none")
         asked = (caller.fingerprint, key.origin, key.digest)
@@ -236,15 +236,15 @@ class Store:
                 raise
             log.warning("event=store_registry_away digest=%s", key.digest)
             return
-        await in_thread(lambda: self.permits.answered(asked, unix_s(), yes=yes))
+        await run_in_thread(lambda: self.permits.answered(asked, unix_s(), yes=yes))
         if not yes:
             raise ForbiddenError(f"{key.origin} does not give {key.digest} to this login")
 
-    async def forbid(self, key: Key, caller: Caller) -> None:
+    async def forbid(self, key: CopyKey, caller: Caller) -> None:
         """Whose it is has just said no to this one: a yes before counts no more. Raises StoreError."""
         asked = (caller.fingerprint, key.origin, key.digest)
         try:
-            await in_thread(lambda: self.permits.answered(asked, unix_s(), yes=False))
+            await run_in_thread(lambda: self.permits.answered(asked, unix_s(), yes=False))
         except OSError as error:
             raise self._said(error) from None
 
@@ -287,7 +287,7 @@ class Store:
         except OSError as error:
             raise self._said(error) from None
 
-    def evict(self, key: Key, bad: Iterable[Digest] = ()) -> None:
+    def evict(self, key: CopyKey, bad: Iterable[Digest] = ()) -> None:
         """One Copy goes; and no later one is given those files of it that are `bad`. Raises HeldError, StoreError."""
         if self.layout.pin(key.digest).exists():
             raise HeldError(f"{key.digest} is pinned: `pilotlight weights unpin` first")
@@ -304,7 +304,7 @@ class Store:
         """Those Copies go that are missed least, for so many bytes. Raises StoreError."""
         try:
             with self._shelf.locked():
-                choice = evict.choose(self._shelf.candidates(), needed_bytes)
+                choice = evict.select_victims(self._shelf.candidates(), needed_bytes)
                 gone = tuple(name for name in choice.gone if self._shelf.remove(name))
                 return choice._replace(gone=gone)
         except OSError as error:
@@ -316,26 +316,28 @@ class Store:
 
     def _said(self, error: OSError) -> StoreError:
         if error.errno in FULL:
-            return NoRoomError(f"the store's disk became full meanwhile, by what others wrote: {trouble(error)}")
+            return NoRoomError(
+                f"the store's disk became full meanwhile, by what others wrote: {describe_os_error(error)}"
+            )
         if error.errno in SHUT:
-            return StoreError(f"the store {self.layout.root} cannot be written: {trouble(error)}")
-        return StoreError(f"the store {self.layout.root}: {trouble(error)}")
+            return StoreError(f"the store {self.layout.root} cannot be written: {describe_os_error(error)}")
+        return StoreError(f"the store {self.layout.root}: {describe_os_error(error)}")
 
 
-def contended(files: Iterable[File]) -> list[Digest]:
+def list_blobs_to_lock(files: Iterable[File]) -> list[Digest]:
     """The raw files that are locked, in the one order in which everybody locks them."""
     sizes = {one.digest: one.size for one in files if one.encoding == "raw"}
     return sorted(sorted(sizes, key=lambda digest: (-sizes[digest], digest))[:LOCKS_MAX])
 
 
-async def in_thread(work: Callable[[], T], dispose: Callable[[T], None] | None = None) -> T:
+async def run_in_thread(work: Callable[[], T], dispose: Callable[[T], None] | None = None) -> T:
     """What it gives. Who is cancelled meanwhile waits for its end first, and its result is disposed of."""
     task = asyncio.ensure_future(asyncio.to_thread(work))
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         with suppress(asyncio.CancelledError):
-            await over(task)
+            await wait_until_done(task)
         if task.exception() is None and dispose is not None:
             dispose(task.result())
         raise

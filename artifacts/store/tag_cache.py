@@ -16,8 +16,8 @@ import msgspec
 
 from artifacts import digest as digests
 from artifacts.digest import Digest
-from artifacts.disk.disk import Disk, entries
-from artifacts.store.layout import Key
+from artifacts.disk.disk import Disk, list_entries
+from artifacts.store.layout import CopyKey
 from artifacts.store.store import Store
 
 MEANINGS_MAX = 10_000
@@ -53,7 +53,7 @@ class Meanings:
         self._folder = store.layout.root / "meanings"
         self._disk = disk or Disk()
 
-    def remember(self, of: Meant, key: Key) -> None:
+    def remember(self, of: Meant, key: CopyKey) -> None:
         """It means this Copy from now on. A store that cannot be written gives what it has, and remembers nothing."""
         if self.recall(of) == key:
             return
@@ -62,25 +62,25 @@ class Meanings:
         except OSError as error:
             log.warning("event=meaning_not_kept artifact=%s reason=%r", of, error.strerror)
 
-    def _keep(self, of: Meant, key: Key) -> None:
+    def _keep(self, of: Meant, key: CopyKey) -> None:
         self._disk.folder(self._folder)
         self._disk.write(self._path(of), msgspec.json.encode(_Meaning(str(of), key.digest)))
-        there = entries(self._folder)
+        there = list_entries(self._folder)
         if len(there) > MEANINGS_MAX:
             there.sort(key=lambda one: one.stat(follow_symlinks=False).st_mtime)
             for one in there[: len(there) - MEANINGS_MAX]:
                 Path(one.path).unlink(missing_ok=True)
 
-    def recall(self, of: Meant) -> Key | None:
+    def recall(self, of: Meant) -> CopyKey | None:
         """None: it was never pulled here. A digest needs no memory."""
         digest = of.digest or self._digest(of)
-        return None if digest is None else Key(of.host, digest)
+        return None if digest is None else CopyKey(of.host, digest)
 
     def _digest(self, of: Meant) -> Digest | None:
         try:
             with self._path(of).open("rb") as file:
                 said = msgspec.json.decode(file.read(_BYTES_MAX), type=_Meaning)
-            return digests.parse(said.digest) if said.reference == str(of) else None
+            return digests.parse_digest(said.digest) if said.reference == str(of) else None
         except (OSError, msgspec.DecodeError, UnicodeDecodeError, digests.BadDigestError):
             return None
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from artifacts import digest as digests
 from artifacts.dialects.contents import File
-from artifacts.disk.disk import walk
+from artifacts.disk.disk import walk_folder
 from artifacts.store.layout import Record
 
 PIECE_BYTES = 1 << 20
@@ -30,7 +30,7 @@ class Bad(NamedTuple):
     """That it should have; None: it should not be there."""
 
 
-def verify(record: Record, folder: Path, moved: Callable[[int], None] = lambda _: None) -> Iterator[Bad]:
+def verify_copy(record: Record, folder: Path, moved: Callable[[int], None] = lambda _: None) -> Iterator[Bad]:
     """What is wrong with the Copy whose files lie in `folder`. `moved`: told of bytes as they are read."""
     wanted = {one.path: one for one in record.laid}
     if not record.unpacked and any(one.encoding != "raw" for one in record.files):
@@ -40,7 +40,7 @@ def verify(record: Record, folder: Path, moved: Callable[[int], None] = lambda _
         why = _why(one, folder / one.path, moved)
         if why:
             yield Bad(one.path, why, one.digest)
-    for there in walk(folder):
+    for there in walk_folder(folder):
         path = os.path.relpath(there.path, folder)
         if not there.is_dir(follow_symlinks=False) and path not in wanted:
             yield Bad(path, "it is no file of the artifact")
@@ -56,10 +56,10 @@ def _why(of: File, path: Path, moved: Callable[[int], None]) -> str:
                 return "it is no file any more"
             if said.st_size != of.size:
                 return f"it has {said.st_size} bytes, and should have {of.size}"
-            summed, room = hashlib.new(digests.algorithm(of.digest)), memoryview(bytearray(PIECE_BYTES))
+            summed, room = hashlib.new(digests.get_algorithm(of.digest)), memoryview(bytearray(PIECE_BYTES))
             while count := file.readinto(room):
                 summed.update(room[:count])
                 moved(count)
     except OSError as error:
         return f"it cannot be read: {error.strerror}"
-    return "" if summed.hexdigest() == digests.encoded(of.digest) else "its bytes are others than they were"
+    return "" if summed.hexdigest() == digests.get_hex(of.digest) else "its bytes are others than they were"

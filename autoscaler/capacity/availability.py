@@ -11,8 +11,8 @@ from math import inf
 
 from msgspec.structs import replace
 
-from autoscaler.state.capacity_orders import Barred, Capacity, Lease, Offer, OfferId
-from autoscaler.text import seconds
+from autoscaler.state.capacity_orders import BackedOffOffer, Capacity, Lease, Offer, OfferId
+from autoscaler.text import format_duration
 
 SILENT_S = 180.0
 """Nothing is ordered of a provider that has said nothing for so long, and what it offered longer ago does not count."""
@@ -20,22 +20,22 @@ SILENT = "its provider has said nothing for a while"
 GONE = "what was offered was ordered meanwhile"
 
 
-def heard(capacity: Capacity, provider: str, now_s: float) -> bool:
+def has_current_offers(capacity: Capacity, provider: str, now_s: float) -> bool:
     """Whether what it offered counts."""
     said_s = min(capacity.offered_s.get(provider, -inf), capacity.listed_s.get(provider, -inf))
     return now_s < said_s + SILENT_S
 
 
-def barred(capacity: Capacity, of: OfferId, now_s: float) -> Barred | None:
+def find_offer_backoff(capacity: Capacity, of: OfferId, now_s: float) -> BackedOffOffer | None:
     """Where it is left alone now."""
     found = capacity.barred.get(of)
     return found if found is not None and now_s < found.until_s else None
 
 
-def left(capacity: Capacity, leases: Collection[Lease], offer: Offer, now_s: float) -> Offer | str:
+def compute_remaining_offer(capacity: Capacity, leases: Collection[Lease], offer: Offer, now_s: float) -> Offer | str:
     """What of it there is, or why nothing. `leases`: with those that are ordered now, of its product at least."""
-    if (bar := barred(capacity, offer.id, now_s)) is not None:
-        return f"{bar.why}; it is left alone for {seconds(bar.until_s - now_s)}"
+    if (bar := find_offer_backoff(capacity, offer.id, now_s)) is not None:
+        return f"{bar.why}; it is left alone for {format_duration(bar.until_s - now_s)}"
     if any(one.offer.id == offer.id and _lapsed(one, now_s) for one in leases):
         return "what was ordered of it did not come; it is left alone for a while"
     of_pool = _since(capacity, leases, offer)
@@ -48,7 +48,7 @@ def left(capacity: Capacity, leases: Collection[Lease], offer: Offer, now_s: flo
     return replace(offer, devices_max=rest) if rest >= offer.devices_min else GONE
 
 
-def on_offer(capacity: Capacity, now_s: float) -> dict[tuple[str, str], int]:
+def count_offered_devices(capacity: Capacity, now_s: float) -> dict[tuple[str, str], int]:
     """By provider and product: so many Devices more could really be had now. Of queues nobody knows that."""
     found: dict[tuple[str, str], int] = {}
     for provider, offers in capacity.offers.items():
@@ -56,7 +56,7 @@ def on_offer(capacity: Capacity, now_s: float) -> dict[tuple[str, str], int]:
         for offer in offers:
             if not offer.queued:
                 key = provider, offer.product
-                many = _devices(capacity, leases, offer, now_s) if heard(capacity, provider, now_s) else 0
+                many = _devices(capacity, leases, offer, now_s) if has_current_offers(capacity, provider, now_s) else 0
                 found[key] = found.get(key, 0) + many
                 if offer.pool is not None:
                     ordered = sum(one.devices for one in _since(capacity, leases, offer))
@@ -65,7 +65,7 @@ def on_offer(capacity: Capacity, now_s: float) -> dict[tuple[str, str], int]:
 
 
 def _devices(capacity: Capacity, leases: Collection[Lease], offer: Offer, now_s: float) -> int:
-    rest = left(capacity, leases, offer, now_s)
+    rest = compute_remaining_offer(capacity, leases, offer, now_s)
     if isinstance(rest, str):
         return 0
     ordered = sum(one.offer.id == offer.id for one in _since(capacity, leases, offer))

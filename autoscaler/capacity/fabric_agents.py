@@ -11,23 +11,23 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from autoscaler.agent_contract import FabricWant
 from autoscaler.contract import FabricReport
-from autoscaler.queries.node_reports import fresh
+from autoscaler.queries.node_reports import is_report_fresh
 from autoscaler.spec.settings import Settings
 from autoscaler.state.capacity_orders import Lease
-from autoscaler.state.operator_orders import Node
+from autoscaler.state.operator_orders import NodeAgentStatus
 from autoscaler.state.world import NodeId, World
 
 UNHEARD = "its node's agent does not say that it has let go of it (the chart's agent.fabric.enabled)"
 
 
-def providers(settings: Settings) -> frozenset[str]:
+def list_agent_providers(settings: Settings) -> frozenset[str]:
     """Those whose Devices agents take and let go of."""
     return frozenset(one.name for one in settings.capacity if one.redfish is not None and one.redfish.agents)
 
 
-def wants(world: World) -> dict[NodeId, tuple[FabricWant, ...]]:
+def build_fabric_wants(world: World) -> dict[NodeId, tuple[FabricWant, ...]]:
     """What the agent of each node is told of Devices, where that is anything."""
-    by, found = providers(world.settings), dict[NodeId, dict[str, FabricWant]]()
+    by, found = list_agent_providers(world.settings), dict[NodeId, dict[str, FabricWant]]()
     for lease in sorted(world.capacity.leases.values(), key=lambda one: one.id):
         if lease.id.provider in by and lease.listed is not None and (lease.leaving or lease.here_s is None):
             told = found.setdefault(NodeId(lease.listed.node), {})
@@ -35,22 +35,22 @@ def wants(world: World) -> dict[NodeId, tuple[FabricWant, ...]]:
     return {node: tuple(told[one] for one in sorted(told)) for node, told in found.items() if told}
 
 
-def failed(lease: Lease, nodes: Mapping[str, Node], settings: Settings) -> str:
+def explain_attach_failure(lease: Lease, nodes: Mapping[str, NodeAgentStatus], settings: Settings) -> str:
     """Why a node does not have what was attached to it, by its agent; empty: it has it, or may have it yet."""
-    if lease.listed is None or lease.leaving or lease.id.provider not in providers(settings):
+    if lease.listed is None or lease.leaving or lease.id.provider not in list_agent_providers(settings):
         return ""
     said = _said(nodes.get(lease.listed.node), _devices(lease))
     return next((f"{one.device} was attached, and {one.says}" for one in said if one.failed and not one.leave), "")
 
 
-def kept(world: World, node: str, uuids: Iterable[str], now_s: float) -> str:
+def explain_detach_block(world: World, node: str, uuids: Iterable[str], now_s: float) -> str:
     """Why Devices must not be detached from a node yet, by its agent; empty: it has let go of all of them."""
     sought = [one for one in uuids if one]
     heard = world.nodes.get(node)
     there = NodeId(node) in world.hosts or any(one.node == node for one in world.slices.values())
     if not sought or (heard is None and not there):
         return ""  # nothing that a driver would name, or the node is gone
-    if heard is None or not fresh(heard, now_s) or not heard.report.attaches:
+    if heard is None or not is_report_fresh(heard, now_s) or not heard.report.attaches:
         return UNHEARD
     said = {one.device: one for one in _said(heard, sought) if one.leave}
     for device in sought:
@@ -66,6 +66,6 @@ def _devices(lease: Lease) -> tuple[str, ...]:
     return tuple(name for name in (one.rpartition("/")[2] for one in ids) if name)
 
 
-def _said(heard: Node | None, devices: Iterable[str]) -> Iterator[FabricReport]:
+def _said(heard: NodeAgentStatus | None, devices: Iterable[str]) -> Iterator[FabricReport]:
     sought = frozenset(devices)
     yield from (one for one in heard.report.fabric if one.device in sought) if heard is not None else ()

@@ -16,10 +16,10 @@ from collections.abc import Iterator, Mapping
 
 from msgspec.structs import replace
 
-from autoscaler.capacity.lead_times import NO_LEARNT, expected
+from autoscaler.capacity.lead_times import NO_LEARNT, estimate_lead_time
 from autoscaler.state.capacity_orders import Lease
 from autoscaler.state.node_labels import UNNEEDED
-from autoscaler.state.operator_orders import Cordon, Place
+from autoscaler.state.operator_orders import Cordon, CordonTarget
 from autoscaler.state.world import World
 
 TAKEN: Mapping[str, tuple[str, bool]] = {
@@ -45,7 +45,7 @@ its Offer tells it.
 """
 
 
-def cordons(world: World, before: World, now_s: float) -> Mapping[Place, Cordon]:
+def derive_cordons(world: World, before: World, now_s: float) -> Mapping[CordonTarget, Cordon]:
     """The orders of operators in `world`, and those that follow from what it contains. `before`: the World of the last
     call, whose orders still apply if nothing that they follow from has changed.
     """
@@ -58,8 +58,8 @@ def cordons(world: World, before: World, now_s: float) -> Mapping[Place, Cordon]
     return {**told, **{place: one for place, one in _found(world, now_s).items() if place not in told}}
 
 
-def _found(world: World, now_s: float) -> dict[Place, Cordon]:
-    found: dict[Place, Cordon] = {}
+def _found(world: World, now_s: float) -> dict[CordonTarget, Cordon]:
+    found: dict[CordonTarget, Cordon] = {}
     for one in (*_by_taints(world, now_s), *_by_leases(world, now_s)):
         known = world.cordons.get(one.place)
         since_s = known.since_s if known is not None and known.why else now_s
@@ -79,7 +79,7 @@ def _by_taints(world: World, now_s: float) -> Iterator[Cordon]:
             if taint.key in TAKEN:
                 seen.add(slice_.node)
                 why, at_once = TAKEN[taint.key]
-                place = Place("node", slice_.node)
+                place = CordonTarget("node", slice_.node)
                 yield Cordon(
                     place=place, node=slice_.node, since_s=now_s, drain=True, at_once=at_once, soon=True,
                     why=f"node {slice_.node}: {why}",
@@ -101,7 +101,7 @@ def _by_leases(world: World, now_s: float) -> Iterator[Cordon]:
         why = f"its lease of {lease.id.provider} ends" + (f" ({listed.says})" if listed.says else "")
         soon = listed.phase == "leaving" or (ends_s is not None and now_s >= ends_s)
         at_once = ends_s is not None and not soon and now_s >= ends_s - min(DRAIN_S, (ends_s - begins_s) / 2)
-        places = [Place("device", one) for one in listed.device_ids] or [Place("node", listed.node)]
+        places = [CordonTarget("device", one) for one in listed.device_ids] or [CordonTarget("node", listed.node)]
         for place in places:
             yield Cordon(
                 place=place, node=listed.node, since_s=now_s, drain=True, at_once=at_once, soon=soon,
@@ -109,15 +109,18 @@ def _by_leases(world: World, now_s: float) -> Iterator[Cordon]:
             )  # fmt: skip
 
 
-def ends(world: World, lease: Lease) -> bool:
+def is_lease_ending(world: World, lease: Lease) -> bool:
     """Whether a Lease, or its node, is being taken away."""
     if lease.listed is None or not world.cordons:
         return False
-    places = [Place("node", lease.listed.node), *(Place("device", one) for one in lease.listed.device_ids)]
+    places = [
+        CordonTarget("node", lease.listed.node),
+        *(CordonTarget("device", one) for one in lease.listed.device_ids),
+    ]
     return any(place in world.cordons and world.cordons[place].why for place in places)
 
 
-def unneeded(world: World, lease: Lease) -> bool:
+def is_on_unneeded_node(world: World, lease: Lease) -> bool:
     """Whether Devices are attached to a node that would be removed if nothing changes."""
     if lease.listed is None or not lease.offer.node:
         return False
@@ -127,7 +130,7 @@ def unneeded(world: World, lease: Lease) -> bool:
 
 def lead_s(world: World, lease: Lease, ends_s: float) -> float:
     """So long before it ends what is on a Lease begins to move: as long as another takes, and Calls to finish."""
-    p95_s = expected(lease.offer, world.capacity.learnt.get(lease.offer.kind, NO_LEARNT)).p95_s
+    p95_s = estimate_lead_time(lease.offer, world.capacity.learnt.get(lease.offer.kind, NO_LEARNT)).p95_s
     lead = min(max(LEAD_S[0], 2 * p95_s + DRAIN_S), LEAD_S[1])
     began_s = lease.asked_s if lease.here_s is None else lease.here_s
     lasts_s = lease.offer.lasts_s if lease.found else max(0.0, ends_s - began_s)

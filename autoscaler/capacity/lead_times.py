@@ -1,8 +1,8 @@
 """How long it takes until what is ordered can be used, and how likely it is there in time. Pure.
 
-Owns the arithmetic on what was learnt (`autoscaler.state.capacity_orders.Learnt`): quantiles in which `expectedSeconds`
-counts as so many deliveries that were not seen, the part of orders that come at all, and how long something idle is
-worth keeping. Times are taken to be log-normal: what takes long at times takes very long.
+Owns the arithmetic on what was learnt (`autoscaler.state.capacity_orders.LeadTimeStats`): quantiles in which
+`expectedSeconds` counts as so many deliveries that were not seen, the part of orders that come at all, and how long
+something idle is worth keeping. Times are taken to be log-normal: what takes long at times takes very long.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from autoscaler.state.capacity_orders import GAPS_MAX, STARTS_MAX, Learnt, Offer
+from autoscaler.state.capacity_orders import GAPS_MAX, STARTS_MAX, LeadTimeStats, Offer
 
 PRIOR = 3
 """So many deliveries count as what is expected."""
@@ -36,7 +36,7 @@ KEPT_S = (30.0, 1800.0)
 """What comes quickly, and what takes ages, is kept idle within these, while nothing is learnt."""
 GAPS_MIN = 3
 """From so many on they tell more than what it costs to have it again."""
-NO_LEARNT = Learnt()
+NO_LEARNT = LeadTimeStats()
 
 
 class Expected(NamedTuple):
@@ -80,7 +80,7 @@ class Expected(NamedTuple):
         return _NORMAL.cdf((log(seconds) - log(self.p50_s)) / self.spread)
 
 
-def expected(offer: Offer, learnt: Learnt = NO_LEARNT) -> Expected:
+def estimate_lead_time(offer: Offer, learnt: LeadTimeStats = NO_LEARNT) -> Expected:
     """What is to be expected of an Offer."""
     confidence = (offer.confidence * CONFIDENCE_WEIGHT + learnt.came) / (
         CONFIDENCE_WEIGHT + learnt.came + learnt.failed
@@ -103,27 +103,27 @@ def due_after_s(offer: Offer, takes: Expected) -> float:
     return max(min(max(takes.p95_s * DUE_FACTOR, DUE_S[0]), DUE_S[1]), takes.p95_s)
 
 
-def delivered(learnt: Learnt, took_s: float) -> Learnt:
+def record_delivery(learnt: LeadTimeStats, took_s: float) -> LeadTimeStats:
     """One more that came, after so long."""
     return _counted(replace(learnt, took_s=(*learnt.took_s, took_s)[-STARTS_MAX:], came=learnt.came + 1))
 
 
-def undelivered(learnt: Learnt) -> Learnt:
+def record_failed_delivery(learnt: LeadTimeStats) -> LeadTimeStats:
     """One more that did not come."""
     return _counted(replace(learnt, failed=learnt.failed + 1))
 
 
-def reused(learnt: Learnt, gap_s: float) -> Learnt:
+def record_reuse(learnt: LeadTimeStats, gap_s: float) -> LeadTimeStats:
     """One was used again after so long."""
     return replace(learnt, gaps_s=(*learnt.gaps_s, gap_s)[-GAPS_MAX:])
 
 
-def given_back(learnt: Learnt, since_s: float) -> Learnt:
+def record_release(learnt: LeadTimeStats, since_s: float) -> LeadTimeStats:
     """One was, that had been idle since then."""
-    return replace(reused(learnt, inf), idle_since_s=since_s)
+    return replace(record_reuse(learnt, inf), idle_since_s=since_s)
 
 
-def asked_anew(learnt: Learnt, now_s: float) -> Learnt:
+def record_reorder(learnt: LeadTimeStats, now_s: float) -> LeadTimeStats:
     """Another is ordered: the last that was given back would have been used again now."""
     if learnt.idle_since_s is None:
         return learnt
@@ -132,7 +132,7 @@ def asked_anew(learnt: Learnt, now_s: float) -> Learnt:
     return replace(learnt, gaps_s=gaps_s[-GAPS_MAX:], idle_since_s=None)
 
 
-def keep_s(learnt: Learnt, attach_s: float, idle_s: float) -> float:
+def keep_s(learnt: LeadTimeStats, attach_s: float, idle_s: float) -> float:
     """How long something that has been idle for `idle_s` is kept, from the beginning of that; what `attach_s` was.
 
     While little is learnt as long as it costs to have it again (so never twice what was best); else as long as what is
@@ -151,7 +151,7 @@ def _gain(left: Sequence[float], horizon_s: float, cost_s: float) -> float:
     return reused * cost_s - sum(min(gap, horizon_s) for gap in left) / len(left)
 
 
-def _counted(learnt: Learnt) -> Learnt:
+def _counted(learnt: LeadTimeStats) -> LeadTimeStats:
     if learnt.came + learnt.failed <= COUNTED_MAX:
         return learnt
     return replace(learnt, came=learnt.came // 2, failed=learnt.failed // 2)

@@ -14,53 +14,54 @@ from msgspec.structs import replace
 
 from autoscaler.capacity.attachable_nodes import Groups
 from autoscaler.contract import ModelName
-from autoscaler.state.capacity_orders import Group, Growth, Lease, LeaseId, Listed
+from autoscaler.state.capacity_orders import Group, GroupGrowth, Lease, LeaseId, Listed
 from autoscaler.state.world import World
 
 GROW_S = 900.0
 """Cluster Autoscaler's `--max-node-provision-time`: what has not come by then is not counted on."""
 
 
-def as_found(group: Group, now_s: float) -> Growth:
+def adopt_group(group: Group, now_s: float) -> GroupGrowth:
     """At the first look of all nothing of it is on its way: a machine that is not ready may have been broken for weeks,
     and after each start of an autoscaler those who lack room would wait for it for GROW_S. Should it come all the same,
     little is ordered twice. What grows for pods of others is theirs, and what grows for orders of ours their provider
     lists, before anything is ordered; what else grows whoever follows has looked at, too, and knows when it leads. So
     only of what a person raised while no autoscaler ran one node too much is ordered, and goes when it stands idle.
     """
-    return Growth(group=group, coming=0, shown=0, since_s=now_s)
+    return GroupGrowth(group=group, coming=0, shown=0, since_s=now_s)
 
 
-def grown(before: Growth | None, group: Group, shown: int, now_s: float) -> Growth:
-    """After another look. `shown`: so many of its nodes show their Devices; a node that is ready may not yet.
+def update_growth(before: GroupGrowth | None, group: Group, shown: int, now_s: float) -> GroupGrowth:
+    """After another look. `count_nodes_with_devices`: so many of its nodes show their Devices; a node that is ready may
+    not yet.
 
     Only what it was raised by is on its way, so that a node that is lost is nobody's supply; a group that was not there
     at the look before, by all that is not ready.
     """
     if before is None:
-        before = as_found(replace(group, wanted=group.ready), now_s)
+        before = adopt_group(replace(group, wanted=group.ready), now_s)
     more, came = max(0, group.wanted - before.group.wanted), max(0, shown - before.shown) if before.coming else 0
     coming = min(max(0, group.wanted - shown), max(0, before.coming + more - came))
-    return Growth(group=group, coming=coming, shown=shown, since_s=now_s if more else before.since_s)
+    return GroupGrowth(group=group, coming=coming, shown=shown, since_s=now_s if more else before.since_s)
 
 
-def looked(growth: Growth, world: World, now_s: float) -> Growth:
+def recount_growth(growth: GroupGrowth, world: World, now_s: float) -> GroupGrowth:
     """As nodes show their Devices between looks. One that came for an order of ours is no more counted as that: it
     would stand for the order of somebody else until the next look, and have it taken back. One whose device plug-in
     starts anew shows none for a moment, and is not another that came then.
     """
     if not growth.coming:
         return growth
-    return grown(growth, growth.group, max(growth.shown, shown(world, growth.group)), now_s)
+    return update_growth(growth, growth.group, max(growth.shown, count_nodes_with_devices(world, growth.group)), now_s)
 
 
-def shown(world: World, group: Group) -> int:
+def count_nodes_with_devices(world: World, group: Group) -> int:
     """How many of its nodes show Devices."""
     nodes = {one.node: one.labels for one in world.slices.values()}
     return sum(group.labels.items() <= labels.items() for labels in nodes.values())
 
 
-def on_their_way(world: World, now_s: float) -> Iterator[Lease]:
+def list_group_leases(world: World, now_s: float) -> Iterator[Lease]:
     """What is left for us of it, as Leases that nobody has to give back: one for each node."""
     for name, growth in sorted(world.capacity.groups.items()):
         group, offer = growth.group, growth.group.offer
@@ -83,11 +84,11 @@ def _of(lease: Lease, labels: Mapping[str, str]) -> bool:
     return agrees and not lease.offer.node and lease.here_s is None and lease.committed
 
 
-def most(world: World) -> Groups:
+def read_group_limits(world: World) -> Groups:
     """Of groups that say it, how many Devices each of their nodes can have."""
-    return said_of(one.group for one in world.capacity.groups.values())
+    return collect_group_limits(one.group for one in world.capacity.groups.values())
 
 
-def said_of(groups: Iterable[Group]) -> Groups:
+def collect_group_limits(groups: Iterable[Group]) -> Groups:
     """The same of any groups."""
     return {one.name: (one.most, one.labels) for one in groups if one.most}

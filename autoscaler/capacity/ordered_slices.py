@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 
 from autoscaler.contract import ModelName
 from autoscaler.state.capacity_orders import NO_MARKS, Lease, Listed, Marks
-from autoscaler.state.device_claims import is_claims
+from autoscaler.state.device_claims import is_claim_owner
 from autoscaler.state.world import Slice, SliceId, World
 
 _COUNTED = re.compile(r"gpu([0-9]{1,4})")
@@ -23,10 +23,10 @@ CLAIMED = "it was attached for a claim, which the scheduler is to give it"
 
 def slices_of(world: World, lease: Lease) -> list[Slice]:
     """Those of a Lease that are there, in order of their ids."""
-    return sorted((one for one in world.slices.values() if is_of(lease, one)), key=lambda one: one.id)
+    return sorted((one for one in world.slices.values() if is_slice_of_lease(lease, one)), key=lambda one: one.id)
 
 
-def is_of(lease: Lease, slice_: Slice) -> bool:
+def is_slice_of_lease(lease: Lease, slice_: Slice) -> bool:
     """Whether a Slice is of a Lease."""
     listed = lease.listed
     if listed is None or not listed.node or slice_.node != listed.node:
@@ -40,15 +40,15 @@ def is_of(lease: Lease, slice_: Slice) -> bool:
     return number is not None and first is not None and 0 <= int(number[1]) - first < len(listed.device_ids)
 
 
-def hindered(world: World, lease: Lease) -> bool:
+def is_release_blocked(world: World, lease: Lease) -> bool:
     """Whether it could not go now though nobody is on it: somebody is on its node, and it only goes alone."""
     if lease.listed is None or not lease.listed.alone:
         return False
     there = {one.id: one.counted for one in world.slices.values() if one.node == lease.listed.node}
-    return any(world.others.get(counted, 0) for counted in there.values()) or beside(world, lease)
+    return any(world.others.get(counted, 0) for counted in there.values()) or has_replica_on_node(world, lease)
 
 
-def beside(world: World, lease: Lease) -> bool:
+def has_replica_on_node(world: World, lease: Lease) -> bool:
     """Whether a Replica may have it, though none is known to: one is on its node, and it only goes alone."""
     if lease.listed is None or not lease.listed.alone:
         return False
@@ -56,13 +56,13 @@ def beside(world: World, lease: Lease) -> bool:
     return any(id in there for replica in world.replicas.values() for id in replica.slices)
 
 
-def marks(world: World, model: ModelName, ids: Iterable[SliceId]) -> Marks:
+def select_pod_marks(world: World, model: ModelName, ids: Iterable[SliceId]) -> Marks:
     """Of a Model's pod that is put on these Slices: for whose Lease they are of, else for what was booked for it on
     whatever node it finds.
     """
     there = [world.slices[id] for id in ids if id in world.slices]
     marked = [*_marked(world)]
-    of = (listed for lease, listed in marked if any(is_of(lease, one) for one in there))
+    of = (listed for lease, listed in marked if any(is_slice_of_lease(lease, one) for one in there))
     booked = (
         listed for lease, listed in marked if lease.owner == model and lease.here_s is None and not listed.node
         and any(lease.offer.labels.items() <= one.labels.items() for one in there)
@@ -76,15 +76,15 @@ def _marked(world: World) -> Iterator[tuple[Lease, Listed]]:
             yield lease, lease.listed
 
 
-def shut(world: World) -> dict[SliceId, str]:
+def list_withheld_slices(world: World) -> dict[SliceId, str]:
     """Slices on which nothing new is put because they are given back, or are a claim's that did not take them yet; why,
     in words.
     """
     leases = (one for one in world.capacity.leases.values() if not one.offer.room)
-    going = [one for one in leases if one.leaving or (is_claims(one.owner) and not one.used)]
+    going = [one for one in leases if one.leaving or (is_claim_owner(one.owner) and not one.used)]
     if not going:
         return {}
     nodes = {one.listed.node for one in going if one.listed is not None}
     there = [one for one in world.slices.values() if one.node in nodes]
-    found = ((one.id, lease.leaving) for one in there for lease in going if is_of(lease, one))
+    found = ((one.id, lease.leaving) for one in there for lease in going if is_slice_of_lease(lease, one))
     return {id: GIVEN_BACK if leaving else CLAIMED for id, leaving in found}

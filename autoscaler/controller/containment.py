@@ -1,7 +1,7 @@
 """Containment of faults: an exception that one Model causes quarantines that Model and affects no other.
 
 Decisions are pure functions of a World, so the Model at fault is found by computing a decision again without some
-Models (`culprits`): the planner and the fold need not know of faults. `World.faults` lists quarantined Models, see
+Models (`find_culprits`): the planner and the fold need not know of faults. `World.faults` lists quarantined Models, see
 `autoscaler.fold.faults`. The planner gets a World in which their Replicas keep their room under another name
 (`autoscaler.fold.masking`). Pure.
 """
@@ -15,11 +15,11 @@ from typing import Final, NamedTuple, TypeVar
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.faults import Failure, attempt, described, succeeds
+from autoscaler.faults import Failure, attempt, can_complete, describe_error
 from autoscaler.fold.draft import Draft
-from autoscaler.fold.faults import quarantined
+from autoscaler.fold.faults import list_quarantined_models
 from autoscaler.fold.fold import Observation, fold
-from autoscaler.fold.masking import supposing
+from autoscaler.fold.masking import assume_quarantined
 from autoscaler.spec.model import Model, ModelSpec
 from autoscaler.state.actions import AcquireLease, Acted, Action, FailStart, StartReplica
 from autoscaler.state.capacity_orders import LeaseRefused, LeasesSeen, OffersSeen, ProviderTroubled
@@ -29,8 +29,8 @@ from autoscaler.state.events import (
     FollowingSeen,
     GatewayGone,
     GatewaySeen,
-    Granted,
     HistorySeen,
+    HoldsGranted,
     LeadingSeen,
     ReplicaSeen,
     Reported,
@@ -49,10 +49,10 @@ CULPRITS_MAX: Final = 16
 Name = TypeVar("Name", bound=Hashable)
 
 
-def culprits(names: Sequence[Name], works: Callable[[Collection[Name]], bool]) -> tuple[Name, ...]:
+def find_culprits(names: Sequence[Name], works: Callable[[Collection[Name]], bool]) -> tuple[Name, ...]:
     """A few of `names` without which `works` is true; empty: there are none. At most CULPRITS_MAX.
 
-    Where two are at fault only together, it is the one that comes later in `names` (see `suspected`). `works` gets
+    Where two are at fault only together, it is the one that comes later in `names` (see `rank_suspects`). `works` gets
     the names to leave out. It is called about log2(len(names)) times for each culprit.
     """
     found: list[Name] = []
@@ -71,7 +71,7 @@ def culprits(names: Sequence[Name], works: Callable[[Collection[Name]], bool]) -
     return tuple(found)
 
 
-def suspected(names: Iterable[ModelName], error: Exception) -> list[ModelName]:
+def rank_suspects(names: Iterable[ModelName], error: Exception) -> list[ModelName]:
     """`names` in the order in which they are suspected, the most suspect last.
 
     Suspect is what functions worked on when the exception was raised, the innermost most: a replica that is looked at
@@ -107,7 +107,7 @@ class Folded(NamedTuple):
     """The last exception that no Model explains."""
 
 
-def fold_apart(world: World, batch: Sequence[Observation], now_s: float) -> Folded:
+def fold_separately(world: World, batch: Sequence[Observation], now_s: float) -> Folded:
     """Folds a batch whose `fold` raised: each observation for itself, and without the Models that make it raise."""
     transitions: list[Transition] = []
     faults: list[tuple[ModelName, Exception]] = []
@@ -115,14 +115,14 @@ def fold_apart(world: World, batch: Sequence[Observation], now_s: float) -> Fold
     folded: dict[Hashable, Observation] = {}
     last: Exception | None = None
     for one in batch:
-        done, key = attempt(partial(fold, world, (one,), now_s)), key_of(one)
+        done, key = attempt(partial(fold, world, (one,), now_s)), observation_key(one)
         aside.pop(key, None)
         if isinstance(done, Failure):
             folded.pop(key, None)
             if not isinstance(one, Reported | Acted):  # the next report repeats all of it; Actions are not repeated
                 aside[key] = one
             error, found = done.error, _culprits_of(world, one, done.error, now_s)
-            seen = [FaultSeen(model=name, reason=described(error)) for name in found]
+            seen = [FaultSeen(model=name, reason=describe_error(error)) for name in found]
             held = _holding(world, one, now_s)
             done = attempt(partial(fold, held, (*_rest(held, one, found), *seen), now_s)) if found else done
             if isinstance(done, Failure):  # no Model explains it, or these do not explain all of it
@@ -157,18 +157,18 @@ def _culprits_of(world: World, one: Observation, error: Exception, now_s: float)
     """Models that an observation is about, or else any of which the fold keeps something as time passes."""
 
     def works(names: Collection[ModelName]) -> bool:
-        return succeeds(lambda: fold(supposing(world, names), _rest(world, one, names), now_s))
+        return can_complete(lambda: fold(assume_quarantined(world, names), _rest(world, one, names), now_s))
 
-    about = culprits(suspected(models_of(world, one), error), works)
-    return about or culprits(suspected(world.models.keys() - quarantined(world), error), works)
+    about = find_culprits(rank_suspects(models_of(world, one), error), works)
+    return about or find_culprits(rank_suspects(world.models.keys() - list_quarantined_models(world), error), works)
 
 
 def _rest(world: World, one: Observation, names: Collection[ModelName]) -> tuple[Observation, ...]:
-    rest = without(world, one, names)
+    rest = exclude_models(world, one, names)
     return () if rest is None else (rest,)
 
 
-def key_of(one: Observation) -> Hashable:
+def observation_key(one: Observation) -> Hashable:
     """Two observations with one key are about the same thing: the later one replaces the earlier."""
     match one:
         case ReplicaSeen() | LeaseRefused():
@@ -205,7 +205,7 @@ def models_of(world: World, one: Observation) -> frozenset[ModelName]:
         case Acted():
             name = model_of(world, one.action)
             return frozenset() if name is None else frozenset({name})
-        case Granted():
+        case HoldsGranted():
             return frozenset(name for _, id, _ in one.holds if (name := _owner(world, id)) is not None)
         case _:
             return frozenset()
@@ -229,7 +229,7 @@ def _owner(world: World, id: ReplicaId) -> ModelName | None:
     return None if replica is None else replica.model
 
 
-def without(world: World, one: Observation, names: Collection[ModelName]) -> Observation | None:
+def exclude_models(world: World, one: Observation, names: Collection[ModelName]) -> Observation | None:
     """An observation without what it says of these Models; None: nothing is left.
 
     Of documents, theirs stay as the World has them. A new one is replaced by one that only has the name and who may
@@ -249,8 +249,8 @@ def without(world: World, one: Observation, names: Collection[ModelName]) -> Obs
                 totals=tuple(row for row in report.totals if row.model not in names),
             )
             return replace(one, report=rest)
-        case Granted():
-            return Granted(holds=tuple(row for row in one.holds if _owner(world, row[1]) not in names))
+        case HoldsGranted():
+            return HoldsGranted(holds=tuple(row for row in one.holds if _owner(world, row[1]) not in names))
         case _:
             return None if models_of(world, one) & frozenset(names) else one
 

@@ -35,7 +35,7 @@ class Inbox:
         self._waiting.extend(batch)
         if len(self._waiting) > self._merge_above:
             before = len(self._waiting)
-            self._waiting = merged(self._waiting)
+            self._waiting = merge_reports(self._waiting)
             self._merged += before - len(self._waiting)
             self._merge_above = max(INBOX_MAX, 2 * len(self._waiting))  # else what cannot shrink is looked at each time
 
@@ -46,7 +46,7 @@ class Inbox:
         return taken
 
 
-def merged(batch: Sequence[Observation]) -> list[Observation]:
+def merge_reports(batch: Sequence[Observation]) -> list[Observation]:
     """The batch with one report per boot of a gateway, in the place of its first: nothing else may overtake it."""
     newest: dict[tuple[GatewayId, str], Reported] = {}
     for one in batch:

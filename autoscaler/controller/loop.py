@@ -24,13 +24,20 @@ from typing import NamedTuple, TypeVar
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.controller.containment import CULPRITS_MAX, culprits, fold_apart, key_of, model_of, suspected
+from autoscaler.controller.containment import (
+    CULPRITS_MAX,
+    find_culprits,
+    fold_separately,
+    model_of,
+    observation_key,
+    rank_suspects,
+)
 from autoscaler.controller.inbox import Inbox
 from autoscaler.drivers.driver import Cutter, Driver
-from autoscaler.faults import Failure, attempt, described, succeeds
-from autoscaler.fold.faults import quarantined
+from autoscaler.faults import Failure, attempt, can_complete, describe_error
+from autoscaler.fold.faults import list_quarantined_models
 from autoscaler.fold.fold import Observation, fold
-from autoscaler.fold.masking import masked, supposing
+from autoscaler.fold.masking import assume_quarantined, mask_quarantined
 from autoscaler.planner.plan import Planner, wind_down
 from autoscaler.providers.provider import Supplier
 from autoscaler.provisioning.provisioner import ORDERS_MAX
@@ -39,15 +46,15 @@ from autoscaler.state.actions import (
     AcquireLease,
     Acted,
     Action,
-    CutNode,
     FailReplica,
     Plan,
     ReleaseLease,
+    RepartitionNode,
     StartReplica,
     StopReplica,
 )
 from autoscaler.state.capacity_orders import LeaseRefused
-from autoscaler.state.events import FaultSeen, FollowingSeen, Granted, LeadingSeen, StartSeen, Tick, Transition
+from autoscaler.state.events import FaultSeen, FollowingSeen, HoldsGranted, LeadingSeen, StartSeen, Tick, Transition
 from autoscaler.state.mig import CutRefused
 from autoscaler.state.world import World
 
@@ -70,7 +77,7 @@ def report_fault(model: ModelName | None, what: str, reason: str) -> None:
         _log.error("event=model_faulty model=%s in=%s error=%s", model, what, reason)
 
 
-class Step(NamedTuple):
+class LoopStep(NamedTuple):
     """One decision, for listeners. Times are of the loop's clock; `received_s` is the oldest observation's arrival."""
 
     before: World
@@ -88,7 +95,7 @@ class Step(NamedTuple):
 Decide = Callable[[World, float], Plan]
 """(world, now_s) -> Plan."""
 
-Listener = Callable[[Step], None]
+Listener = Callable[[LoopStep], None]
 """Told after every step, in order. Must not block."""
 
 
@@ -130,7 +137,9 @@ class Loop:
         self._decide_now: Decide = Planner().plan
         self._empty = asyncio.Event()
         self._aside: dict[Hashable, Observation] = {}
-        """Observations that could not be folded, by `key_of`: folded after RETRY_S_MAX or when a quarantine ends."""
+        """Observations that could not be folded, by `observation_key`: folded after RETRY_S_MAX or when a quarantine
+        ends.
+        """
         self._unstopped: dict[ReplicaId, StopReplica] = {}
         """Stops that the driver failed to begin."""
         self._again_s = 0.0
@@ -209,13 +218,13 @@ class Loop:
         for one in batch:
             if isinstance(one, FaultSeen) and not one.model:
                 self.trouble(one.part, one.reason)
-            elif isinstance(one, FaultSeen) and one.model not in quarantined(self.world):
+            elif isinstance(one, FaultSeen) and one.model not in list_quarantined_models(self.world):
                 report_fault(one.model, "driver", one.reason)
             elif isinstance(one, LeadingSeen | FollowingSeen):  # of another leadership
                 self._aside.clear()
                 self._unstopped.clear()
         transitions = self._fold([*self._again(started_s), *batch], started_s)
-        if self._aside and quarantined(before) - quarantined(self.world):
+        if self._aside and list_quarantined_models(before) - list_quarantined_models(self.world):
             self._again_s = started_s  # a quarantine is over
             transitions += self._fold(self._again(started_s), started_s)
         actions: list[Action] = []
@@ -236,7 +245,9 @@ class Loop:
         granted = self._divided(started_s) if leads else None
         if granted is not None:
             transitions += self._fold((granted,), started_s)
-        done = Step(before, self.world, self.plan, tuple(actions), transitions, received_s, started_s, acted_s, merged)
+        done = LoopStep(
+            before, self.world, self.plan, tuple(actions), transitions, received_s, started_s, acted_s, merged
+        )
         for listener in self.listeners:
             self._tell(listener, done)
         if self.world.synced and not self.world.replicas:
@@ -252,7 +263,9 @@ class Loop:
         transitions: tuple[Transition, ...] = ()
         faults = len(self.world.faults)
         while True:
-            done = attempt(lambda: self.contained("plan", lambda world: self._decide_now(masked(world), now_s)))
+            done = attempt(
+                lambda: self.contained("plan", lambda world: self._decide_now(mask_quarantined(world), now_s))
+            )
             if isinstance(done, Failure):
                 if len(self.world.faults) > faults:
                     self._failures = 0  # fewer Models are in the way the next time
@@ -276,7 +289,7 @@ class Loop:
             obstacle = attempt(partial(self._driver.obstacle, self.world.models[name]))
             if isinstance(obstacle, Failure):
                 self.fault(name, "driver", obstacle.error)
-                obstacle = f"the driver failed: {described(obstacle.error)}"
+                obstacle = f"the driver failed: {describe_error(obstacle.error)}"
             if obstacle:
                 found.append(StartSeen(model=name, obstacle=obstacle))
         return found
@@ -286,39 +299,41 @@ class Loop:
         if not isinstance(done, Failure):
             self.world, transitions = done
             for one in batch if self._aside else ():
-                self._aside.pop(key_of(one), None)
+                self._aside.pop(observation_key(one), None)
             if self._troubles and now_s >= self._unfolded_s + RETRY_S_MAX:
                 self.trouble("fold", "")
             return transitions
-        apart = fold_apart(self.world, batch, now_s)
+        apart = fold_separately(self.world, batch, now_s)
         self.world = apart.world
         for name, error in apart.faults:
-            report_fault(name, "fold", described(error))
+            report_fault(name, "fold", describe_error(error))
         if apart.error is not None:
-            self.trouble("fold", described(apart.error))
+            self.trouble("fold", describe_error(apart.error))
             self._unfolded_s = now_s
         for one in apart.folded:
-            self._aside.pop(key_of(one), None)
-        self._aside |= {key_of(one): one for one in apart.aside}
+            self._aside.pop(observation_key(one), None)
+        self._aside |= {observation_key(one): one for one in apart.aside}
         self._again_s = now_s + RETRY_S_MAX
         return apart.transitions
 
-    def _divided(self, now_s: float) -> Granted | None:
+    def _divided(self, now_s: float) -> HoldsGranted | None:
         """See `shares`; a Model that makes it raise keeps the holds that it has."""
-        done = attempt(lambda: slots.divide(self.world, now_s))
+        done = attempt(lambda: slots.divide_slots(self.world, now_s))
         if not isinstance(done, Failure):
             if self._troubles:
                 self.trouble("shares", "")
             return done
 
-        def some(out: Iterable[ModelName]) -> Granted | None:
-            return slots.divide(replace(self.world, undivided=self.world.undivided.difference(out)), now_s)
+        def some(out: Iterable[ModelName]) -> HoldsGranted | None:
+            return slots.divide_slots(replace(self.world, undivided=self.world.undivided.difference(out)), now_s)
 
-        found = culprits(suspected(self.world.undivided, done.error), lambda out: succeeds(lambda: some(out)))
+        found = find_culprits(
+            rank_suspects(self.world.undivided, done.error), lambda out: can_complete(lambda: some(out))
+        )
         for name in found:
             self.fault(name, "shares", done.error)
         if not found:
-            self.trouble("shares", described(done.error))
+            self.trouble("shares", describe_error(done.error))
         again = attempt(lambda: some(found)) if found else None
         return None if isinstance(again, Failure) else again
 
@@ -334,9 +349,10 @@ class Loop:
             done = attempt(lambda: compute(self.world))
             if not isinstance(done, Failure):
                 return done
-            names = {*self.world.models, *self.world.by_model} - quarantined(self.world)
-            found = culprits(
-                suspected(names, done.error), lambda out: succeeds(lambda: compute(supposing(self.world, out)))
+            names = {*self.world.models, *self.world.by_model} - list_quarantined_models(self.world)
+            found = find_culprits(
+                rank_suspects(names, done.error),
+                lambda out: can_complete(lambda: compute(assume_quarantined(self.world, out))),
             )
             for name in found:
                 self.fault(name, what, done.error)
@@ -345,8 +361,8 @@ class Loop:
 
     def fault(self, name: ModelName, what: str, error: Exception) -> None:
         """An exception that a Model caused: it is quarantined at once."""
-        if name not in quarantined(self.world):
-            reason = described(error)
+        if name not in list_quarantined_models(self.world):
+            reason = describe_error(error)
             report_fault(name, what, reason)
             done = attempt(lambda: fold(self.world, (FaultSeen(model=name, reason=reason),), self._clock()))
             if isinstance(done, Failure):  # of another Model, as time passes; the next step folds for each
@@ -369,7 +385,7 @@ class Loop:
 
     def _degrade(self, what: str, error: Exception, now_s: float) -> None:
         """Nothing is decided for a while."""
-        self.trouble(what, described(error))
+        self.trouble(what, describe_error(error))
         self._retry_s = now_s + min(2.0**self._failures, RETRY_S_MAX)
         self._failures = min(self._failures + 1, 16)
 
@@ -384,18 +400,18 @@ class Loop:
                 self._try(action, now_s)
         return again
 
-    def _tell(self, listener: Listener, step: Step) -> None:
+    def _tell(self, listener: Listener, step: LoopStep) -> None:
         """A listener that fails is called again with the next step."""
         done = attempt(lambda: listener(step))
         if isinstance(done, Failure) or self._troubles:
             name = getattr(listener, "__qualname__", type(listener).__name__)
-            self.trouble(name, described(done.error) if isinstance(done, Failure) else "")
+            self.trouble(name, describe_error(done.error) if isinstance(done, Failure) else "")
 
     # --- Actions ------------------------------------------------------------------------------------------------------
 
     def _act(self, action: Action, now_s: float) -> tuple[Transition, ...] | None:
         """Folds it, then performs it. None: nothing was done, since its Model is quarantined or the fold raised."""
-        if isinstance(action, StartReplica) and action.replica.model in quarantined(self.world):
+        if isinstance(action, StartReplica) and action.replica.model in list_quarantined_models(self.world):
             return None
         done = attempt(lambda: fold(self.world, (Acted(action=action),), now_s))
         if isinstance(done, Failure):
@@ -409,7 +425,7 @@ class Loop:
         done = attempt(lambda: self._perform(action))
         if not isinstance(done, Failure):
             return ()
-        why = described(done.error)
+        why = describe_error(done.error)
         match action:
             case StartReplica():
                 self._blame(action, done.error, now_s)
@@ -420,7 +436,7 @@ class Loop:
             case AcquireLease():
                 report_fault(None, "capacity", why)
                 self.observe((LeaseRefused(id=action.order.id, reason=why),))
-            case CutNode():
+            case RepartitionNode():
                 report_fault(None, "cut", why)
                 self.observe((CutRefused(node=action.order.node, reason=why),))
             case _:
@@ -440,14 +456,14 @@ class Loop:
             self._driver.start(action.replica, self.world.models[action.replica.model])
         elif isinstance(action, StopReplica):
             self._driver.stop(self.world.replicas[action.replica], action.grace_s)
-        elif isinstance(action, CutNode):
+        elif isinstance(action, RepartitionNode):
             self._cut(action)
         elif isinstance(action, AcquireLease):
             self._acquire(action)
         elif isinstance(action, ReleaseLease) and self._supplier is not None:
             self._supplier.release(action.order)
 
-    def _cut(self, action: CutNode) -> None:
+    def _cut(self, action: RepartitionNode) -> None:
         if self._cutter is None:
             self.observe((CutRefused(node=action.order.node, reason="nobody here can have it cut anew"),))
         else:

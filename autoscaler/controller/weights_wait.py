@@ -10,13 +10,20 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 
-from autoscaler.agent_contract import OWN, Laid, parts
+from autoscaler.agent_contract import OWN, Laid, collect_weights_requests
 from autoscaler.contract import ReplicaId
-from autoscaler.controller.loop import Step
+from autoscaler.controller.loop import LoopStep
 from autoscaler.spec.model import Model
 from autoscaler.state.world import ClusterFacts, Replica, World
 from autoscaler.weights import mounts
-from autoscaler.weights.desired import Coming, Failed, found, lying, nowhere, standing
+from autoscaler.weights.desired import (
+    WeightsFailed,
+    WeightsPending,
+    assess_weights,
+    explain_no_node,
+    find_artifact_facts,
+    find_unfetched_artifact,
+)
 
 HOW = "it is not known how pods can see them: the API server does not say its version and our rights"
 LOOK_S_MAX = 30.0
@@ -37,7 +44,7 @@ class _Waiting:
     said: str = ""
 
 
-class NodeSupply:
+class AgentNodeSupply:
     """As `autoscaler.drivers.driver.NodeSupply`, and a listener of the loop."""
 
     def __init__(self, world: Callable[[], World], clock: Callable[[], float]) -> None:
@@ -51,18 +58,20 @@ class NodeSupply:
 
     def brings(self, model: Model) -> Collection[str]:
         """As NodeSupply."""
-        return parts(model).keys()
+        return collect_weights_requests(model).keys()
 
     def obstacle(self, model: Model) -> str:
         """As NodeSupply."""
-        world, wishes = self._world(), parts(model)
+        world, wishes = self._world(), collect_weights_requests(model)
         if wishes and model.spec.gpu.count == 0:
-            return nowhere(model)
-        of = {OWN: ("its weights", lying(model))} | {
+            return explain_no_node(model)
+        of = {OWN: ("its weights", find_unfetched_artifact(model))} | {
             name: (f"the weights of its adapter {name}", wish.artifact) for name, wish in wishes.items() if name != OWN
         }
         why = (
-            mounts.obstacle(artifact, world.settings, world.mounting, what, found(world, model, name))
+            mounts.explain_unmountable(
+                artifact, world.settings, world.mounting, what, find_artifact_facts(world, model, name)
+            )
             for name, (what, artifact) in of.items()
         )
         return next(filter(None, why), "")
@@ -81,7 +90,7 @@ class NodeSupply:
         finally:
             del self._waiting[replica.id]
 
-    def on_step(self, step: Step) -> None:
+    def on_step(self, step: LoopStep) -> None:
         """Something was said, or time passed."""
         for one in list(self._waiting.values()):
             self._look(one, step.after, step.acted_s)
@@ -89,12 +98,12 @@ class NodeSupply:
     def _look(self, one: _Waiting, world: World, now_s: float) -> None:
         if one.laid.done():
             return
-        found = standing(world, one.replica, one.model, one.since_s, now_s)
+        found = assess_weights(world, one.replica, one.model, one.since_s, now_s)
         if isinstance(found, Laid) and world.mounting is None:
-            found = Coming(HOW) if now_s < one.since_s + LOOK_S_MAX else Failed(HOW)
-        if isinstance(found, Failed):
+            found = WeightsPending(HOW) if now_s < one.since_s + LOOK_S_MAX else WeightsFailed(HOW)
+        if isinstance(found, WeightsFailed):
             one.laid.set_exception(NotBroughtError(found.reason))
-        elif not isinstance(found, Coming):
+        elif not isinstance(found, WeightsPending):
             one.laid.set_result(found)
         elif found.words != one.said:
             one.said = found.words

@@ -1,9 +1,9 @@
 """Demand: how many Replicas of a Model are wanted now, and why.
 
-Owns `wanted`. 0 -> 1 at once; 1 -> N when what waits would take longer to drain than a start, has waited for a while,
-and what is starting does not suffice; N -> fewer when the most Calls at once over the idle window fit fewer; N -> 0
-when the idle window has passed since the last finish. Unknown is never zero: fewer only when every known gateway has
-told.
+Owns `compute_desired_replicas`. 0 -> 1 at once; 1 -> N when what waits would take longer to drain than a start, has
+waited for a while, and what is starting does not suffice; N -> fewer when the most Calls at once over the idle window
+fit fewer; N -> 0 when the idle window has passed since the last finish. Unknown is never zero: fewer only when every
+known gateway has told.
 The answer is computed anew from levels each time, so nothing ratchets. It knows nothing of Devices.
 """
 
@@ -17,13 +17,13 @@ from msgspec.structs import replace
 
 from autoscaler.capacity.lead_times import WAIT_WORTH
 from autoscaler.contract import ModelName
-from autoscaler.demand.schedule import floor
-from autoscaler.queries.cordons import STOPPED, WOKEN, moving
-from autoscaler.queries.gateways import complete, silent
+from autoscaler.demand.schedule import compute_replica_floor
+from autoscaler.queries.cordons import STOPPED, WOKEN, find_drain_cordon
+from autoscaler.queries.gateways import is_demand_complete, list_silent_gateways
 from autoscaler.spec.model import IDLE_AUTO_S, Model
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.world import Fact, History, Load, Replica, World
-from autoscaler.text import seconds, tenants
+from autoscaler.state.world import Fact, History, ModelLoad, Replica, World
+from autoscaler.text import format_duration, format_tenants
 
 LIVE = frozenset({S.PENDING, S.STARTING, S.READY, S.UNREADY, S.WAKING})
 """Supply: serves, or is about to."""
@@ -46,11 +46,11 @@ REFUSED_S_MIN = 10.0
 
 RENTED = " while its place lets capacity cost"
 
-NO_LOAD = Load()
+NO_LOAD = ModelLoad()
 NO_HISTORY = History()
 
 
-class Wanted(Fact, frozen=True):
+class DesiredReplicas(Fact, frozen=True):
     """How many Replicas of a Model are wanted, and why."""
 
     model: ModelName
@@ -68,11 +68,11 @@ class Wanted(Fact, frozen=True):
 
 
 class _Case(NamedTuple):
-    """One Model as `wanted` looks at it."""
+    """One Model as `compute_desired_replicas` looks at it."""
 
     world: World
     model: Model
-    load: Load
+    load: ModelLoad
     history: History
     supply: Sequence[Replica]
     now_s: float
@@ -80,19 +80,19 @@ class _Case(NamedTuple):
     """Live ones beside `supply`, which another takes the place of: they stay while Calls need them."""
 
 
-def live(world: World, name: ModelName) -> list[Replica]:
+def list_live_replicas(world: World, name: ModelName) -> list[Replica]:
     """The Model's Replicas that serve or are about to, in order of their ids (as the index has them)."""
     replicas = world.replicas
     return [replica for id in world.by_model.get(name, ()) if (replica := replicas[id]).state in LIVE]
 
 
-def lasting(supply: Sequence[Replica]) -> list[Replica]:
+def exclude_replaced_replicas(supply: Sequence[Replica]) -> list[Replica]:
     """Of a Model's live Replicas those whose place no other of them takes: who goes is not counted beside its heir."""
     left = {replica.move.replica for replica in supply if replica.move is not None}
     return [replica for replica in supply if replica.id not in left] if left else list(supply)
 
 
-def quiet(world: World, model: Model) -> bool:
+def is_inactive(world: World, model: Model) -> bool:
     """Whether it is plain at a glance that none is wanted and none is there; most Models are so most of the time."""
     name = model.name
     return (
@@ -117,7 +117,7 @@ def idle_window_s(model: Model, history: History) -> float:
     return min(window_s * 2.0 ** min(history.regrets, 16), IDLE_AUTO_S[1])
 
 
-def idle_s(world: World, model: Model, history: History) -> tuple[float, bool]:
+def effective_idle_window(world: World, model: Model, history: History) -> tuple[float, bool]:
     """The idle window as it is now, and whether it is short since what is idle lets capacity cost."""
     window_s, start_s = idle_window_s(model, history), median_start_s(history)
     if start_s is None or model.spec.idle_seconds != "auto" or model.name not in world.rented.idlers:
@@ -126,7 +126,7 @@ def idle_s(world: World, model: Model, history: History) -> tuple[float, bool]:
     return min(window_s, worth_s), worth_s < window_s
 
 
-def mean_call_s(world: World, name: ModelName, load: Load) -> float | None:
+def mean_call_s(world: World, name: ModelName, load: ModelLoad) -> float | None:
     """Seconds of a Slot that a Call of the waiting Tenants takes, over the gateways' lives; None: none has finished."""
     totals = [g.totals.get((name, tenant)) for g in world.gateways.values() for tenant in load.tenants]
     finished = sum(total.finished for total in totals if total is not None)
@@ -145,36 +145,36 @@ def held_until_s(model: Model, history: History, replica: Replica) -> float:
     Once it has served a Call after getting ready, its residency is no reason to outlast the idle window any more.
     """
     ready_s = replica.since_s if replica.ready_s is None else replica.ready_s
-    if used(history, ready_s):
+    if has_activity_since(history, ready_s):
         return history.hold_until_s
     return max(ready_s + residency_s(model, history), history.hold_until_s)
 
 
-def used(history: History, ready_s: float) -> bool:
+def has_activity_since(history: History, ready_s: float) -> bool:
     """Whether a Call came or finished after `ready_s`."""
     return history.last_activity_s is not None and history.last_activity_s > ready_s
 
 
-def wanted(world: World, model: Model, now_s: float) -> Wanted:
+def compute_desired_replicas(world: World, model: Model, now_s: float) -> DesiredReplicas:
     """How many Replicas of `model` are wanted at `now_s`."""
     name = model.name
     if model.spec.paused:
-        return Wanted(model=name, count=0, reason="paused" if model.adopted is None else model.adopted.message)
+        return DesiredReplicas(model=name, count=0, reason="paused" if model.adopted is None else model.adopted.message)
     if name in world.stops:
-        return Wanted(model=name, count=0, reason=STOPPED)
+        return DesiredReplicas(model=name, count=0, reason=STOPPED)
     load, history = world.loads.get(name, NO_LOAD), world.histories.get(name, NO_HISTORY)
-    there = live(world, name)
-    supply = lasting(there)
+    there = list_live_replicas(world, name)
+    supply = exclude_replaced_replicas(there)
     case = _Case(world, model, load, history, supply, now_s, len(there) - len(supply))
     if load.waiting or (load.running and case.supply):
         answer = _busy(case)
     elif case.supply:
         answer = _idle(case)
     else:
-        answer = _refused(case) or Wanted(model=name, count=0, reason="nobody calls it")
+        answer = _refused(case) or DesiredReplicas(model=name, count=0, reason="nobody calls it")
     if model.adopted is not None and model.adopted.toggled:
         return replace(answer, count=max(1, len(case.supply)) if answer.count or model.spec.replicas.min else 0)
-    kept = floor(world, model, now_s)
+    kept = compute_replica_floor(world, model, now_s)
     low, high = kept.least, max(kept.least, model.spec.replicas.max)
     if kept.next_s is not None:
         answer = replace(answer, next_s=min(answer.next_s or kept.next_s, kept.next_s))
@@ -185,7 +185,7 @@ def wanted(world: World, model: Model, now_s: float) -> Wanted:
     return replace(answer, count=high) if answer.count > high else answer
 
 
-def _busy(case: _Case) -> Wanted:
+def _busy(case: _Case) -> DesiredReplicas:
     """Calls wait or run: as many as they need, none fewer than the idle window's peak needs."""
     model, load, have = case.model, case.load, len(case.supply)
     need = max(1, _enough(case, load.waiting + (load.running if have else 0)))
@@ -198,7 +198,9 @@ def _busy(case: _Case) -> Wanted:
         count = max(have, 1, min(need, have + case.spare)) if why_not else need
         reason += f"; {why_not}" if why_not else f": {need} x {model.slots} slots"
     since_s = load.oldest_s if load.waiting else case.history.last_activity_s
-    return Wanted(model=model.name, count=count, reason=reason, since_s=since_s, next_s=next_s, urgent=load.waiting > 0)
+    return DesiredReplicas(
+        model=model.name, count=count, reason=reason, since_s=since_s, next_s=next_s, urgent=load.waiting > 0
+    )
 
 
 def _not_yet(case: _Case) -> tuple[str, float | None]:
@@ -210,21 +212,21 @@ def _not_yet(case: _Case) -> tuple[str, float | None]:
         persist_s = PERSIST_UNKNOWN_S if median_s is None else min(max(median_s / 4, low), high)
         due_s = None if load.oldest_s is None else load.oldest_s + persist_s
         if due_s is None or case.now_s < due_s:
-            return f"one more starts when a Call has waited {seconds(persist_s)}", due_s
+            return f"one more starts when a Call has waited {format_duration(persist_s)}", due_s
     call_s = mean_call_s(case.world, case.model.name, load)
     if median_s is not None and call_s is not None:
         drain_s = load.waiting * call_s / (sum(one.slots for one in case.supply) or case.model.slots)
         if drain_s <= median_s:
-            return f"done in about {seconds(drain_s)}, a start takes {seconds(median_s)}", None
+            return f"done in about {format_duration(drain_s)}, a start takes {format_duration(median_s)}", None
     return "", None
 
 
 def _fewer(case: _Case, need: int) -> tuple[int, float | None]:
     """(how many stay when `need` would do now, when time changes that)."""
     have, history = len(case.supply), case.history
-    if not complete(case.world, case.now_s):
+    if not is_demand_complete(case.world, case.now_s):
         return have, None
-    window_s, rented = idle_s(case.world, case.model, history)
+    window_s, rented = effective_idle_window(case.world, case.model, history)
     peak, next_s = _peak(history, window_s, case.now_s)
     need = max(need, _enough(case, peak))
     stay_s = window_s if rented else min(EXTRA_WINDOWS * window_s, EXTRA_S_MAX)
@@ -238,7 +240,7 @@ def _fewer(case: _Case, need: int) -> tuple[int, float | None]:
 def _replaced(case: _Case) -> bool:
     """Whether some take the places of others: who is new is there instead of an old one then, not as one more."""
     hash = case.model.spec_hash()
-    old = sum(one.spec_hash != hash or moving(case.world, one) is not None for one in case.supply)
+    old = sum(one.spec_hash != hash or find_drain_cordon(case.world, one) is not None for one in case.supply)
     return 0 < old < len(case.supply)
 
 
@@ -249,45 +251,50 @@ def _peak(history: History, window_s: float, now_s: float) -> tuple[int, float |
     return max((calls for calls, _ in counted), default=0), min((end_s for _, end_s in counted), default=None)
 
 
-def _idle(case: _Case) -> Wanted:
+def _idle(case: _Case) -> DesiredReplicas:
     """Nobody waits and nothing runs: zero when the idle window is over, and all that was started has had its chance."""
     world, history, supply, now_s = case.world, case.history, case.supply, case.now_s
     name = case.model.name
-    if not complete(world, now_s):
-        who = ", ".join(silent(world, now_s)) or "none is known yet"
+    if not is_demand_complete(world, now_s):
+        who = ", ".join(list_silent_gateways(world, now_s)) or "none is known yet"
         reason = f"kept: gateways that have not reported may have Calls ({who})"
-        return Wanted(model=name, count=len(supply), reason=reason)
+        return DesiredReplicas(model=name, count=len(supply), reason=reason)
     count, next_s = _fewer(case, 1) if len(supply) > 1 else (1, None)
     last_s = history.last_activity_s
     if any(replica.state in BEGINNING for replica in supply):
         reason = "a start that nobody waits for runs to ready"
-        return Wanted(model=name, count=count, reason=reason, since_s=last_s, next_s=next_s)
+        return DesiredReplicas(model=name, count=count, reason=reason, since_s=last_s, next_s=next_s)
     told = "last used"
     if last_s is None:
         last_s = max(r.since_s if r.ready_s is None else r.ready_s for r in supply)
     if last_s < world.leading_since_s:  # the leader before may have ended with Calls that it had not written down
         told, last_s = "not used since this leader began", world.leading_since_s
-    window_s, rented = idle_s(world, case.model, history)
+    window_s, rented = effective_idle_window(world, case.model, history)
     held_s = max(held_until_s(case.model, history, replica) for replica in supply)
     zero_s = max(last_s + window_s, held_s)
     if now_s >= zero_s:
-        return Wanted(model=name, count=0, reason=f"idle for {seconds(now_s - last_s)}", since_s=last_s)
-    reason = f"{told} {seconds(now_s - last_s)} ago, idle window {seconds(window_s)}{RENTED if rented else ''}"
+        return DesiredReplicas(
+            model=name, count=0, reason=f"idle for {format_duration(now_s - last_s)}", since_s=last_s
+        )
+    reason = (
+        f"{told} {format_duration(now_s - last_s)} ago, idle window "
+        f"{format_duration(window_s)}{RENTED if rented else ''}"
+    )
     if held_s > last_s + window_s:
         whom = "because an operator woke it" if history.woken_s is not None else "for those who left"
-        reason = f"kept ready {whom}, for {seconds(held_s - now_s)}"
+        reason = f"kept ready {whom}, for {format_duration(held_s - now_s)}"
     next_s = zero_s if next_s is None else min(next_s, zero_s)
-    return Wanted(model=name, count=count, reason=reason, since_s=last_s, next_s=next_s)
+    return DesiredReplicas(model=name, count=count, reason=reason, since_s=last_s, next_s=next_s)
 
 
-def _refused(case: _Case) -> Wanted | None:
+def _refused(case: _Case) -> DesiredReplicas | None:
     """One, while a Call that was refused because the Model is cold has not had its start."""
     end_s = refused_until_s(case.history)
     if case.now_s >= end_s:
         return None
     refused_s = case.history.refused_cold_s
     reason = WOKEN if refused_s == case.history.woken_s else "a Call was refused because it is cold"
-    return Wanted(model=case.model.name, count=1, reason=reason, since_s=refused_s, next_s=end_s, urgent=True)
+    return DesiredReplicas(model=case.model.name, count=1, reason=reason, since_s=refused_s, next_s=end_s, urgent=True)
 
 
 def refused_until_s(history: History) -> float:
@@ -307,11 +314,11 @@ def unserved_since_s(world: World, name: ModelName, now_s: float) -> float:
     return arrived_s if history.served_until_s is None else max(arrived_s, history.served_until_s)
 
 
-def _calls(load: Load) -> str:
+def _calls(load: ModelLoad) -> str:
     """`3 waiting, tenant acme`."""
     counts = [f"{load.waiting} waiting"] if load.waiting else []
     counts += [f"{load.running} running"] if load.running else []
-    return ", ".join([*counts, tenants(load.tenants)] if load.tenants else counts)
+    return ", ".join([*counts, format_tenants(load.tenants)] if load.tenants else counts)
 
 
 def _enough(case: _Case, calls: int) -> int:

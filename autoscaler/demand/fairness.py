@@ -46,7 +46,7 @@ def max_min(claimants: Mapping[Key, Claimant], slots: int) -> dict[Key, int]:
     return shares
 
 
-def lifted(attained: Mapping[Key, float], key: Key, active: Iterable[Key]) -> float:
+def lift_attained_service(attained: Mapping[Key, float], key: Key, active: Iterable[Key]) -> float:
     """What one that comes back has attained: no less than the least served active one, so that nobody saves up time.
 
     Where nobody was active it is the most that anybody attained: who used what nobody else wanted owes nothing for it
@@ -58,14 +58,14 @@ def lifted(attained: Mapping[Key, float], key: Key, active: Iterable[Key]) -> fl
     return max(floor, attained.get(key, 0.0))
 
 
-class Part(NamedTuple):
+class ShareDemand(NamedTuple):
     """A place where a share is wanted: how many Calls are there, and when the oldest of them that waits arrived."""
 
     wants: int
     oldest_s: float
 
 
-def split(parts: Mapping[Key, Part], share: int) -> dict[Key, int]:
+def split_share(parts: Mapping[Key, ShareDemand], share: int) -> dict[Key, int]:
     """Splits `share` over places by what each wants; what does not divide goes where a Call has waited longest."""
     total = sum(part.wants for part in parts.values())
     if total <= share:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from autoscaler.demand.desired_replicas import PEAK_BUCKET_S, idle_window_s
 from autoscaler.spec.model import Model, Start
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.world import History, Load, Replica, World
+from autoscaler.state.world import History, ModelLoad, Replica, World
 
 STARTS_MAX = 32
 TRY_AFTER_S = (0.0, 0.5, 1.0)
@@ -30,37 +30,37 @@ SAME_S = 0.010
 """Ages that a report tells jitter by its travel: less than this is no news."""
 
 
-def started(history: History, took_s: float | None) -> History:
+def record_start(history: History, took_s: float | None) -> History:
     """A Replica became ready for the first time, `took_s` after its process started (None where that is not known).
 
-    Its failures still count until it has shown that it stays (`forgiven`): an engine that dies at its first Call is
-    ready each time.
+    Its failures still count until it has shown that it stays (`clear_failures`): an engine that dies at its first Call
+    is ready each time.
     """
     starts_s = history.starts_s if took_s is None else (*history.starts_s, took_s)[-STARTS_MAX:]
     return replace(history, starts_s=starts_s, retry_at_s=0.0, refused_until_s=0.0, failure="", failed_hash="")
 
 
-def forgiven(history: History) -> History:
+def clear_failures(history: History) -> History:
     """No failure counts any more: a Replica outlived its residency or was drained, or the Model was changed."""
     return replace(
         history, tries=0, first_try_s=None, retry_at_s=0.0, episodes=0, refused_until_s=0.0, failure="", failed_hash=""
     )
 
 
-def of_this(history: History, model: Model) -> History:
+def drop_stale_failures(history: History, model: Model) -> History:
     """What is remembered, of this Model: failures that another spec of it had while nobody looked count no more."""
     other = bool(history.failed_hash) and history.failed_hash != model.spec_hash()
-    return forgiven(history) if other and history.failure else history
+    return clear_failures(history) if other and history.failure else history
 
 
-def episode_over(history: History, tried_s: float, seconds_max: float) -> bool:
+def is_new_episode(history: History, tried_s: float, seconds_max: float) -> bool:
     """Whether a try that began at `tried_s` belongs to no earlier failure: none counts, or it is too long ago."""
     return history.first_try_s is None or tried_s - history.first_try_s >= seconds_max
 
 
-def failed(history: History, start: Start, tried_s: float, now_s: float, reason: str) -> History:
+def record_failure(history: History, start: Start, tried_s: float, now_s: float, reason: str) -> History:
     """A Replica failed before it was ready, or before its residency was over; its process had started at `tried_s`."""
-    fresh = episode_over(history, tried_s, start.seconds_max)
+    fresh = is_new_episode(history, tried_s, start.seconds_max)
     tries = 1 if fresh else history.tries + 1
     first_s = tried_s if fresh else min(history.first_try_s or tried_s, tried_s)
     pause_s = TRY_AFTER_S[min(tries, len(TRY_AFTER_S)) - 1]
@@ -79,13 +79,13 @@ def failed(history: History, start: Start, tried_s: float, now_s: float, reason:
     )
 
 
-def cannot_start(history: History, now_s: float, reason: str) -> History:
+def record_impossible_start(history: History, now_s: float, reason: str) -> History:
     """A start would surely fail and was not tried. To look again costs nothing, so the pause does not grow."""
     until_s = now_s + EPISODE_AFTER_S
     return replace(history, tries=0, first_try_s=None, refused_until_s=until_s, retry_at_s=until_s, failure=reason)
 
 
-def limit_s(world: World, replica: Replica) -> float | None:
+def start_deadline_s(world: World, replica: Replica) -> float | None:
     """When its start takes too long; None: it is not starting, or waits for something else than itself (room, an
     image). A retry has what is left of its episode; one that was found is only timed since.
     """
@@ -96,12 +96,12 @@ def limit_s(world: World, replica: Replica) -> float | None:
         return None
     began_s = replica.since_s if replica.started_s is None or replica.found else replica.started_s
     seconds_max = model.spec.start.seconds_max
-    if history is not None and not episode_over(history, began_s, seconds_max):
+    if history is not None and not is_new_episode(history, began_s, seconds_max):
         began_s = min(began_s, history.first_try_s or began_s)
     return began_s + seconds_max
 
 
-def told(history: History, leaders: History) -> History:
+def merge_leader_history(history: History, leaders: History) -> History:
     """What the leader wrote down goes before what a follower saw, who does not know why things happened."""
     active = [at_s for at_s in (history.last_activity_s, leaders.last_activity_s) if at_s is not None]
     return replace(
@@ -119,21 +119,21 @@ def told(history: History, leaders: History) -> History:
     )
 
 
-def half_open(history: History, now_s: float) -> History:
+def end_backoff(history: History, now_s: float) -> History:
     """The back-off of a failed episode is over: Calls wait again for the next try."""
     if not history.refused_until_s or now_s < history.refused_until_s:
         return history
     return replace(history, refused_until_s=0.0)
 
 
-def active(history: History, at_s: float) -> History:
+def record_activity(history: History, at_s: float) -> History:
     """A Call arrived or finished at `at_s`."""
     if history.last_activity_s is not None and at_s <= history.last_activity_s + SAME_S:
         return history
     return replace(history, last_activity_s=at_s)
 
 
-def refused_cold(history: History, at_s: float, retry_after_s: float) -> History:
+def record_cold_refusal(history: History, at_s: float, retry_after_s: float) -> History:
     """A cold Call was refused: demand for one start, which is then held for twice the Retry-After that was given."""
     return replace(
         history,
@@ -142,17 +142,17 @@ def refused_cold(history: History, at_s: float, retry_after_s: float) -> History
     )
 
 
-def stopped_serving(history: History, now_s: float) -> History:
+def record_serving_end(history: History, now_s: float) -> History:
     """The last ready Replica stopped taking Calls."""
     return replace(history, served_until_s=now_s)
 
 
-def stopped_idle(history: History, now_s: float) -> History:
+def record_idle_stop(history: History, now_s: float) -> History:
     """It went to zero for idleness."""
     return replace(history, stopped_idle_s=now_s)
 
 
-def decided_start(history: History, model: Model, now_s: float) -> History:
+def record_start_decision(history: History, model: Model, now_s: float) -> History:
     """A start from zero was decided. Soon after an idle stop that stop is regretted; long after, all is forgotten."""
     if history.stopped_idle_s is None:
         return history
@@ -165,7 +165,7 @@ def decided_start(history: History, model: Model, now_s: float) -> History:
     return replace(history, regrets=regrets, stopped_idle_s=None)
 
 
-def peaked(history: History, model: Model, load: Load, now_s: float) -> History:
+def record_peak(history: History, model: Model, load: ModelLoad, now_s: float) -> History:
     """Remembers the most Calls at once (waiting or running) in each twelfth of the idle window.
 
     A twelfth is written down as its last bucket of PEAK_BUCKET_S, so that it means the same when the window changes.

@@ -11,13 +11,13 @@ from __future__ import annotations
 from math import inf
 from typing import NamedTuple
 
-from autoscaler.capacity.lead_times import NO_LEARNT, expected
+from autoscaler.capacity.lead_times import NO_LEARNT, estimate_lead_time
 from autoscaler.queries.memory import spare_bytes
 from autoscaler.spec import cron
 from autoscaler.spec.model import Model, ReplicaWindow
-from autoscaler.state.resources import Kind
+from autoscaler.state.resources import RequestShape
 from autoscaler.state.world import World
-from autoscaler.text import seconds
+from autoscaler.text import format_duration
 
 AHEAD_S = (60.0, 3600.0)
 """A window counts so long before it begins, at least and at most."""
@@ -42,7 +42,7 @@ class Floor(NamedTuple):
     """How many it keeps without the window that has not begun."""
 
 
-def floor(world: World, model: Model, now_s: float) -> Floor:
+def compute_replica_floor(world: World, model: Model, now_s: float) -> Floor:
     """`replicas.min`, or what its windows ask for now if that is more."""
     of = model.spec.replicas
     found = Floor(of.min, f"replicas.min is {of.min}", now=of.min)
@@ -54,7 +54,9 @@ def floor(world: World, model: Model, now_s: float) -> Floor:
     lead = _lead_s(world, model)
     for one in of.schedule:
         drain_s = min(model.spec.drain_seconds_max, one.seconds * END_PART)
-        begins = cron.begins(one.cron, one.time_zone, now_s + offset_s - one.seconds, now_s + offset_s + 2 * AHEAD_S[1])
+        begins = cron.list_occurrences(
+            one.cron, one.time_zone, now_s + offset_s - one.seconds, now_s + offset_s + 2 * AHEAD_S[1]
+        )
         for unix_s in begins:
             begins_s = unix_s - offset_s
             from_s, until_s = begins_s - lead, begins_s + one.seconds - drain_s
@@ -69,7 +71,7 @@ def floor(world: World, model: Model, now_s: float) -> Floor:
 
 
 def _says(one: ReplicaWindow, begins_s: float, now_s: float) -> str:
-    when = f", which begins in {seconds(begins_s - now_s)}" if begins_s > now_s else ""
+    when = f", which begins in {format_duration(begins_s - now_s)}" if begins_s > now_s else ""
     return f"replicas.schedule keeps {one.min} in the window of `{one.cron}` ({one.time_zone}){when}"
 
 
@@ -80,9 +82,9 @@ def _lead_s(world: World, model: Model) -> float:
     capacity = world.capacity
     history = world.histories.get(model.name)
     starts = sorted(() if history is None else history.starts_s)
-    takes, least_bytes = Kind(products=model.spec.gpu.models), model.memory_bytes - spare_bytes(model)
+    takes, least_bytes = RequestShape(products=model.spec.gpu.models), model.memory_bytes - spare_bytes(model)
     brings = (
-        expected(offer, capacity.learnt.get(offer.kind, NO_LEARNT)).p95_s
+        estimate_lead_time(offer, capacity.learnt.get(offer.kind, NO_LEARNT)).p95_s
         for offers in capacity.offers.values()
         for offer in offers
         if takes.rank(offer.product) is not None and least_bytes <= offer.memory_bytes // offer.parts

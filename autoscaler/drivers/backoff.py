@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 _log.addFilter(Seldom())
 
 
-async def patiently(look: Callable[[], T]) -> T:
+async def retry_on_shortage(look: Callable[[], T]) -> T:
     """What `look` gives, as soon as it can. Other errors are its caller's."""
     while True:
         try:

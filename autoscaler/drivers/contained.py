@@ -12,7 +12,7 @@ from types import CoroutineType
 
 from autoscaler.contract import ModelName
 from autoscaler.drivers.driver import Observe
-from autoscaler.faults import described, reraise_memory_error
+from autoscaler.faults import describe_error, reraise_memory_error
 from autoscaler.state.events import FaultSeen
 
 NO_MODEL = ModelName("")
@@ -20,7 +20,7 @@ PAUSE_S, PAUSE_S_MAX = 1.0, 60.0
 """Before the work is tried again: the first pause, doubled each time up to the second."""
 
 
-async def persist(work: Callable[[], Awaitable[None]], report: Callable[[str], None]) -> None:
+async def retry_until_success(work: Callable[[], Awaitable[None]], report: Callable[[str], None]) -> None:
     """Runs `work` until it ends without an exception. `report` gets each exception in one line, and "" when a run has
     lasted for PAUSE_S_MAX.
     """
@@ -32,7 +32,7 @@ async def persist(work: Callable[[], Awaitable[None]], report: Callable[[str], N
             await work()
         except Exception as error:  # noqa: BLE001 - a fault of any kind is contained
             reraise_memory_error(error)
-            report(described(error))
+            report(describe_error(error))
         else:
             report("")
             return
@@ -43,8 +43,10 @@ async def persist(work: Callable[[], Awaitable[None]], report: Callable[[str], N
         pause_s = min(2 * pause_s, PAUSE_S_MAX)
 
 
-def faults_of(model: ModelName, observe: Observe, part: str = "driver") -> Callable[[str], None]:
-    """A `report` for `persist`: a failure is a fault of the Model. NO_MODEL: no Model explains it; `part` failed."""
+def fault_reporter(model: ModelName, observe: Observe, part: str = "driver") -> Callable[[str], None]:
+    """A `report` for `retry_until_success`: a failure is a fault of the Model. NO_MODEL: no Model explains it; `part`
+    failed.
+    """
 
     def report(reason: str) -> None:
         if reason or model == NO_MODEL:
@@ -53,7 +55,7 @@ def faults_of(model: ModelName, observe: Observe, part: str = "driver") -> Calla
     return report
 
 
-def begin(
+def start_contained_task(
     tasks: asyncio.TaskGroup, work: Coroutine[object, object, None], report: Callable[[str], None]
 ) -> asyncio.Task[None]:
     """A task of what cannot be tried again by itself. It is shown under the name of `work`."""
@@ -70,4 +72,4 @@ async def _once(work: Awaitable[None], report: Callable[[str], None]) -> None:
         await work
     except Exception as error:  # noqa: BLE001 - a fault of any kind is contained
         reraise_memory_error(error)
-        report(described(error))
+        report(describe_error(error))

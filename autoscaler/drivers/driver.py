@@ -16,7 +16,7 @@ from autoscaler.spec.model import Model
 from autoscaler.state.device_claims import AwaitedSeen
 from autoscaler.state.events import FaultSeen, HostsSeen, ImagesSeen, ReplicaSeen, SlicesSeen, Synced
 from autoscaler.state.mig import CutOrder
-from autoscaler.state.operator_orders import Cordon, Place
+from autoscaler.state.operator_orders import Cordon, CordonTarget
 from autoscaler.state.world import ClusterFacts, Replica
 
 Observation = ReplicaSeen | FaultSeen | HostsSeen | ImagesSeen | SlicesSeen | AwaitedSeen | Synced
@@ -47,7 +47,7 @@ class Launcher(Protocol):
         """`given`: what its engine has of what the document asks for."""
 
 
-class Weights(Protocol):
+class WeightsHandle(Protocol):
     """A Model's weights on this node; they stay until all who have them in use have let go."""
 
     @property
@@ -65,7 +65,7 @@ class Weights(Protocol):
 class Supply(Protocol):
     """Brings weights from registries onto this node."""
 
-    def __call__(self, model: Model, told: Callable[[str], None], /) -> Awaitable[Weights] | None:
+    def __call__(self, model: Model, told: Callable[[str], None], /) -> Awaitable[WeightsHandle] | None:
         """None: they are there, or its engine gets them itself. `told` hears now and then how far it is, in words.
 
         What awaiting it raises is a failed start, with its message as the reason. It may be cancelled.
@@ -136,5 +136,5 @@ class Cordons(Protocol):
     async def put(self, cordon: Cordon) -> None:
         """Keeps it in the place of one about the same Place. Raises CordonError."""
 
-    async def lift(self, place: Place) -> None:
+    async def lift(self, place: CordonTarget) -> None:
         """Forgets the one about a Place; none is fine. Raises CordonError."""

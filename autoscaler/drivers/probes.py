@@ -15,21 +15,23 @@ import ssl
 from collections.abc import Callable
 from functools import partial
 
-from autoscaler.drivers.backoff import patiently
+from autoscaler.drivers.backoff import retry_on_shortage
 
 
-def written(host: str, port: int) -> str:
+def format_host_port(host: str, port: int) -> str:
     """`host:port`; an address of IPv6 stands in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def of_engine(host: str, port: int, tls_name: str | None) -> str:
+def format_engine_address(host: str, port: int, tls_name: str | None) -> str:
     """As Routes say it (`autoscaler.contract`). `tls_name`: whom its certificate is for, empty where that is the host;
     None: it speaks plain HTTP.
     """
     if tls_name is None:
-        return written(host, port)
-    return f"https://{tls_name}@{written(host, port)}" if tls_name else f"https://{written(host, port)}"
+        return format_host_port(host, port)
+    return (
+        f"https://{tls_name}@{format_host_port(host, port)}" if tls_name else f"https://{format_host_port(host, port)}"
+    )
 
 
 PROBE_SECONDS_MAX = 1.0
@@ -69,18 +71,18 @@ class Pace:
             await asyncio.sleep(at_s - now_s)
 
     def every_s(self, age_s: float, *, listens: bool = False) -> float:
-        """As `every_s` below, for who leads."""
-        return every_s(age_s, listens=listens) if self.leads else READY_EVERY_S
+        """As `probe_interval_s` below, for who leads."""
+        return probe_interval_s(age_s, listens=listens) if self.leads else READY_EVERY_S
 
 
-def every_s(age_s: float, *, listens: bool = False) -> float:
+def probe_interval_s(age_s: float, *, listens: bool = False) -> float:
     """Seconds between two probes of an engine that started `age_s` ago and is not ready yet."""
     if age_s >= FAST_FOR_S:
         return SLOW_EVERY_S
     return LISTENS_EVERY_S if listens else FAST_EVERY_S
 
 
-async def probe(host: str, port: int, path: str, *, tls_name: str | None = None) -> bool | None:
+async def probe_engine(host: str, port: int, path: str, *, tls_name: str | None = None) -> bool | None:
     """Whether GET `path` answers 200 at an address (no name), within PROBE_SECONDS_MAX; None: nobody listens.
 
     A shortage on this side says nothing of the engine: the probe waits for its end. With `tls_name` it asks over TLS
@@ -89,7 +91,7 @@ async def probe(host: str, port: int, path: str, *, tls_name: str | None = None)
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        with await patiently(partial(socket.socket, family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)) as s:
+        with await retry_on_shortage(partial(socket.socket, family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)) as s:
             error = s.connect_ex((host, port))
             if error in _UNDECIDED:
                 error = s.connect_ex((host, port))  # on loopback the answer is there by now: the loop need not turn
@@ -98,7 +100,9 @@ async def probe(host: str, port: int, path: str, *, tls_name: str | None = None)
             async with asyncio.timeout(PROBE_SECONDS_MAX):
                 if error not in _CONNECTED:  # its accept queue is full
                     await asyncio.get_running_loop().sock_connect(s, (host, port))
-                ask = f"GET {path} HTTP/1.1\r\nHost: {written(host, port)}\r\nConnection: close\r\n\r\n".encode()
+                ask = (
+                    f"GET {path} HTTP/1.1\r\nHost: {format_host_port(host, port)}\r\nConnection: close\r\n\r\n".encode()
+                )
                 answer = await (_ask(s, ask) if tls_name is None else _ask_tls(s, ask, tls_name))
                 return answer.startswith(b"HTTP/1.") and answer[8:12] == b" 200"
     except (OSError, TimeoutError):

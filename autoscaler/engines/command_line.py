@@ -12,14 +12,14 @@ import msgspec
 from autoscaler.engines import xllamacpp_server
 from autoscaler.queries.memory import AS_ASKED, Given
 from autoscaler.spec.artifact import STORED
-from autoscaler.spec.engines import ENGINES, Adapters, Engine, EngineError, Program, fetches, fill
+from autoscaler.spec.engines import ENGINES, Adapters, Engine, EngineError, Program, fill_template, is_fetched_by_engine
 from autoscaler.spec.model import Model
 
 LAUNCHER = xllamacpp_server.__file__
 FILE = "file://"
 
 
-class Launch(msgspec.Struct, frozen=True, kw_only=True):
+class LaunchCommand(msgspec.Struct, frozen=True, kw_only=True):
     """What a driver starts. `env` is added to the environment that the driver gives, without what a kubelet must fill
     in (`valueFrom`); `readiness_path` answers 200.
     """
@@ -29,10 +29,10 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     readiness_path: str
 
 
-def launch(
+def build_launch_command(
     model: Model, model_path: str | None, host: str, port: int, available: Mapping[str, str], *, gpus: bool = False,
     given: Given = AS_ASKED, ipv6: bool = False,
-) -> Launch:  # fmt: skip
+) -> LaunchCommand:  # fmt: skip
     """How to start one Replica listening on (host, port). `ipv6`: `host` stands for an IPv6 address.
 
     `model_path`: where the weights lie on this node; None: where the artifact says. `available`: name -> path of the
@@ -46,23 +46,23 @@ def launch(
         if model_path is None:
             _check_reachable(model.spec.artifact or "", engine)
         if engine.programs:
-            program = chosen(engine, available, gpus=gpus and model.spec.gpu.count > 0)
+            program = select_program(engine, available, gpus=gpus and model.spec.gpu.count > 0)
             if program is None:
                 raise EngineError(f"{engine.name} is not installed here: {engine.install}")  # noqa: TRY301  one boundary
             values["program"] = available[program.found]
             env |= program.env
-            argv = (*fill(program.argv, values), *_adapters(model, engine.adapters), *model.spec.args)
+            argv = (*fill_template(program.argv, values), *_adapters(model, engine.adapters), *model.spec.args)
             _check(program, argv)
             if program.found == "xllamacpp" and model.spec.tls is not None:
                 raise EngineError("spec.tls: the llama extra's server speaks no TLS: use llama-server")  # noqa: TRY301  one boundary
         else:
             command = _bracketed(model.spec.command) if ipv6 or ":" in host else model.spec.command
-            argv = (*fill(command, values), *model.spec.args)
-        env |= {key: text for key, word in engine.env.items() for text in fill((word,), values)}
+            argv = (*fill_template(command, values), *model.spec.args)
+        env |= {key: text for key, word in engine.env.items() for text in fill_template((word,), values)}
     except EngineError as error:
         raise EngineError(f"Model {model.name}: {error}") from None
     told = {name: value for name, value in model.spec.env.items() if isinstance(value, str)}
-    return Launch(argv=argv, env=env | told, readiness_path=model.spec.readiness_path or engine.readiness_path)
+    return LaunchCommand(argv=argv, env=env | told, readiness_path=model.spec.readiness_path or engine.readiness_path)
 
 
 def _bracketed(words: Iterable[str]) -> tuple[str, ...]:
@@ -75,13 +75,13 @@ def _check_reachable(artifact: str, engine: Engine) -> None:
     scheme = artifact.partition("://")[0]
     if scheme == "pvc":
         raise EngineError("pvc:// is a claim of a cluster: on one machine say file:///path")
-    if scheme in STORED and not fetches(artifact, engine):
+    if scheme in STORED and not is_fetched_by_engine(artifact, engine):
         hub = "the Hub, or by ?include=" if engine.artifacts == "file-or-hf" else "the Hub"
         place = {"oci": "a registry", "s3": "a bucket"}.get(scheme, hub)
         raise EngineError(f"nobody here brings weights from {place}: mount them")
 
 
-def chosen(engine: Engine, available: Mapping[str, str], *, gpus: bool) -> Program | None:
+def select_program(engine: Engine, available: Mapping[str, str], *, gpus: bool) -> Program | None:
     """The program that starts it: the first that is there, and on GPUs the first of those that are for them."""
     found = [program for program in engine.programs if program.found in available]
     return min(found, key=lambda program: gpus and bool(program.for_gpus), default=None)
@@ -108,7 +108,7 @@ def _adapters(model: Model, told: Adapters | None) -> tuple[str, ...]:
         {"name": model.served(), "adapter": a.name, "adapter_path": artifact_path(a.artifact)}
         for a in model.spec.adapters
     )
-    rows = [word for row in values for word in fill((told.each,), row)]
+    rows = [word for row in values for word in fill_template((told.each,), row)]
     return (*told.words, told.joint.join(rows)) if told.joint else (*told.words, *rows)
 
 
@@ -141,6 +141,6 @@ def _check(program: Program, argv: tuple[str, ...]) -> None:
     """Our own launcher knows few flags; a wrong one is found here and not by a start that fails."""
     if program.found == "xllamacpp":
         try:
-            xllamacpp_server.parse(list(argv[argv.index(LAUNCHER) + 1 :]))
+            xllamacpp_server.parse_flags(list(argv[argv.index(LAUNCHER) + 1 :]))
         except ValueError as error:
             raise EngineError(str(error)) from None

@@ -17,7 +17,7 @@ SAYS_S_MAX = 60.0
 _DEVICES = "import xllamacpp; print(*(one['type'].name for one in xllamacpp.get_device_info()))"
 
 
-def available() -> dict[str, str]:
+def find_installed_programs() -> dict[str, str]:
     """Name -> path, as `launch` wants it; an engine that is a Python package is found in this Python."""
     programs = {name: shutil.which(name) for name in ("llama-server", "vllm", "ollama")}
     packages = {name: sys.executable for name in ("xllamacpp", "sglang") if find_spec(name)}

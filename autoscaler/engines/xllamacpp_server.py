@@ -5,8 +5,8 @@
 Flags are named as llama-server names them where it has them. Its Replica is cold for as long as this takes, so it reads
 its own flags (argparse costs 6 ms) and leaves everything else to the library. The port answers 503 on /health while the
 model loads and 200 after. Until it says that it is listening SIGTERM ends it at once, as any process; afterwards it
-exits with status 0, also in the middle of a stream: who stops it has drained it. `parse` is pure, so that a wrong flag
-is found before anything starts.
+exits with status 0, also in the middle of a stream: who stops it has drained it. `parse_flags` is pure, so that a wrong
+flag is found before anything starts.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FLAGS = (*TEXTS, *NUMBERS, *SWITCHES)
 NEEDED = ("--model", "--host", "--port", "--slots")
 
 
-def parse(argv: list[str]) -> dict[str, str]:
+def parse_flags(argv: list[str]) -> dict[str, str]:
     """`--flag value` and `--flag=value` -> {flag: value}; switches have the value "". Raises ValueError, one line."""
     options: dict[str, str] = {}
     rest = iter(argv)
@@ -54,7 +54,7 @@ def parse(argv: list[str]) -> dict[str, str]:
         if flag in NUMBERS and not (value.isascii() and value.isdigit() and len(value) <= 9):
             raise ValueError(f"{flag} needs a whole number")
         options[flag] = value
-    for path, scale in scaled(options.get("--lora-scaled", "")):
+    for path, scale in parse_adapters(options.get("--lora-scaled", "")):
         if not path or not (scale.isascii() and scale.isdigit()):
             raise ValueError("--lora-scaled needs PATH:SCALE of each adapter, with commas between")
     missing = [flag for flag in NEEDED if flag not in options]
@@ -63,7 +63,7 @@ def parse(argv: list[str]) -> dict[str, str]:
     return options
 
 
-def scaled(adapters: str) -> list[tuple[str, str]]:
+def parse_adapters(adapters: str) -> list[tuple[str, str]]:
     """Path and scale of each."""
     parts = (adapter.rpartition(":") for adapter in adapters.split(",")) if adapters else ()
     return [(path, scale) for path, _, scale in parts]
@@ -95,7 +95,9 @@ def serve(options: dict[str, str]) -> None:
     if "--lora-scaled" in options:
         from xllamacpp import CommonAdapterLoraInfo
 
-        p.lora_adapters = [CommonAdapterLoraInfo(path, float(s)) for path, s in scaled(options["--lora-scaled"])]
+        p.lora_adapters = [
+            CommonAdapterLoraInfo(path, float(s)) for path, s in parse_adapters(options["--lora-scaled"])
+        ]
     p.cache_ram_mib = number.get("--cache-ram", 0)
     p.cache_idle_slots = p.cache_ram_mib > 0  # else it warns of itself at every start
     p.embedding = "--embeddings" in options
@@ -105,11 +107,11 @@ def serve(options: dict[str, str]) -> None:
     p.verbosity = 2  # warnings and errors; the level below writes several lines per Call
     server = Server(p)  # returns when the model is loaded and the port answers 200
     os.write(1, f"listening on {server.listening_address}\n".encode())  # in one: the library writes beside us
-    until_signal()
+    wait_for_signal()
     os._exit(0)  # at once: the library would wait for streams that run
 
 
-def until_signal() -> None:
+def wait_for_signal() -> None:
     """Waits for SIGTERM or SIGINT, through a pipe: pause() would miss one that comes just before it."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
@@ -122,7 +124,7 @@ def until_signal() -> None:
 def main(argv: list[str]) -> str | None:
     """Serves, or says in one line why not."""
     try:
-        serve(parse(argv))
+        serve(parse_flags(argv))
     except ValueError as error:
         return f"xllamacpp server: {error}"
     except Exception as error:  # noqa: BLE001  whatever the library raises ends this process with one line

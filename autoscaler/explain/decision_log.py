@@ -21,7 +21,7 @@ REFUSED_EVERY_S = 60.0
 """The same refusal of a Model is a row once in so long."""
 
 
-class Refused(Fact, frozen=True):
+class RefusedCalls(Fact, frozen=True):
     """Calls of a Model were refused without a start: `reason` says that it fits on no device, or cannot start."""
 
     at_s: float
@@ -29,7 +29,7 @@ class Refused(Fact, frozen=True):
     reason: str
 
 
-Row = Transition | Refused
+Row = Transition | RefusedCalls
 
 
 class Log:
@@ -37,7 +37,7 @@ class Log:
 
     def __init__(self, bound: int = ROWS_MAX) -> None:
         self._rows: deque[Row] = deque(maxlen=bound)
-        self._refused: dict[ModelName, Refused] = {}
+        self._refused: dict[ModelName, RefusedCalls] = {}
         """The last such row of each Model, for REFUSED_EVERY_S: at most one for each Model of the documents."""
 
     def __len__(self) -> int:
@@ -47,14 +47,14 @@ class Log:
         """Appends rows, in order."""
         self._rows.extend(transitions)
 
-    def refuse(self, refused: Iterable[Unmet | FailStart], now_s: float) -> tuple[Refused, ...]:
+    def refuse(self, refused: Iterable[Unmet | FailStart], now_s: float) -> tuple[RefusedCalls, ...]:
         """Notes whose Calls the Plan has refused without a start; gives the rows that are news."""
-        news: list[Refused] = []
+        news: list[RefusedCalls] = []
         for one in refused:
             known = self._refused.get(one.model)
             reason = _refusal(one)
             if reason and (known is None or known.reason != reason or self._old(known, now_s)):
-                news.append(Refused(at_s=now_s, model=one.model, reason=reason))
+                news.append(RefusedCalls(at_s=now_s, model=one.model, reason=reason))
         if news:
             kept = {model: row for model, row in self._refused.items() if not self._old(row, now_s)}
             self._refused = kept | {row.model: row for row in news}
@@ -62,7 +62,7 @@ class Log:
         return tuple(news)
 
     @staticmethod
-    def _old(row: Refused, now_s: float) -> bool:
+    def _old(row: RefusedCalls, now_s: float) -> bool:
         return now_s - row.at_s >= REFUSED_EVERY_S
 
     def of_model(self, model: ModelName) -> tuple[Row, ...]:

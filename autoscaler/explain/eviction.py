@@ -12,16 +12,16 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.placement.cache import Survey
-from autoscaler.placement.index.index import Yard
-from autoscaler.placement.learning.expected_demand import outlook
-from autoscaler.placement.model.predicates import evictable, standing
-from autoscaler.placement.model.types import Force, Incumbent, Victim, Want
+from autoscaler.placement.cache import IndexCache
+from autoscaler.placement.index.index import SliceIndex
+from autoscaler.placement.learning.expected_demand import build_restart_costs
+from autoscaler.placement.model.predicates import can_evict, describe_occupant
+from autoscaler.placement.model.types import EvictionLevel, Occupant, PlacementRequest, Victim
 from autoscaler.placement.packer import pack
 from autoscaler.state.actions import DrainReplica, Plan, StartReplica
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import Fact, Replica, SliceId, World
-from autoscaler.text import seconds
+from autoscaler.text import format_duration
 
 ANY_PRIORITY: Final = 1_000_000_001
 """Above all that a Model may have."""
@@ -63,21 +63,21 @@ class Eviction(NamedTuple):
         who = ", ".join(f"{one.model} ({one.replica} on {', '.join(one.slices)})" for one in self.victims)
         restart_s = sum(one.restart_seconds for one in self.victims)
         take = "takes" if len(self.victims) == 1 else "take"
-        return f"Eviction of {who}, which {take} {seconds(restart_s)} to start again"
+        return f"Eviction of {who}, which {take} {format_duration(restart_s)} to start again"
 
 
-def eviction(world: World, plan: Plan, want: Want, now_s: float) -> Eviction:
+def explain_eviction(world: World, plan: Plan, want: PlacementRequest, now_s: float) -> Eviction:
     """Of one more Replica of a Model; `want` is what it needs, with whom it may evict."""
     going = tuple(_told(world, one) for one in _leave_for(world, plan, want.model))
     if going:
         return Eviction(going, under_way=True)
     if any(isinstance(one, StartReplica) and one.replica.model == want.model for one in plan.actions):
         return Eviction(why_not=HERE, room=HERE)
-    yard = Survey().yard(world, now_s)
-    bold = want._replace(force=Force.BUSY, priority=ANY_PRIORITY)
+    yard = IndexCache().yard(world, now_s)
+    bold = want._replace(force=EvictionLevel.BUSY, priority=ANY_PRIORITY)
     missing = None
     for one, at_s in ((want, now_s), (want, now_s + LATER_S), (bold, now_s + LATER_S)):
-        packing = pack([one], yard, world.copies, outlook(world), at_s)
+        packing = pack([one], yard, world.copies, build_restart_costs(world), at_s)
         if packing.victims:
             return _judged(world, plan, want, _incumbents(world, yard, packing.victims), now_s)
         missing = next(iter(packing.unmet), None)
@@ -87,7 +87,7 @@ def eviction(world: World, plan: Plan, want: Want, now_s: float) -> Eviction:
     return Eviction(why_not="" if missing is None else missing.reason)
 
 
-def _incumbents(world: World, yard: Yard, victims: Iterable[Victim]) -> Iterator[Incumbent]:
+def _incumbents(world: World, yard: SliceIndex, victims: Iterable[Victim]) -> Iterator[Occupant]:
     """Those Replicas as the packer sees them."""
     for victim in victims:
         shelves = (yard.shelf(id) for id in world.replicas[victim.replica].slices if id in yard.shelves)
@@ -95,13 +95,13 @@ def _incumbents(world: World, yard: Yard, victims: Iterable[Victim]) -> Iterator
         yield from islice(there, 1)
 
 
-def _judged(world: World, plan: Plan, want: Want, victims: Iterable[Incumbent], now_s: float) -> Eviction:
+def _judged(world: World, plan: Plan, want: PlacementRequest, victims: Iterable[Occupant], now_s: float) -> Eviction:
     """Those, and what keeps them."""
     told: list[Evicted] = []
     waits: list[float | None] = []
     for one in victims:
         told.append(_told(world, world.replicas[one.replica], _stays(want, one, now_s)))
-        frees = evictable(want, one, one.evictable_s)
+        frees = can_evict(want, one, one.evictable_s)
         waits.append(max(0.0, one.evictable_s - now_s) if frees else None)
     known = [one for one in waits if one is not None]
     wait_s = max(known) if len(known) == len(waits) else None
@@ -110,14 +110,16 @@ def _judged(world: World, plan: Plan, want: Want, victims: Iterable[Incumbent], 
     return Eviction(tuple(told), why_not=stays or unmet, wait_s=wait_s)
 
 
-def _stays(want: Want, one: Incumbent, now_s: float) -> str:
+def _stays(want: PlacementRequest, one: Occupant, now_s: float) -> str:
     """Why the Want may not take its room now; empty: it may."""
-    if evictable(want, one, now_s):
+    if can_evict(want, one, now_s):
         return ""
-    words = standing(want, one, now_s)
+    words = describe_occupant(want, one, now_s)
     if one.priority == want.priority and not one.kept and now_s >= one.evictable_s:
         words += (
-            f", and {want.model} is served" if want.force >= Force.IDLE else f", and no Call waits for {want.model}"
+            f", and {want.model} is served"
+            if want.force >= EvictionLevel.IDLE
+            else f", and no Call waits for {want.model}"
         )
     return words
 
@@ -131,5 +133,5 @@ def _leave_for(world: World, plan: Plan, model: ModelName) -> Iterator[Replica]:
 
 
 def _told(world: World, one: Replica, stays: str = "") -> Evicted:
-    restart_s = outlook(world).restart_s(one.model)
+    restart_s = build_restart_costs(world).restart_s(one.model)
     return Evicted(replica=one.id, model=one.model, slices=one.slices, restart_seconds=restart_s, stays=stays)

@@ -9,14 +9,19 @@ from __future__ import annotations
 from math import inf
 
 from autoscaler.contract import ModelName
-from autoscaler.placement.model.bins import empty_shelves, hosts, shelves, want_of
-from autoscaler.placement.model.predicates import need, neighbours, teams_of, why_not
-from autoscaler.placement.model.topology import loose
-from autoscaler.placement.model.types import Force, Shelf, Want
+from autoscaler.placement.model.bins import build_bins, build_empty_bins, build_hosts, build_placement_request
+from autoscaler.placement.model.predicates import (
+    count_fitting_devices,
+    find_required_amount,
+    group_occupants_by_domain,
+    rejection_reason,
+)
+from autoscaler.placement.model.topology import link_shortage_reason
+from autoscaler.placement.model.types import Bin, EvictionLevel, PlacementRequest
 from autoscaler.queries import memory
 from autoscaler.spec.model import Model
 from autoscaler.state.world import Fact, SliceId, Used, World
-from autoscaler.text import counted, size
+from autoscaler.text import format_count, format_size
 
 PLACES_TOLD = 8
 """Slices that are told in sentences; all are in the data."""
@@ -79,14 +84,14 @@ class Fit(Fact, frozen=True):
 
 def explain_fit(world: World, model: Model, needs: Needs, now_s: float) -> Fit:
     """The answer, from what is known now."""
-    want = want_of(model, 0, inf, Force.NONE, "", world.settings.pod)
+    want = build_placement_request(model, 0, inf, EvictionLevel.NONE, "", world.settings.pod)
     history = world.histories.get(model.name)
-    used = None if history is None else memory.known(history, model)
+    used = None if history is None else memory.find_measured_memory(history, model)
     places = () if want.devices == 0 else tuple(_places(world, model, want, needs, now_s))
     told = [f"{place.slice}: {place.words}." for place in places[:PLACES_TOLD]]
     more = len(places) - len(told)
-    parts = [f"  {part.name} {size(part.bytes)}: {_part(part)}." for part in needs.parts]
-    rest = [f"And {counted(more, 'Slice')} more."] if more else []
+    parts = [f"  {part.name} {format_size(part.bytes)}: {_part(part)}." for part in needs.parts]
+    rest = [f"And {format_count(more, 'Slice')} more."] if more else []
     return Fit(
         model=model.name,
         engine=model.spec.engine,
@@ -117,12 +122,12 @@ def _counted(model: Model, needs: Needs) -> str:
     if model.spec.gpu.count == 0:
         head = f"{model.name} wants no Device (gpu.count is 0)"
     elif model.spec.gpu.memory_bytes:
-        head = f"{model.name} is counted with {size(model.memory_bytes)}: its document says so (gpu.memory)"
+        head = f"{model.name} is counted with {format_size(model.memory_bytes)}: its document says so (gpu.memory)"
     elif _basis(model) == "measured":
-        estimated = f"{size(model.estimated_bytes)} by its artifact"
-        head = f"{model.name} is counted with {size(model.memory_bytes)}, as measured; {estimated}"
+        estimated = f"{format_size(model.estimated_bytes)} by its artifact"
+        head = f"{model.name} is counted with {format_size(model.memory_bytes)}, as measured; {estimated}"
     elif model.memory_bytes:
-        head = f"{model.name} is counted with {size(model.memory_bytes)}, by its artifact"
+        head = f"{model.name} is counted with {format_size(model.memory_bytes)}, by its artifact"
     else:
         head = f"{model.name} is counted with the whole of each of its Devices"
     return f"{head}; {needs.problem}." if needs.problem else f"{head}. {needs.source} says:"
@@ -136,10 +141,13 @@ def _costs(needs: Needs) -> list[str]:
     """What more would cost."""
     if not needs.parts:
         return []
-    total, host = size(sum(part.bytes for part in needs.parts)), sum(part.bytes for part in needs.parts if part.host)
-    apart = f", {size(host)} of it in the host's memory wherever the rest is" if host else ""
-    token = f"one more token of context of a slot {size(needs.token_bytes)}" if needs.token_bytes else ""
-    slot = f"One more slot takes {size(needs.slot_bytes)}" if needs.slot_bytes else ""
+    total, host = (
+        format_size(sum(part.bytes for part in needs.parts)),
+        sum(part.bytes for part in needs.parts if part.host),
+    )
+    apart = f", {format_size(host)} of it in the host's memory wherever the rest is" if host else ""
+    token = f"one more token of context of a slot {format_size(needs.token_bytes)}" if needs.token_bytes else ""
+    slot = f"One more slot takes {format_size(needs.slot_bytes)}" if needs.slot_bytes else ""
     costs = ", ".join(filter(None, (slot, token)))
     return [f"Together {total}{apart}.", *([f"{costs[0].upper()}{costs[1:]}."] if costs else [])]
 
@@ -148,15 +156,17 @@ def _measured(model: Model, used: Used | None) -> list[str]:
     """What was seen of its use."""
     if used is None:
         return []
-    if memory.is_least(model):
-        return [f"It was seen to use {size(used.bytes - model.estimated_bytes)} beside what it was told to take."]
+    if memory.is_memory_minimum(model):
+        return [
+            f"It was seen to use {format_size(used.bytes - model.estimated_bytes)} beside what it was told to take."
+        ]
     until = "after it had served for a while" if used.served else "so far; it has not served for long"
-    return [f"The most that a Replica was seen to use of a Device is {size(used.bytes)}, {until}."]
+    return [f"The most that a Replica was seen to use of a Device is {format_size(used.bytes)}, {until}."]
 
 
 def _manner(model: Model, needs: Needs) -> list[str]:
     """What the engine makes of it."""
-    if needs.share and memory.is_least(model):
+    if needs.share and memory.is_memory_minimum(model):
         alone = f"of a Slice of its own it takes {needs.share:.0%}"
         return [f"{model.spec.engine} is told to take that where others share its Device; {alone}."]
     if needs.share:
@@ -167,31 +177,36 @@ def _manner(model: Model, needs: Needs) -> list[str]:
     return []
 
 
-def _elastic(model: Model, want: Want) -> list[str]:
+def _elastic(model: Model, want: PlacementRequest) -> list[str]:
     """With how much less it makes do."""
-    rigid = memory.why_rigid(model)
+    rigid = memory.explain_rigid_memory(model)
     if rigid:
         return [f"It is granted all of that and never less (gpu.elastic): {rigid}."]
     if not want.spare_bytes:
         return []
-    return [f"It makes do with {size(want.least.memory_bytes)} where that fills a hole (gpu.elastic): {_less(model)}."]
+    return [
+        (
+            f"It makes do with {format_size(want.least.memory_bytes)} where that fills a hole (gpu.elastic): "
+            f"{_less(model)}."
+        )
+    ]
 
 
-def _growth(model: Model, want: Want) -> list[str]:
+def _growth(model: Model, want: PlacementRequest) -> list[str]:
     """Of how much more it makes use."""
-    why = memory.why_no_growth(model)
+    why = memory.explain_no_growth(model)
     if why:
         return [f"It is never granted more than that (gpu.growth): {why}."]
     if not want.growth.most_bytes:
         return []
-    most = size(want.memory_bytes + want.growth.most_bytes)
+    most = format_size(want.memory_bytes + want.growth.most_bytes)
     return [f"It is granted up to {most} where nobody else could use that (gpu.growth): {_larger(model)}."]
 
 
 def _granted(world: World, model: Model) -> list[str]:
     """Who has less or more than it asks for."""
     replicas = (world.replicas[id] for id in world.by_model.get(model.name, ()))
-    others = ((one.id, memory.granted(model, one)) for one in replicas)
+    others = ((one.id, memory.describe_granted_memory(model, one)) for one in replicas)
     return [f"{id} was {words}." for id, words in others if words]
 
 
@@ -200,7 +215,7 @@ def _larger(model: Model) -> str:
     if model.cache is None:
         return "its engine is told how much to take"
     if model.spec.context_tokens is not None:
-        most = memory.slots(model, model.memory_bytes + memory.growth(model).most_bytes)
+        most = memory.compute_slots(model, model.memory_bytes + memory.compute_growth(model).most_bytes)
         return f"its engine is given more slots, {most} at most"
     return "its slots share more context"
 
@@ -210,43 +225,48 @@ def _less(model: Model) -> str:
     if model.cache is None:
         return "its engine is told how much to take"
     if model.spec.context_tokens is not None:
-        least = memory.slots(model, model.memory_bytes - memory.spare_bytes(model))
+        least = memory.compute_slots(model, model.memory_bytes - memory.spare_bytes(model))
         return f"its engine is given fewer slots, {least} at least"
     return "its slots share less context"
 
 
-def _places(world: World, model: Model, want: Want, needs: Needs, now_s: float) -> list[Place]:
+def _places(world: World, model: Model, want: PlacementRequest, needs: Needs, now_s: float) -> list[Place]:
     """Every Slice: whether it could be there at all, and what stands in its way now."""
-    want, found = want.least, shelves(world, now_s)
-    there, left, teams = neighbours(found), hosts(world, now_s), teams_of(want, found)
-    pairs = zip(empty_shelves(world), found, strict=True)
+    want, found = want.least, build_bins(world, now_s)
+    there, left, teams = group_occupants_by_domain(found), build_hosts(world, now_s), count_fitting_devices(want, found)
+    pairs = zip(build_empty_bins(world), found, strict=True)
     return [
         _place(
             model,
             want,
             needs,
             empty,
-            why_not(want, now, now_s, there, left.get(now.slice.node), teams=teams),
-            apart=bool(loose(now.slice, want.link, teams, want.devices)),
+            rejection_reason(want, now, now_s, there, left.get(now.slice.node), teams=teams),
+            apart=bool(link_shortage_reason(now.slice, want.link, teams, want.devices)),
         )
         for empty, now in pairs
     ]
 
 
-def _place(model: Model, want: Want, needs: Needs, empty: Shelf, words: str, *, apart: bool) -> Place:
+def _place(model: Model, want: PlacementRequest, needs: Needs, empty: Bin, words: str, *, apart: bool) -> Place:
     """`words`: what stands in its way now; `apart`: it lacks the link that it needs."""
     slice_ = empty.slice
-    fits = not apart and need(want, empty) is not None and want.kind.rank(slice_.product) is not None
+    fits = not apart and find_required_amount(want, empty) is not None and want.kind.rank(slice_.product) is not None
     calls = None
     if fits and needs.share and needs.parts:
-        told = memory.is_least(model) and slice_.shared and not slice_.device_bytes
+        told = memory.is_memory_minimum(model) and slice_.shared and not slice_.device_bytes
         given = want.memory_bytes if told else int(slice_.memory_bytes * needs.share)
         spent = sum(part.bytes for part in needs.parts if part.name not in {"cache", "reserve"})
-        each = want.devices if memory.is_least(model) else 1  # its parts are those of one Device
+        each = want.devices if memory.is_memory_minimum(model) else 1  # its parts are those of one Device
         given, rest = given * want.devices, given * want.devices - spent * each
         calls = max(0, rest) // max(1, needs.token_bytes * needs.context_tokens)
         fits = calls > 0
-        room = f"room for {counted(calls, 'Call')} of {needs.context_tokens} tokens at once, of {model.slots} slots"
-        small = f"{size(given)} is given to {model.spec.engine}, which is too little for one Call of the whole context"
+        room = (
+            f"room for {format_count(calls, 'Call')} of {needs.context_tokens} tokens at once, of {model.slots} slots"
+        )
+        small = (
+            f"{format_size(given)} is given to {model.spec.engine}, which is too little for one Call of the "
+            f"whole context"
+        )
         words = "; ".join(filter(None, (room if fits else small, words)))
     return Place(slice=slice_.id, fits=fits, words=words or "nothing stands in the way", calls=calls)

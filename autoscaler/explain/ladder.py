@@ -9,21 +9,21 @@ from __future__ import annotations
 from math import inf
 from typing import Literal, NamedTuple
 
-from autoscaler.capacity.lead_times import NO_LEARNT, expected
-from autoscaler.explain.eviction import Evicted, Eviction, eviction
-from autoscaler.placement.learning.expected_demand import outlook
-from autoscaler.placement.model.bins import want_of
-from autoscaler.placement.model.types import Force
-from autoscaler.placement.simulate import Ground
-from autoscaler.provisioning.offer_filter import deadline
-from autoscaler.provisioning.offer_selection import Rung, choose, rung
-from autoscaler.provisioning.provisioner import judged
-from autoscaler.queries.stranded_pods import avoided
+from autoscaler.capacity.lead_times import NO_LEARNT, estimate_lead_time
+from autoscaler.explain.eviction import Evicted, Eviction, explain_eviction
+from autoscaler.placement.learning.expected_demand import build_restart_costs
+from autoscaler.placement.model.bins import build_placement_request
+from autoscaler.placement.model.types import EvictionLevel
+from autoscaler.placement.simulate import SimulationContext
+from autoscaler.provisioning.offer_filter import compute_deadline_s
+from autoscaler.provisioning.offer_selection import RatedOffer, choose_offer, rate_offer
+from autoscaler.provisioning.provisioner import evaluate_offers
+from autoscaler.queries.stranded_pods import list_avoided_nodes
 from autoscaler.spec.model import Model
 from autoscaler.state.actions import Plan
 from autoscaler.state.capacity_orders import Lease, Offer
 from autoscaler.state.world import Fact, World
-from autoscaler.text import seconds
+from autoscaler.text import format_duration
 
 
 class Step(Fact, frozen=True):
@@ -51,22 +51,28 @@ class Step(Fact, frozen=True):
     """Who would be evicted; what that costs is the time to start them again."""
 
 
-def ladder(world: World, plan: Plan, model: Model, force: Force, now_s: float) -> tuple[Step, ...]:
+def explain_ladder(world: World, plan: Plan, model: Model, force: EvictionLevel, now_s: float) -> tuple[Step, ...]:
     """Every rung for one more Replica, which may evict by that force: the eviction first, then of the Offers the
     chosen, those that would do, and the others. Nothing where nobody could leave and nothing is offered.
     """
-    want = want_of(model, 0, now_s, force, "", world.settings.pod, avoided(world, model.name, now_s))
-    first, coming = eviction(world, plan, want, now_s), _coming(world, plan, model, now_s)
+    want = build_placement_request(
+        model, 0, now_s, force, "", world.settings.pod, list_avoided_nodes(world, model.name, now_s)
+    )
+    first, coming = explain_eviction(world, plan, want, now_s), _coming(world, plan, model, now_s)
     offers = world.capacity.offers
     if not (first.victims or coming or any(offers.values())):
         return ()
-    found = judged(Ground(world, outlook(world), now_s), want)
+    found = evaluate_offers(SimulationContext(world, build_restart_costs(world), now_s), want)
     needless = first.room
     if first.victims and not first.why_not:
         needless = "an eviction makes room for it"
     elif any(one.unmet for one in coming):
         needless = f"{next(one.lease.id.provider for one in coming if one.unmet)} brings it already"
-    chosen = None if needless else choose([one for _, one in found if isinstance(one, Rung)], world.capacity.hedges)
+    chosen = (
+        None
+        if needless
+        else choose_offer([one for _, one in found if isinstance(one, RatedOffer)], world.capacity.hedges)
+    )
     taken = {} if chosen is None else {one.offer.id: one for one in (chosen.rung, chosen.beside) if one is not None}
     ordered = {one.lease.offer.id for one in coming}
     steps = [_ordered(world, model, one, now_s) for one in coming]
@@ -100,18 +106,27 @@ def _evict(found: Eviction) -> Step:
 
 def _ordered(world: World, model: Model, one: _Coming, now_s: float) -> Step:
     lease = one.lease
-    due = expected(lease.offer, world.capacity.learnt.get(lease.offer.kind, NO_LEARNT))
+    due = estimate_lead_time(lease.offer, world.capacity.learnt.get(lease.offer.kind, NO_LEARNT))
     left_s, ago_s = lease.asked_s + due.p50_s - now_s, now_s - lease.asked_s
-    found = rung(lease.offer, lease.devices, due, deadline(world, model.name, now_s) - lease.asked_s, 0.0)
+    found = rate_offer(
+        lease.offer, lease.devices, due, compute_deadline_s(world, model.name, now_s) - lease.asked_s, 0.0
+    )
     where = f" on {lease.offer.node}" if lease.offer.node else ""
     return Step(
-        provider=lease.offer.provider, offer=lease.offer.name, chosen=True, under_way=True,
-        says=f"{lease.offer.provider}: {lease.devices} x {lease.offer.product}{where}, ordered {seconds(ago_s)} ago",
-        expected_seconds=max(0.0, left_s) if left_s < inf else None, cost=found.cost,
-    )  # fmt: skip
+        provider=lease.offer.provider,
+        offer=lease.offer.name,
+        chosen=True,
+        under_way=True,
+        says=(
+            f"{lease.offer.provider}: {lease.devices} x {lease.offer.product}{where}, "
+            f"ordered {format_duration(ago_s)} ago"
+        ),
+        expected_seconds=max(0.0, left_s) if left_s < inf else None,
+        cost=found.cost,
+    )
 
 
-def _step(offer: Offer, found: Rung | str, needless: str, *, chosen: bool) -> Step:
+def _step(offer: Offer, found: RatedOffer | str, needless: str, *, chosen: bool) -> Step:
     if isinstance(found, str):
         where = f" on {offer.node}" if offer.node else ""
         return Step(
@@ -126,7 +141,7 @@ def _step(offer: Offer, found: Rung | str, needless: str, *, chosen: bool) -> St
     )  # fmt: skip
 
 
-def sentences(world: World, model: Model, now_s: float, steps: tuple[Step, ...]) -> list[str]:
+def describe_ladder(world: World, model: Model, now_s: float, steps: tuple[Step, ...]) -> list[str]:
     """What was ordered for a Model, then the ladder, one sentence each."""
     mine = (one for one in world.capacity.leases.values() if one.owner == model.name)
     told = [_lease(one, now_s) for one in sorted(mine, key=lambda one: one.id)]
@@ -145,7 +160,9 @@ def _lease(lease: Lease, now_s: float) -> str:
         state = f"it is being given back{', by force' * lease.forced}: {lease.why or 'nobody says why'}"
     elif lease.here_s is not None:
         state = (
-            "it is used" if lease.in_use else f"it is idle, and was here after {seconds(lease.here_s - lease.asked_s)}"
+            "it is used"
+            if lease.in_use
+            else f"it is idle, and was here after {format_duration(lease.here_s - lease.asked_s)}"
         )
     elif lease.listed is None:
         state = "its provider has not shown it yet"
@@ -153,4 +170,4 @@ def _lease(lease: Lease, now_s: float) -> str:
         state = f"it is {lease.listed.phase}"
     says = f" ({lease.listed.says})" if lease.listed is not None and lease.listed.says else ""
     what = f"{lease.devices} x {lease.offer.product}{where}"
-    return f"Ordered of {lease.id.provider} {seconds(now_s - lease.asked_s)} ago: {what}; {state}{says}."
+    return f"Ordered of {lease.id.provider} {format_duration(now_s - lease.asked_s)} ago: {what}; {state}{says}."

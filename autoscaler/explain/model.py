@@ -11,35 +11,35 @@ from collections.abc import Sequence
 
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.demand import desired_replicas
-from autoscaler.demand.desired_replicas import NO_HISTORY, NO_LOAD, Wanted
+from autoscaler.demand.desired_replicas import NO_HISTORY, NO_LOAD, DesiredReplicas
 from autoscaler.explain import weights
-from autoscaler.explain.decision_log import Log, Refused
+from autoscaler.explain.decision_log import Log, RefusedCalls
 from autoscaler.explain.decision_log import Row as LogRow
-from autoscaler.explain.ladder import Step, ladder
-from autoscaler.explain.ladder import sentences as offered
-from autoscaler.fold.faults import quarantined
-from autoscaler.fold.masking import masked
-from autoscaler.placement.learning.training import told
-from autoscaler.placement.model.bins import hosts, shelves, want_of
-from autoscaler.placement.model.predicates import neighbours, teams_of, why_not
-from autoscaler.placement.model.types import Force
-from autoscaler.planner.reconcile import absent, force_of, start_after_s
+from autoscaler.explain.ladder import Step, explain_ladder
+from autoscaler.explain.ladder import describe_ladder as offered
+from autoscaler.fold.faults import list_quarantined_models
+from autoscaler.fold.masking import mask_quarantined
+from autoscaler.placement.learning.training import describe_training_input
+from autoscaler.placement.model.bins import build_bins, build_hosts, build_placement_request
+from autoscaler.placement.model.predicates import count_fitting_devices, group_occupants_by_domain, rejection_reason
+from autoscaler.placement.model.types import EvictionLevel
+from autoscaler.planner.reconcile import choose_eviction_level, model_absence_reason, start_after_s
 from autoscaler.provisioning.feasibility import Fitting
 from autoscaler.queries import memory
-from autoscaler.queries.cordons import closed
-from autoscaler.queries.gateways import known, silent, verdict
-from autoscaler.queries.overcommit import misplaced
-from autoscaler.queries.stranded_pods import avoided
+from autoscaler.queries.cordons import explain_closed_slice
+from autoscaler.queries.gateways import decide_stop, list_known_gateways, list_silent_gateways
+from autoscaler.queries.overcommit import explain_misplacement
+from autoscaler.queries.stranded_pods import list_avoided_nodes
 from autoscaler.queries.views import Row
 from autoscaler.spec.model import Model
 from autoscaler.state.actions import Plan
 from autoscaler.state.events import Transition
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import Fact, Replica, SliceId, World
-from autoscaler.text import counted, seconds
+from autoscaler.text import format_count, format_duration
 
 LAST_ROWS = 20
-"""How many of the latest moves `last` tells."""
+"""How many of the latest moves `list_recent_decisions` tells."""
 QUIET_S = 5.0
 """An engine that has Calls and sent nothing for longer is told."""
 CANDIDATES_TOLD = 8
@@ -94,41 +94,45 @@ _WORDS = (
 
 def explain_model(world: World, plan: Plan, log: Log, model: ModelName, now_s: float) -> Explanation:
     """Why `model`, which must be in the World, is as it is."""
-    if model in quarantined(world):
+    if model in list_quarantined_models(world):
         row = _faulty_row(world, model, now_s)
         return Explanation(model=model, state=row.state, sentences=(f"{row.why[:1].upper()}{row.why[1:]}.",))
-    world = masked(world)
+    world = mask_quarantined(world)
     document = world.models[model]
-    answer = desired_replicas.wanted(world, document, now_s)
+    answer = desired_replicas.compute_desired_replicas(world, document, now_s)
     never = _never(world, document, Fitting(world))
     sentences = [_wanted(document, answer, now_s), *_soonest(world, model, now_s)]
     sentences += [f"It fits on no device: {never}. Its Calls are refused with no_capacity."] if never else []
     adopted = document.adopted
     sentences += [f"{adopted.message}."] if adopted is not None and adopted.message != answer.reason else []
-    sentences += [*_obstacle(world, model), *weights.weights(world, document)]
+    sentences += [*_obstacle(world, model), *weights.describe_weights(world, document)]
     for id in world.by_model.get(model, ()):
         sentences += [_replica(world, world.replicas[id], now_s), *_quiet(world, id, now_s)]
     sentences += _failures(world, model, now_s)
     sentences += [f"Not placed: {unmet.reason}." for unmet in plan.unmet if unmet.model == model and not never]
     sentences += _starts(world, model)
     sentences += _unknown(world, now_s)
-    lacks = answer.count > len(desired_replicas.live(world, model))
+    lacks = answer.count > len(desired_replicas.list_live_replicas(world, model))
     sentences += _lesson(world, document) if lacks or _begins(world, model) else []
     rows = log.of_model(model)
     sentences += [*_stopped(world, model, rows, now_s), *(f"Last: {_move(row, now_s)}." for row in rows[-1:])]
     candidates = _candidates(world, document, now_s) if lacks or never else ()
     sentences += [f"{c.slice}: {c.ruled_out or 'nothing stands in the way'}." for c in candidates[:CANDIDATES_TOLD]]
-    force = force_of(answer, len(desired_replicas.live(world, model))) if lacks else Force.BUSY
-    steps = ladder(world, plan, document, force, now_s) if lacks or never else ()
+    force = (
+        choose_eviction_level(answer, len(desired_replicas.list_live_replicas(world, model)))
+        if lacks
+        else EvictionLevel.BUSY
+    )
+    steps = explain_ladder(world, plan, document, force, now_s) if lacks or never else ()
     sentences += offered(world, document, now_s, steps)
     state = model_state(world, model, now_s)
     return Explanation(model=model, state=state, sentences=tuple(sentences), candidates=candidates, ladder=steps)
 
 
-def status(world: World, plan: Plan, now_s: float) -> tuple[Row, ...]:
+def list_status_rows(world: World, plan: Plan, now_s: float) -> tuple[Row, ...]:
     """One Row per Model that is in the documents or still has Replicas, in order of names."""
     unmet = {missing.model: missing.reason for missing in plan.unmet}
-    out, rest = quarantined(world), masked(world)
+    out, rest = list_quarantined_models(world), mask_quarantined(world)
     fitting = Fitting(rest)
     return tuple(
         _faulty_row(world, name, now_s) if name in out else _row(rest, name, unmet.get(name, ""), fitting, now_s)
@@ -136,7 +140,7 @@ def status(world: World, plan: Plan, now_s: float) -> tuple[Row, ...]:
     )
 
 
-def last(log: Log, now_s: float) -> tuple[str, ...]:
+def list_recent_decisions(log: Log, now_s: float) -> tuple[str, ...]:
     """The latest moves of all Replicas, and Calls refused because their Model fits nowhere or cannot start."""
     return tuple(f"{row.model}: {_move(row, now_s)}" for row in log.latest(LAST_ROWS))
 
@@ -161,7 +165,7 @@ def _faulty_row(world: World, name: ModelName, now_s: float) -> Row:
         devices=tuple(sorted({slice_.device for slice_ in held if slice_ is not None})),
         since_s=now_s - fault.seen_s,
         why=f"quarantined because of an internal error ({fault.reason}); it is tried again in "
-        f"{seconds(fault.until_s - now_s)}, when its document changes, and by `pilotlight wake {name}`",
+        f"{format_duration(fault.until_s - now_s)}, when its document changes, and by `pilotlight wake {name}`",
     )
 
 
@@ -176,7 +180,7 @@ def _row(world: World, name: ModelName, unmet: str, fitting: Fitting, now_s: flo
     began_s = min(entered, default=world.histories.get(name, NO_HISTORY).served_until_s)
     document = world.models.get(name)
     if document is None:
-        why = absent(replicas[0])
+        why = model_absence_reason(replicas[0])
     else:
         never = _never(world, document, fitting)
         why = f"fits on no device: {never}" if never else _why(world, document, unmet, now_s)
@@ -192,31 +196,31 @@ def _row(world: World, name: ModelName, unmet: str, fitting: Fitting, now_s: flo
         since_s=None if began_s is None else now_s - began_s,
         why=why,
         adapters=() if document is None else tuple(adapter.name for adapter in document.spec.adapters),
-        weights="" if document is None else weights.word(world, document),
+        weights="" if document is None else weights.weights_state(world, document),
     )
 
 
 def _why(world: World, model: Model, unmet: str, now_s: float) -> str:
     history = world.histories.get(model.name, NO_HISTORY)
     if now_s < history.refused_until_s:
-        return f"{history.failure}; the next try is due in {seconds(history.refused_until_s - now_s)}"
+        return f"{history.failure}; the next try is due in {format_duration(history.refused_until_s - now_s)}"
     if unmet:
         return unmet
     replicas = [world.replicas[id] for id in world.by_model.get(model.name, ())]
     waits = [replica.waits for replica in replicas if replica.waits and replica.state in desired_replicas.BEGINNING]
     lives = any(replica.state in desired_replicas.LIVE for replica in replicas)
     reasons = [replica.drain.reason for replica in replicas if replica.drain is not None and not lives]
-    return (waits or reasons or [desired_replicas.wanted(world, model, now_s).reason])[0]
+    return (waits or reasons or [desired_replicas.compute_desired_replicas(world, model, now_s).reason])[0]
 
 
-def _wanted(model: Model, answer: Wanted, now_s: float) -> str:
+def _wanted(model: Model, answer: DesiredReplicas, now_s: float) -> str:
     """How many Replicas there should be, and why; who waits, also for how long."""
-    many = f"{counted(answer.count, 'Replica')} {'is' if answer.count == 1 else 'are'} needed"
+    many = f"{format_count(answer.count, 'Replica')} {'is' if answer.count == 1 else 'are'} needed"
     if not answer.count:
         many = "No Replica is needed now"
     elif model.spec.replicas.max > 1:
         many += f" (of at most {model.spec.replicas.max})"
-    waited = f", for {seconds(now_s - answer.since_s)}" if answer.urgent and answer.since_s is not None else ""
+    waited = f", for {format_duration(now_s - answer.since_s)}" if answer.urgent and answer.since_s is not None else ""
     return f"{many}: {answer.reason}{waited}."
 
 
@@ -240,34 +244,38 @@ def _soonest(world: World, model: ModelName, now_s: float) -> list[str]:
     ]
     if not left_s:
         return []
-    return [f"The soonest of {world.loads[model].waiting} waiting must be answered within {seconds(min(left_s))}."]
+    return [
+        f"The soonest of {world.loads[model].waiting} waiting must be answered within {format_duration(min(left_s))}."
+    ]
 
 
 def _quiet(world: World, id: ReplicaId, now_s: float) -> list[str]:
     """When an engine with Calls last sent something, where that is a while ago. One that never did is not told of."""
     ages_s = [
         use.last_byte_age_s + now_s - gateway.seen_s
-        for gateway in known(world)
+        for gateway in list_known_gateways(world)
         if gateway.report is not None
         for use in gateway.report.replicas
         if use.replica == id and use.in_use and use.last_byte_age_s is not None
     ]
     if not ages_s or min(ages_s) <= QUIET_S:
         return []
-    return [f"Calls run on {id}; its engine last sent something {seconds(min(ages_s))} ago."]
+    return [f"Calls run on {id}; its engine last sent something {format_duration(min(ages_s))} ago."]
 
 
 def _replica(world: World, replica: Replica, now_s: float) -> str:
     """What one Replica does, since when, where and why."""
     where = ", ".join(replica.slices) or "no device"
-    where += "".join(f" ({why})" for why in [*_closed(world, replica)[:1], *filter(None, [misplaced(replica)])])
+    where += "".join(
+        f" ({why})" for why in [*_closed(world, replica)[:1], *filter(None, [explain_misplacement(replica)])]
+    )
     model = world.models.get(replica.model)
-    cut = "" if model is None else memory.granted(model, replica)
+    cut = "" if model is None else memory.describe_granted_memory(model, replica)
     where += f", {cut}" if cut else ""
-    head = f"{replica.id} is {replica.state} since {seconds(now_s - replica.since_s)} on {where}"
+    head = f"{replica.id} is {replica.state} since {format_duration(now_s - replica.since_s)} on {where}"
     drain = replica.drain
     if replica.state is S.DRAINING and drain is not None:
-        return f"{head}: {drain.reason}; {verdict(world, replica, now_s).reason}."
+        return f"{head}: {drain.reason}; {decide_stop(world, replica, now_s).reason}."
     if replica.state is S.FAILED:
         return f"{head}: {replica.failure or 'it broke'}."
     if replica.waits and replica.state in desired_replicas.BEGINNING:
@@ -280,7 +288,7 @@ def _replica(world: World, replica: Replica, now_s: float) -> str:
 def _closed(world: World, replica: Replica) -> list[str]:
     """What an operator has cordoned of where it is."""
     slices = (world.slices[id] for id in replica.slices if id in world.slices)
-    return [why for slice_ in slices if (why := closed(world, slice_))]
+    return [why for slice_ in slices if (why := explain_closed_slice(world, slice_))]
 
 
 def _locked_by(world: World, replica: Replica) -> bool:
@@ -293,7 +301,7 @@ def _failures(world: World, name: ModelName, now_s: float) -> list[str]:
     due_s = start_after_s(history)
     if not history.failure:
         return []
-    refused = f"Calls are refused and nothing is started for {seconds(history.refused_until_s - now_s)}."
+    refused = f"Calls are refused and nothing is started for {format_duration(history.refused_until_s - now_s)}."
     if history.failure == world.obstacles.get(name):
         return [refused] if now_s < history.refused_until_s else []
     sentence = f"Its last start failed: {history.failure}."
@@ -301,7 +309,9 @@ def _failures(world: World, name: ModelName, now_s: float) -> list[str]:
         sentence += f" {history.episodes} failed in a row." if history.episodes > 1 else ""
     if now_s < history.refused_until_s:
         return [f"{sentence} {refused}"]
-    return [f"{sentence} The next try is due" + (f" in {seconds(due_s - now_s)}." if now_s < due_s else " now.")]
+    return [
+        f"{sentence} The next try is due" + (f" in {format_duration(due_s - now_s)}." if now_s < due_s else " now.")
+    ]
 
 
 def _starts(world: World, name: ModelName) -> list[str]:
@@ -309,11 +319,11 @@ def _starts(world: World, name: ModelName) -> list[str]:
     median_s = desired_replicas.median_start_s(history)
     if median_s is None:
         return []
-    return [f"Its last start took {seconds(history.starts_s[-1])}, the median is {seconds(median_s)}."]
+    return [f"Its last start took {format_duration(history.starts_s[-1])}, the median is {format_duration(median_s)}."]
 
 
 def _unknown(world: World, now_s: float) -> list[str]:
-    who = silent(world, now_s)
+    who = list_silent_gateways(world, now_s)
     return [f"Nothing is scaled down while these gateways have not reported: {', '.join(who)}."] if who else []
 
 
@@ -326,7 +336,12 @@ def _lesson(world: World, model: Model) -> list[str]:
     lesson = world.lesson
     if lesson is None or not lesson.learnt or not model.spec.gpu.count or len(world.slices) < 2:
         return []
-    return [f"Among places of one price and size the choice is by what was learnt from {told(lesson.exercise)}."]
+    return [
+        (
+            f"Among places of one price and size the choice is by what was learnt from "
+            f"{describe_training_input(lesson.exercise)}."
+        )
+    ]
 
 
 def _stopped(world: World, name: ModelName, rows: Sequence[LogRow], now_s: float) -> list[str]:
@@ -336,26 +351,29 @@ def _stopped(world: World, name: ModelName, rows: Sequence[LogRow], now_s: float
     serves = any(world.replicas[id].state in {S.READY, S.UNREADY} for id in world.by_model.get(name, ()))
     if row is None or row is rows[-1] or serves:
         return []
-    return [f"It {_ENDED[row.after]} {seconds(now_s - row.at_s)} ago: {row.reason}."]
+    return [f"It {_ENDED[row.after]} {format_duration(now_s - row.at_s)} ago: {row.reason}."]
 
 
 _ENDED = {S.DRAINING: "stopped", S.FAILED: "broke"}
 
 
 def _move(row: LogRow, now_s: float) -> str:
-    if isinstance(row, Refused):
-        return f"its Calls were refused, {seconds(now_s - row.at_s)} ago: it {row.reason}"
+    if isinstance(row, RefusedCalls):
+        return f"its Calls were refused, {format_duration(now_s - row.at_s)} ago: it {row.reason}"
     before = "" if row.before is None else f"{row.before} -> "
-    return f"{row.replica} {before}{row.after}, {seconds(now_s - row.at_s)} ago: {row.reason}"
+    return f"{row.replica} {before}{row.after}, {format_duration(now_s - row.at_s)} ago: {row.reason}"
 
 
 def _candidates(world: World, model: Model, now_s: float) -> tuple[Candidate, ...]:
     """Every Slice, and what keeps one more Replica from it."""
-    want = want_of(model, 0, now_s, Force.BUSY, "", world.settings.pod, avoided(world, model.name, now_s))
-    want, found = want.least, shelves(world, now_s)
-    there = neighbours(found)
-    left, teams = hosts(world, now_s), teams_of(want, found)
+    want = build_placement_request(
+        model, 0, now_s, EvictionLevel.BUSY, "", world.settings.pod, list_avoided_nodes(world, model.name, now_s)
+    )
+    want, found = want.least, build_bins(world, now_s)
+    there = group_occupants_by_domain(found)
+    left, teams = build_hosts(world, now_s), count_fitting_devices(want, found)
     calls = (
-        (shelf.slice.id, why_not(want, shelf, now_s, there, left.get(shelf.slice.node), teams=teams)) for shelf in found
+        (shelf.slice.id, rejection_reason(want, shelf, now_s, there, left.get(shelf.slice.node), teams=teams))
+        for shelf in found
     )
     return tuple(Candidate(slice=id, ruled_out=reason) for id, reason in calls)

@@ -8,31 +8,31 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 
-from autoscaler.agent_contract import stored
-from autoscaler.spec.artifact import is_stored, named
+from autoscaler.agent_contract import should_store_on_node
+from autoscaler.spec.artifact import is_stored, normalize_artifact
 from autoscaler.spec.model import Model
 from autoscaler.state.world import Copy, World
 from autoscaler.weights import desired, mounts
-from autoscaler.weights.desired import lying
+from autoscaler.weights.desired import find_unfetched_artifact
 
 NODES_TOLD = 4
 
 
-def weights(world: World, model: Model) -> list[str]:
+def describe_weights(world: World, model: Model) -> list[str]:
     """A sentence for the Model's own weights, and for each adapter's, that come from elsewhere; and one that says how
     its pods see them, and why so.
     """
     found = [f"{what} ({artifact}) {_standing(world, artifact)}." for what, artifact in _parts(world, model)]
-    artifact, facts = lying(model), world.mounting
+    artifact, facts = find_unfetched_artifact(model), world.mounting
     if artifact is None or facts is None or model.adopted is not None or not mounts.is_mounted(artifact):
         return found
-    seen = desired.found(world, model)
-    choice = mounts.choose(artifact, world.settings, facts, found=seen)
+    seen = desired.find_artifact_facts(world, model)
+    choice = mounts.choose_mount(artifact, world.settings, facts, found=seen)
     yet = ", if they are one, which nobody has seen yet" if choice.way == "image" and seen is None else ""
     return [*found, f"Its weights {choice.reason}{yet}."]
 
 
-def word(world: World, model: Model) -> str:
+def weights_state(world: World, model: Model) -> str:
     """Of all of them: here (on some node, each), failed, absent; empty: none is known to come from elsewhere."""
     artifacts = {artifact for _, artifact in _parts(world, model)}
     if not artifacts:
@@ -52,10 +52,10 @@ def _here(copies: frozenset[Copy]) -> frozenset[str]:
 def _parts(world: World, model: Model) -> Iterator[tuple[str, str]]:
     """Of what an engine may fetch itself only what is known of."""
     known, spec = _here(world.copies), model.spec
-    found = [("Its weights", named(spec.artifact or ""), stored(spec.artifact, spec.engine))]
+    found = [("Its weights", normalize_artifact(spec.artifact or ""), should_store_on_node(spec.artifact, spec.engine))]
     for one in spec.adapters:
         brought = is_stored(one.artifact)
-        found.append((f"The weights of its adapter {one.name}", named(one.artifact), brought))
+        found.append((f"The weights of its adapter {one.name}", normalize_artifact(one.artifact), brought))
     for what, artifact, brought in found:
         if brought or artifact in known or artifact in world.unbrought:
             yield what, artifact
@@ -75,4 +75,4 @@ def _standing(world: World, artifact: str) -> str:
 
 def _as_image(world: World, artifact: str) -> bool:
     """Whether pods mount it as it is in its registry."""
-    return world.mounting is not None and mounts.as_image(artifact, world.settings, world.mounting)
+    return world.mounting is not None and mounts.is_image_mount(artifact, world.settings, world.mounting)

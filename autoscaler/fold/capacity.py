@@ -17,24 +17,23 @@ from autoscaler.capacity.lead_times import (
     DUE_S,
     NO_LEARNT,
     Expected,
-    asked_anew,
-    delivered,
     due_after_s,
-    expected,
-    given_back,
-    reused,
-    undelivered,
+    estimate_lead_time,
+    record_delivery,
+    record_failed_delivery,
+    record_release,
+    record_reorder,
+    record_reuse,
 )
-from autoscaler.capacity.machine_groups import as_found, grown, looked, shown
-from autoscaler.capacity.ordered_slices import is_of
+from autoscaler.capacity.machine_groups import adopt_group, count_nodes_with_devices, recount_growth, update_growth
+from autoscaler.capacity.ordered_slices import is_slice_of_lease
 from autoscaler.fold.draft import Draft
 from autoscaler.state.actions import AcquireLease, ReleaseLease
 from autoscaler.state.capacity_orders import (
-    Barred,
+    BackedOffOffer,
     Capacity,
     GroupsSeen,
-    Kind,
-    Learnt,
+    LeadTimeStats,
     LearntSeen,
     Lease,
     LeaseId,
@@ -43,11 +42,12 @@ from autoscaler.state.capacity_orders import (
     Listed,
     Offer,
     OfferId,
+    OfferKind,
     OffersSeen,
     ProvidersSeen,
     ProviderTroubled,
 )
-from autoscaler.state.device_claims import AwaitedSeen, is_claims
+from autoscaler.state.device_claims import AwaitedSeen, is_claim_owner
 from autoscaler.state.world import NodeId, Slice
 
 BARRED_S = (60.0, 960.0)
@@ -58,7 +58,7 @@ KINDS_MAX = 1024
 Seen = ProvidersSeen | OffersSeen | LeasesSeen | LeaseRefused | LearntSeen | ProviderTroubled | GroupsSeen | AwaitedSeen
 
 
-def acted(draft: Draft, action: AcquireLease | ReleaseLease) -> None:
+def apply_lease_action(draft: Draft, action: AcquireLease | ReleaseLease) -> None:
     """It was decided."""
     if isinstance(action, ReleaseLease):
         _released(draft, action)
@@ -74,10 +74,10 @@ def acted(draft: Draft, action: AcquireLease | ReleaseLease) -> None:
     ))  # fmt: skip
     learnt = capacity.learnt.get(order.offer.kind)
     if learnt is not None and learnt.idle_since_s is not None:
-        _learn(draft, order.offer.kind, asked_anew(learnt, now_s))
+        _learn(draft, order.offer.kind, record_reorder(learnt, now_s))
 
 
-def folded(draft: Draft, seen: Seen) -> None:
+def apply_capacity_observation(draft: Draft, seen: Seen) -> None:
     """Takes one of them."""
     capacity = draft.world.capacity
     match seen:
@@ -108,7 +108,7 @@ def folded(draft: Draft, seen: Seen) -> None:
             _change(draft, learnt={**capacity.learnt, **learnt})
 
 
-def forget(draft: Draft) -> None:
+def clear_unlisted_leases(draft: Draft) -> None:
     """We begin to lead: what nobody has seen may have been ordered by another, or not at all."""
     capacity = draft.world.capacity
     if capacity.leases or capacity.listed_s:
@@ -116,12 +116,12 @@ def forget(draft: Draft) -> None:
         _change(draft, leases=seen, listed_s={})
 
 
-def look(draft: Draft) -> None:
+def update_leases(draft: Draft) -> None:
     """Leases of which all is there by now, or that are used, or are used no more; and groups whose nodes came."""
     before = draft.before
     if draft.world.slices is not before.slices:
         groups = draft.world.capacity.groups
-        _change(draft, groups={name: looked(one, draft.world, draft.now_s) for name, one in groups.items()})
+        _change(draft, groups={name: recount_growth(one, draft.world, draft.now_s) for name, one in groups.items()})
     world, leases = draft.world, draft.world.capacity.leases
     still = world.slices is before.slices and draft.by_slice.now is before.by_slice
     still = still and draft.nodes.now is before.nodes
@@ -142,19 +142,19 @@ def _looked(draft: Draft, lease: Lease, there: Mapping[NodeId, list[Slice]]) -> 
     listed, now_s = lease.listed, draft.now_s
     if listed is None:
         return lease
-    mine = [one for one in there.get(NodeId(listed.node), ()) if is_of(lease, one)]
+    mine = [one for one in there.get(NodeId(listed.node), ()) if is_slice_of_lease(lease, one)]
     used = _used(draft, listed, mine)
     if lease.here_s is None:
         came = listed.phase == "here" and len({one.device for one in mine}) >= lease.devices
         if not came and not (lease.failed and used):  # who is on what failed was there before this leader saw it
             return replace(lease, due_s=_due_s(draft, lease))
         if came and not lease.found:
-            _learn(draft, lease.offer.kind, delivered(_learnt(draft, lease.offer), now_s - lease.asked_s))
+            _learn(draft, lease.offer.kind, record_delivery(_learnt(draft, lease.offer), now_s - lease.asked_s))
             _forgive(draft, lease.offer)
         lease = replace(lease, here_s=now_s, idle_since_s=now_s)
     if used and not lease.in_use:
         if lease.used and lease.idle_since_s is not None:
-            _learn(draft, lease.offer.kind, reused(_learnt(draft, lease.offer), now_s - lease.idle_since_s))
+            _learn(draft, lease.offer.kind, record_reuse(_learnt(draft, lease.offer), now_s - lease.idle_since_s))
         return replace(lease, in_use=True, used=True, idle_since_s=None)
     if lease.in_use and not used:
         return replace(lease, in_use=False, idle_since_s=now_s)
@@ -164,7 +164,7 @@ def _looked(draft: Draft, lease: Lease, there: Mapping[NodeId, list[Slice]]) -> 
 def _due_s(draft: Draft, lease: Lease) -> float:
     """From when on nobody counts on what is not here. In a queue it is not late: once it is granted it may be."""
     now_s = draft.now_s
-    if now_s < lease.due_s and fabric_agents.failed(lease, draft.nodes.now, draft.world.settings):
+    if now_s < lease.due_s and fabric_agents.explain_attach_failure(lease, draft.nodes.now, draft.world.settings):
         return now_s
     if not lease.offer.queued:
         return lease.due_s
@@ -183,12 +183,12 @@ def _released(draft: Draft, action: ReleaseLease) -> None:
     if lease is None:
         return
     if not lease.leaving and lease.here_s is not None and lease.idle_since_s is not None and not lease.stray:
-        _learn(draft, lease.offer.kind, given_back(_learnt(draft, lease.offer), lease.idle_since_s))
+        _learn(draft, lease.offer.kind, record_release(_learnt(draft, lease.offer), lease.idle_since_s))
     lapsed = lease.failed or draft.now_s >= lease.given_up_s
     if not lease.leaving and lease.here_s is None and not lease.found and lapsed:
         _bar(draft, lease.offer.id, action.reason)
-        _learn(draft, lease.offer.kind, undelivered(_learnt(draft, lease.offer)))
-    if not lease.leaving and lease.here_s is not None and is_claims(lease.owner) and not lease.used:
+        _learn(draft, lease.offer.kind, record_failed_delivery(_learnt(draft, lease.offer)))
+    if not lease.leaving and lease.here_s is not None and is_claim_owner(lease.owner) and not lease.used:
         _bar(draft, OfferId(lease.id.provider, lease.owner), action.reason)
     told = {"release_s": draft.now_s, "releases": lease.releases + 1, "uncommitted": action.order.uncommitted}
     told["forced"] = lease.forced or action.order.force
@@ -199,10 +199,10 @@ def _grouped(draft: Draft, seen: GroupsSeen) -> None:
     before, world, now_s = draft.world.capacity, draft.world, draft.now_s
     found = {}
     for one in seen.groups:
-        known = before.groups.get(one.name) or (None if before.grouped else as_found(one, now_s))
+        known = before.groups.get(one.name) or (None if before.grouped else adopt_group(one, now_s))
         quiet = one.offer is None or (known is not None and not known.coming and one.wanted <= known.group.wanted)
-        many = (0 if known is None else known.shown) if quiet else shown(world, one)
-        found[one.name] = grown(known, one, many, now_s)
+        many = (0 if known is None else known.shown) if quiet else count_nodes_with_devices(world, one)
+        found[one.name] = update_growth(known, one, many, now_s)
     _change(draft, groups=found, grouped=True)
 
 
@@ -223,13 +223,13 @@ def _listed(draft: Draft, seen: LeasesSeen) -> None:
                 lost.append(lease)
     for id, listed in shown.items():
         if id not in capacity.leases:
-            takes = expected(listed.offer, _learnt(draft, listed.offer))
+            takes = estimate_lead_time(listed.offer, _learnt(draft, listed.offer))
             leases[id] = _found(id, listed, draft.now_s, takes, stray=not first)
     trouble = _without(capacity.trouble, seen.provider)
     _change(draft, trouble=trouble, leases=leases, listed_s={**capacity.listed_s, seen.provider: seen.began_s})
     for lease in lost:
         _bar(draft, lease.offer.id, "what was ordered of it was gone before it came")
-        _learn(draft, lease.offer.kind, undelivered(_learnt(draft, lease.offer)))
+        _learn(draft, lease.offer.kind, record_failed_delivery(_learnt(draft, lease.offer)))
 
 
 def _given_up(lease: Lease) -> bool:
@@ -270,7 +270,7 @@ def _refused(draft: Draft, seen: LeaseRefused) -> None:
     if lease is None or lease.listed is not None:
         return  # it is there all the same
     _bar(draft, lease.offer.id, seen.reason)
-    _learn(draft, lease.offer.kind, undelivered(_learnt(draft, lease.offer)))
+    _learn(draft, lease.offer.kind, record_failed_delivery(_learnt(draft, lease.offer)))
     _change(draft, leases={id: one for id, one in draft.world.capacity.leases.items() if id != seen.id})
 
 
@@ -289,7 +289,7 @@ def _bar(draft: Draft, of: OfferId, why: str) -> None:
     times = 1 if known is None else known.times + 1
     pause_s = min(BARRED_S[0] * 2.0 ** (times - 1), BARRED_S[1])
     others = {id: one for id, one in draft.world.capacity.barred.items() if draft.now_s < one.until_s + BARRED_S[1]}
-    _change(draft, barred={**others, of: Barred(until_s=draft.now_s + pause_s, times=times, why=why)})
+    _change(draft, barred={**others, of: BackedOffOffer(until_s=draft.now_s + pause_s, times=times, why=why)})
 
 
 def _forgive(draft: Draft, offer: Offer) -> None:
@@ -297,11 +297,11 @@ def _forgive(draft: Draft, offer: Offer) -> None:
         _change(draft, barred={id: one for id, one in draft.world.capacity.barred.items() if id != offer.id})
 
 
-def _learnt(draft: Draft, offer: Offer) -> Learnt:
+def _learnt(draft: Draft, offer: Offer) -> LeadTimeStats:
     return draft.world.capacity.learnt.get(offer.kind, NO_LEARNT)
 
 
-def _learn(draft: Draft, kind: Kind, learnt: Learnt) -> None:
+def _learn(draft: Draft, kind: OfferKind, learnt: LeadTimeStats) -> None:
     others = {one: known for one, known in draft.world.capacity.learnt.items() if one != kind}
     _change(draft, learnt={**dict([*others.items()][-KINDS_MAX + 1 :]), kind: learnt})
 

@@ -16,11 +16,11 @@ from msgspec.structs import replace
 from autoscaler.contract import GatewayId, ModelName, ReplicaId, TenantName
 from autoscaler.demand.desired_replicas import NO_LOAD
 from autoscaler.fold.indices import load_of, with_id
-from autoscaler.queries.memory import corrected
+from autoscaler.queries.memory import correct_memory_estimate
 from autoscaler.state.events import Transition
 from autoscaler.state.lifecycle import ReplicaState
-from autoscaler.state.operator_orders import Node
-from autoscaler.state.world import Gateway, Grant, History, Load, Replica, SliceId, World
+from autoscaler.state.operator_orders import NodeAgentStatus
+from autoscaler.state.world import Gateway, Grant, History, ModelLoad, Replica, SliceId, World
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -67,10 +67,10 @@ class Draft:
         self.gateways: CopiedMap[GatewayId, Gateway] = CopiedMap(world.gateways)
         self.histories: CopiedMap[ModelName, History] = CopiedMap(world.histories)
         self.attained: CopiedMap[ModelName, dict[TenantName, float]] = CopiedMap(world.attained)
-        self.nodes: CopiedMap[str, Node] = CopiedMap(world.nodes)
+        self.nodes: CopiedMap[str, NodeAgentStatus] = CopiedMap(world.nodes)
         self.by_model: CopiedMap[ModelName, tuple[ReplicaId, ...]] = CopiedMap(world.by_model)
         self.by_slice: CopiedMap[SliceId, tuple[ReplicaId, ...]] = CopiedMap(world.by_slice)
-        self.loads: CopiedMap[ModelName, Load] = CopiedMap(world.loads)
+        self.loads: CopiedMap[ModelName, ModelLoad] = CopiedMap(world.loads)
         self.news = False
         self.undivided: set[ModelName] = set()
         self.unsummed: set[ModelName] = set()
@@ -85,7 +85,7 @@ class Draft:
     def correct(self, name: ModelName) -> None:
         """What was measured of a Model holds for its next Replica."""
         model, history = self.world.models.get(name), self.histories.now.get(name)
-        after = model if model is None or history is None else corrected(model, history)
+        after = model if model is None or history is None else correct_memory_estimate(model, history)
         if after is not None and after is not model:
             self.change(models={**self.world.models, name: after})
 
@@ -160,9 +160,9 @@ class Draft:
             )
         )
 
-    def sum_loads(self) -> dict[ModelName, Load]:
+    def sum_loads(self) -> dict[ModelName, ModelLoad]:
         """Sums the levels of the Models noted, notices where Calls begin or cease to wait; those with demand."""
-        summed: dict[ModelName, Load] = {}
+        summed: dict[ModelName, ModelLoad] = {}
         for model in self.unsummed:
             before, after = self.loads.now.get(model, NO_LOAD), load_of(self.gateways.now, model)
             if after != NO_LOAD:
@@ -226,7 +226,7 @@ def with_grant(grants: tuple[Grant, ...], newest: Grant) -> tuple[Grant, ...]:
     return (*(grant for grant in grants if grant.hold > newest.hold), newest)
 
 
-def routed(replica: Replica) -> bool:
+def is_routed(replica: Replica) -> bool:
     """Routes name it. One that broke is in none from then on: where Routes say that a Replica stops, somebody wills it,
     and gateways count what it cuts against no Call.
     """
@@ -235,7 +235,7 @@ def routed(replica: Replica) -> bool:
 
 def route_of(replica: Replica | None) -> tuple[object, ...] | None:
     """What gateways learn of a Replica; None when they do not know of it."""
-    if replica is None or not routed(replica):
+    if replica is None or not is_routed(replica):
         return None
     return (replica.state, replica.address, replica.slots, replica.model)
 

@@ -20,12 +20,12 @@ from autoscaler.state.world import Fault, World
 TRIAL_S: Final = EPISODE_AFTER_S_MAX
 
 
-def quarantined(world: World) -> frozenset[ModelName]:
+def list_quarantined_models(world: World) -> frozenset[ModelName]:
     """Models that are quarantined now."""
     return frozenset(name for name, fault in world.faults.items() if fault.until_s) if world.faults else frozenset()
 
 
-def seen(draft: Draft, fault: FaultSeen) -> None:
+def quarantine_model(draft: Draft, fault: FaultSeen) -> None:
     """Quarantines the Model, if the World has it and it is not quarantined."""
     known = draft.world.faults.get(fault.model)
     exists = fault.model in draft.world.models or fault.model in draft.by_model.now
@@ -37,7 +37,7 @@ def seen(draft: Draft, fault: FaultSeen) -> None:
     _put(draft, {**draft.world.faults, fault.model: made})
 
 
-def pass_time(draft: Draft) -> None:
+def expire_quarantines(draft: Draft) -> None:
     """Ends quarantines that are over, and forgets faults whose trial is over."""
     faults = draft.world.faults
     if not faults:
@@ -54,14 +54,14 @@ def _aged(fault: Fault, now_s: float) -> Fault | None:
     return None if not fault.until_s and now_s >= fault.seen_s + TRIAL_S else fault
 
 
-def retried(draft: Draft, name: ModelName) -> None:
+def end_quarantine(draft: Draft, name: ModelName) -> None:
     """An operator woke the Model: its quarantine ends now, and its fault still counts."""
     fault = draft.world.faults.get(name)
     if fault is not None and fault.until_s:
         _put(draft, {**draft.world.faults, name: replace(fault, seen_s=draft.now_s, until_s=0.0)})
 
 
-def documented(draft: Draft, before: World) -> None:
+def drop_outdated_faults(draft: Draft, before: World) -> None:
     """Forgets faults of Models whose document changed or is gone."""
     models = draft.world.models
     faults = draft.world.faults

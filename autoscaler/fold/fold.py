@@ -19,11 +19,11 @@ from autoscaler.demand import history as histories
 from autoscaler.demand.desired_replicas import NO_HISTORY
 from autoscaler.fold import capacity, faults, gateway_reports, mig, operator_orders, replicas
 from autoscaler.fold.draft import Draft
-from autoscaler.queries.memory import corrected
+from autoscaler.queries.memory import correct_memory_estimate
 from autoscaler.rearrange import paid_capacity
 from autoscaler.spec.model import Model
 from autoscaler.state import images
-from autoscaler.state.actions import AcquireLease, Acted, CutNode, ReleaseLease
+from autoscaler.state.actions import AcquireLease, Acted, ReleaseLease, RepartitionNode
 from autoscaler.state.capacity_orders import (
     GroupsSeen,
     LearntSeen,
@@ -43,8 +43,8 @@ from autoscaler.state.events import (
     FollowingSeen,
     GatewayGone,
     GatewaySeen,
-    Granted,
     HistorySeen,
+    HoldsGranted,
     HostsSeen,
     ImagesSeen,
     LeadingSeen,
@@ -60,7 +60,7 @@ from autoscaler.state.events import (
 )
 from autoscaler.state.mig import CutRefused, CuttableSeen
 from autoscaler.state.operator_orders import CordonsSeen, ModelStopped, ModelWoken, NodeReported
-from autoscaler.state.placement_value import Lesson
+from autoscaler.state.placement_value import PlacementValues
 from autoscaler.state.world import Slice, World
 
 CLOCK_S = 1.0
@@ -98,7 +98,7 @@ Observation = (
     | ProviderTroubled
     | GroupsSeen
     | AwaitedSeen
-    | Granted
+    | HoldsGranted
     | ClockSeen
     | Tick
     | Acted
@@ -122,17 +122,17 @@ def fold(world: World, batch: Sequence[Observation], now_s: float) -> tuple[Worl
 def _one(draft: Draft, observation: Observation) -> None:
     match observation:
         case ReplicaSeen():
-            replicas.seen(draft, observation)
+            replicas.apply_replica_observation(draft, observation)
         case Reported():
-            gateway_reports.reported(draft, observation)
-        case Acted(action=CutNode() as action):
-            mig.acted(draft, action)
+            gateway_reports.apply_report(draft, observation)
+        case Acted(action=RepartitionNode() as action):
+            mig.apply_repartition(draft, action)
         case Acted(action=(AcquireLease() | ReleaseLease()) as action):
-            capacity.acted(draft, action)
+            capacity.apply_lease_action(draft, action)
         case Acted():
-            replicas.acted(draft, observation.action)
-        case Granted():
-            gateway_reports.granted(draft, observation)
+            replicas.apply_replica_action(draft, observation.action)
+        case HoldsGranted():
+            gateway_reports.apply_grants(draft, observation)
         case DocumentsSeen():
             _documents(draft, observation)
         case SlicesSeen():
@@ -140,25 +140,25 @@ def _one(draft: Draft, observation: Observation) -> None:
         case HostsSeen():
             _hosts(draft, observation)
         case ImagesSeen():
-            operator_orders.put_images(draft, images.seen(draft.world.images, observation.images))
+            operator_orders.put_images(draft, images.update_kubelet_images(draft.world.images, observation.images))
         case CopiesSeen() | DisruptionsSeen() | MountsSeen() | ClockSeen():
             _whole(draft, observation)
         case StartSeen():
             _start_seen(draft, observation)
         case FaultSeen():
-            faults.seen(draft, observation)
+            faults.quarantine_model(draft, observation)
         case GatewaySeen():
-            gateway_reports.gateway_seen(draft, observation)
+            gateway_reports.register_gateway(draft, observation)
         case GatewayGone():
-            gateway_reports.gateway_gone(draft, observation.gateway, observation.boot)
+            gateway_reports.mark_gateway_gone(draft, observation.gateway, observation.boot)
         case HistorySeen():
             _history(draft, observation)
         case LessonLearnt():
             _lesson(draft, observation.lesson)
         case CordonsSeen() | ModelWoken() | ModelStopped() | NodeReported():
-            operator_orders.folded(draft, observation)
+            operator_orders.apply_operator_observation(draft, observation)
         case CuttableSeen() | CutRefused():
-            mig.folded(draft, observation)
+            mig.apply_mig_observation(draft, observation)
         case (
             ProvidersSeen()
             | OffersSeen()
@@ -169,13 +169,13 @@ def _one(draft: Draft, observation: Observation) -> None:
             | GroupsSeen()
             | AwaitedSeen()
         ):
-            capacity.folded(draft, observation)
+            capacity.apply_capacity_observation(draft, observation)
         case Synced():
             _synced(draft)
         case LeadingSeen():
-            operator_orders.leads(draft, observation.epoch)
+            operator_orders.begin_leading(draft, observation.epoch)
         case FollowingSeen():
-            operator_orders.follows(draft)
+            operator_orders.stop_leading(draft)
         case Tick():
             _half_open(draft)
 
@@ -204,7 +204,7 @@ def _whole(draft: Draft, seen: CopiesSeen | DisruptionsSeen | MountsSeen | Clock
 def _documents(draft: Draft, documents: DocumentsSeen) -> None:
     """Takes the documents as a whole. Failures of a Model whose spec was changed no longer keep it from starting."""
     before, known = draft.world, draft.histories.now
-    models = {one.name: corrected(one, known.get(one.name, NO_HISTORY)) for one in documents.models}
+    models = {one.name: correct_memory_estimate(one, known.get(one.name, NO_HISTORY)) for one in documents.models}
     tenants = {tenant.name: tenant for tenant in documents.tenants}
     if not before.documented:
         draft.change(documented=True)
@@ -219,13 +219,13 @@ def _documents(draft: Draft, documents: DocumentsSeen) -> None:
         if model is None and old is not None:
             draft.histories.drop(name)
         elif model is not None and old is not None and _restarts(old, model):
-            draft.put_history(name, histories.forgiven(history))
+            draft.put_history(name, histories.clear_failures(history))
         elif model is not None and old is None:
-            draft.put_history(name, histories.of_this(history, model))
+            draft.put_history(name, histories.drop_stale_failures(history, model))
     for name in before.models.keys() - models.keys():
         draft.attained.drop(name)
-    operator_orders.documented(draft)
-    faults.documented(draft, before)
+    operator_orders.refresh_weights_reports(draft)
+    faults.drop_outdated_faults(draft, before)
 
 
 def _restarts(before: Model, after: Model) -> bool:
@@ -259,7 +259,7 @@ def _start_seen(draft: Draft, seen: StartSeen) -> None:
     draft.change(obstacles=after | {seen.model: seen.obstacle} if seen.obstacle else after)
     history = draft.histories.now.get(seen.model)
     if not seen.obstacle and history is not None and history.failure == before[seen.model]:
-        draft.put_history(seen.model, histories.forgiven(history))  # what it was refused for is no more
+        draft.put_history(seen.model, histories.clear_failures(history))  # what it was refused for is no more
         draft.news = True
 
 
@@ -267,13 +267,15 @@ def _history(draft: Draft, seen: HistorySeen) -> None:
     """For a Model that nothing is known of. Who follows takes it at any time: it is what the leader remembers."""
     known, model = draft.histories.now.get(seen.model), draft.world.models.get(seen.model)
     if known is None:
-        draft.put_history(seen.model, seen.history if model is None else histories.of_this(seen.history, model))
+        draft.put_history(
+            seen.model, seen.history if model is None else histories.drop_stale_failures(seen.history, model)
+        )
     elif not draft.world.leads:
-        draft.put_history(seen.model, histories.told(known, seen.history))
+        draft.put_history(seen.model, histories.merge_leader_history(known, seen.history))
     draft.correct(seen.model)
 
 
-def _lesson(draft: Draft, lesson: Lesson) -> None:
+def _lesson(draft: Draft, lesson: PlacementValues) -> None:
     """What is only a beginning does not replace what was learnt."""
     known = draft.world.lesson
     if known != lesson and (lesson.learnt or known is None or not known.learnt):
@@ -282,27 +284,27 @@ def _lesson(draft: Draft, lesson: Lesson) -> None:
 
 def _half_open(draft: Draft) -> None:
     """Back-offs that are over end: what time alone does, so that gateways learn of it."""
-    out = faults.quarantined(draft.world)
+    out = faults.list_quarantined_models(draft.world)
     for model, history in tuple(draft.histories.now.items()):
         if model not in out and history.refused_until_s and draft.now_s >= history.refused_until_s:
-            draft.put_history(model, histories.half_open(history, draft.now_s))
+            draft.put_history(model, histories.end_backoff(history, draft.now_s))
             draft.news = True
 
 
 def _pass_time(draft: Draft, batch: Sequence[Observation]) -> None:
     """Reports expire, and the demand that is there now is remembered."""
-    gateway_reports.expire(draft)
-    faults.pass_time(draft)
-    operator_orders.carried_out(draft)
-    operator_orders.forget(draft)
-    capacity.look(draft)
-    cordons = interruptions.cordons(draft.world, draft.before, draft.now_s)
+    gateway_reports.expire_reports(draft)
+    faults.expire_quarantines(draft)
+    operator_orders.end_completed_stops(draft)
+    operator_orders.forget_silent_nodes(draft)
+    capacity.update_leases(draft)
+    cordons = interruptions.derive_cordons(draft.world, draft.before, draft.now_s)
     if cordons != draft.world.cordons:
         draft.change(cordons=cordons)
     if any(not isinstance(one, Acted) for one in batch):  # after our own Actions who is where is as it was
-        paid_capacity.look(draft)
-    out = faults.quarantined(draft.world)
+        paid_capacity.update_paid_capacity(draft)
+    out = faults.list_quarantined_models(draft.world)
     for model, load in draft.sum_loads().items():
         spec = draft.world.models.get(model)
         if spec is not None and model not in out:
-            draft.put_history(model, histories.peaked(draft.history(model), spec, load, draft.now_s))
+            draft.put_history(model, histories.record_peak(draft.history(model), spec, load, draft.now_s))

@@ -14,11 +14,11 @@ from msgspec.structs import replace
 
 from autoscaler.contract import GatewayId, Level, ModelName, ReplicaId, ReplicaUse, Report, TenantName, Total
 from autoscaler.demand import history as histories
-from autoscaler.demand.fairness import lifted
+from autoscaler.demand.fairness import lift_attained_service
 from autoscaler.fold.draft import Draft, with_grant
-from autoscaler.fold.indices import demand_in, expired, levels_of, uses_of
+from autoscaler.fold.indices import demand_in, is_report_expired, levels_of, uses_of
 from autoscaler.spec.tenant import weight_of
-from autoscaler.state.events import GatewaySeen, Granted, Reported
+from autoscaler.state.events import GatewaySeen, HoldsGranted, Reported
 from autoscaler.state.world import Gateway, Grant, World
 
 BOOTS_MAX = 8
@@ -29,7 +29,7 @@ UNWATCHED_SILENT_S = 60.0
 """A gateway whose process or pod nothing watches counts as gone after this silence."""
 
 
-def reported(draft: Draft, of: Reported) -> None:
+def apply_report(draft: Draft, of: Reported) -> None:
     """Folds one report, unless a newer one of that gateway is known."""
     report, seen_s = of.report, draft.now_s if of.came_s is None else of.came_s
     known = draft.gateways.now.get(report.gateway)
@@ -40,7 +40,7 @@ def reported(draft: Draft, of: Reported) -> None:
     if gateway.boot and report.boot != gateway.boot:
         if not in_epoch or not _lives(gateway, report):
             return  # it may be an older boot's that comes late: a new one is believed when it acts on our Routes
-        gateway = reborn(draft, gateway, report.boot)
+        gateway = restart_gateway(draft, gateway, report.boot)
         draft.news = True  # a new version: should this one be dead, only the living one will ever act on it
     elif gateway.report is not None and report.sequence <= gateway.report.sequence:
         return
@@ -53,7 +53,7 @@ def reported(draft: Draft, of: Reported) -> None:
     after = replace(
         after,
         in_epoch=before.in_epoch or in_epoch,
-        grants=acknowledged(before.grants, uses, report.version) if in_epoch else before.grants,
+        grants=reconcile_grants(before.grants, uses, report.version) if in_epoch else before.grants,
         uses=before.uses if uses == before.uses else uses,
         levels=before.levels if levels == before.levels else levels,
     )
@@ -67,7 +67,7 @@ def reported(draft: Draft, of: Reported) -> None:
     _note_uses(draft, before, after)
 
 
-def repeats(world: World, report: Report) -> bool:
+def is_redundant_report(world: World, report: Report) -> bool:
     """Whether it says nothing that its gateway has not said before: no Call came, moved or went, who waits has merely
     waited longer, and what else grew is what nobody waits for: Calls served while others wait for the same Model (whose
     turn is next goes by that), and later Routes acted on. While anything waits one comes twenty times a second.
@@ -97,7 +97,7 @@ def _acts_on_the_same(world: World, gateway: Gateway, last: Report, report: Repo
     if report.version == last.version:
         return True
     drains = any(one.drain is not None for one in world.replicas.values())
-    return not drains and acknowledged(gateway.grants, gateway.uses, report.version) == gateway.grants
+    return not drains and reconcile_grants(gateway.grants, gateway.uses, report.version) == gateway.grants
 
 
 def _ageless(levels: Mapping[ModelName, Iterable[Level]]) -> dict[ModelName, list[Level]]:
@@ -124,7 +124,7 @@ def _lives(gateway: Gateway, report: Report) -> bool:
     return acts_on > known if report.boot in gateway.boots_before else acts_on >= known
 
 
-def acknowledged(
+def reconcile_grants(
     grants: Mapping[ReplicaId, tuple[Grant, ...]], uses: Mapping[ReplicaId, ReplicaUse], version: int
 ) -> dict[ReplicaId, tuple[Grant, ...]]:
     """What is left of the grants to a gateway that acts on Routes of `version` and so uses its Replicas.
@@ -152,7 +152,7 @@ def _hold(use: ReplicaUse | None) -> int:
     return use.hold if use is not None else 0
 
 
-def granted(draft: Draft, moved: Granted) -> None:
+def apply_grants(draft: Draft, moved: HoldsGranted) -> None:
     """Gives the holds that `shares` moved the next version. Nobody may raise one otherwise."""
     draft.settled = True
     draft.news = draft.news or bool(moved.holds)
@@ -166,7 +166,7 @@ def granted(draft: Draft, moved: Granted) -> None:
         draft.gateways.put(id, replace(draft.gateways.now[id], grants=grants))
 
 
-def gateway_seen(draft: Draft, seen: GatewaySeen) -> None:
+def register_gateway(draft: Draft, seen: GatewaySeen) -> None:
     """A gateway exists: it is known, whether or not it reports. One proven dead comes back with a new boot."""
     id, boot = seen.gateway, seen.boot
     known = draft.gateways.now.get(id)
@@ -177,11 +177,11 @@ def gateway_seen(draft: Draft, seen: GatewaySeen) -> None:
         draft.gateways.put(id, Gateway(id=id, boot=boot, seen_s=draft.now_s, watched=seen.watched))
         draft.news = True
     elif boot and known.boot and boot != known.boot and boot not in known.boots_before:
-        draft.gateways.put(id, replace(reborn(draft, known, boot), seen_s=draft.now_s, watched=seen.watched))
+        draft.gateways.put(id, replace(restart_gateway(draft, known, boot), seen_s=draft.now_s, watched=seen.watched))
         draft.news = True
 
 
-def gateway_gone(draft: Draft, id: GatewayId, boot: str) -> None:
+def mark_gateway_gone(draft: Draft, id: GatewayId, boot: str) -> None:
     """A gateway is proven dead: its demand and its holds are gone with it. Nothing if a later boot is known."""
     known = draft.gateways.now.get(id)
     if known is not None and not known.gone and not (boot and known.boot and boot != known.boot):
@@ -189,26 +189,28 @@ def gateway_gone(draft: Draft, id: GatewayId, boot: str) -> None:
 
 
 def _end(draft: Draft, gateway: Gateway) -> None:
-    dead = replace(buried(draft, gateway), gone=True, gone_version=draft.version, seen_s=draft.now_s, watched=False)
+    dead = replace(
+        clear_gateway(draft, gateway), gone=True, gone_version=draft.version, seen_s=draft.now_s, watched=False
+    )
     draft.gateways.put(gateway.id, dead)
     draft.news = True
 
 
-def reborn(draft: Draft, gateway: Gateway, boot: str) -> Gateway:
+def restart_gateway(draft: Draft, gateway: Gateway, boot: str) -> Gateway:
     """The gateway at the begin of a new boot, which proves the old one dead."""
     others = [one for one in gateway.boots_before if one != boot]
     boots_before = (*others, gateway.boot)[-BOOTS_MAX:]
-    return replace(buried(draft, gateway), boot=boot, boots_before=boots_before, totals={}, gone=False)
+    return replace(clear_gateway(draft, gateway), boot=boot, boots_before=boots_before, totals={}, gone=False)
 
 
-def buried(draft: Draft, gateway: Gateway) -> Gateway:
+def clear_gateway(draft: Draft, gateway: Gateway) -> Gateway:
     """The gateway without demand, use and holds: its process does not exist any more."""
     _all_undivided(draft)
     _silenced(draft, gateway)
     return replace(gateway, report=None, in_epoch=False, grants={}, uses={}, levels={}, lapsed=False)
 
 
-def expire(draft: Draft) -> None:
+def expire_reports(draft: Draft) -> None:
     """The demand of a gateway that is silent too long is gone; its holds are not, because silent is not dead.
 
     Of a gateway that nothing watches the holds go, too, and later the gateway: nothing else would ever end them.
@@ -216,7 +218,7 @@ def expire(draft: Draft) -> None:
     for gateway in tuple(draft.gateways.now.values()):
         if not gateway.gone and not gateway.watched and draft.now_s >= gateway.seen_s + UNWATCHED_SILENT_S:
             _end(draft, gateway)
-        elif (gateway.levels or _lapses(gateway)) and expired(gateway, draft.now_s):
+        elif (gateway.levels or _lapses(gateway)) and is_report_expired(gateway, draft.now_s):
             _silenced(draft, gateway)
             after = replace(gateway, levels={})
             if _lapses(gateway):
@@ -236,7 +238,7 @@ def _silenced(draft: Draft, gateway: Gateway) -> None:
     """All its levels end: the last that is known of those Calls is when it last reported."""
     for model in gateway.levels:
         draft.unsummed.add(model)
-        draft.put_history(model, histories.active(draft.history(model), gateway.seen_s))
+        draft.put_history(model, histories.record_activity(draft.history(model), gateway.seen_s))
 
 
 def _demand(draft: Draft, before: Gateway, after: Gateway) -> None:
@@ -244,7 +246,7 @@ def _demand(draft: Draft, before: Gateway, after: Gateway) -> None:
     for model in before.levels:
         if model not in after.levels:
             draft.unsummed.add(model)
-            draft.put_history(model, histories.active(draft.history(model), draft.now_s))
+            draft.put_history(model, histories.record_activity(draft.history(model), draft.now_s))
     for model, levels in after.levels.items():
         draft.unsummed.add(model)
         active = draft.before.loads[model].tenants if model in draft.before.loads else frozenset()
@@ -255,7 +257,7 @@ def _demand(draft: Draft, before: Gateway, after: Gateway) -> None:
 
 def _comes_back(draft: Draft, model: ModelName, tenant: TenantName, active: Iterable[TenantName]) -> None:
     attained = draft.attained.now.get(model, {})
-    more = lifted(attained, tenant, active)
+    more = lift_attained_service(attained, tenant, active)
     if attained.get(tenant) != more:
         draft.attain(model, tenant, more)
 
@@ -273,9 +275,9 @@ def _totals(draft: Draft, before: Gateway, report: Report, seen_s: float) -> Non
         if last is not None and (total.admitted < last.admitted or total.refused_cold < last.refused_cold):
             last = None
         at_s = seen_s - total.idle_s
-        history = histories.active(draft.history(total.model), at_s)
+        history = histories.record_activity(draft.history(total.model), at_s)
         if total.refused_cold > (last.refused_cold if last is not None else 0):
-            history = histories.refused_cold(history, at_s, total.retry_after_s)
+            history = histories.record_cold_refusal(history, at_s, total.retry_after_s)
         draft.put_history(total.model, history)
         grown_us = total.busy_slot_us - (last.busy_slot_us if last is not None else 0)
         if grown_us > 0:

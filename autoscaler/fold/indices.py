@@ -1,8 +1,8 @@
 """The derived half of the World: which Replicas a Model and a Slice have, and the demand per Model, made from scratch.
 
-Owns the functions that the fold uses piece by piece to keep these maps, and `rebuild`, which makes all of them anew:
-after any batch both give the same (a property test holds that). Ids in an index are sorted, so that the order in which
-things were observed does not show.
+Owns the functions that the fold uses piece by piece to keep these maps, and `rebuild_indices`, which makes all of them
+anew: after any batch both give the same (a property test holds that). Ids in an index are sorted, so that the order in
+which things were observed does not show.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from autoscaler.contract import (
     TenantName,
 )
 from autoscaler.demand.desired_replicas import NO_LOAD
-from autoscaler.state.world import Gateway, Load, SliceId, World
+from autoscaler.state.world import Gateway, ModelLoad, SliceId, World
 
 
 def with_id(ids: tuple[ReplicaId, ...], id: ReplicaId) -> tuple[ReplicaId, ...]:
@@ -35,7 +35,7 @@ def with_id(ids: tuple[ReplicaId, ...], id: ReplicaId) -> tuple[ReplicaId, ...]:
     return tuple(longer)
 
 
-def expired(gateway: Gateway, now_s: float) -> bool:
+def is_report_expired(gateway: Gateway, now_s: float) -> bool:
     """Its report is too old to count, which does not mean that the gateway is dead.
 
     The sum, not the difference: it is the very time for which the plan wakes the loop.
@@ -45,7 +45,7 @@ def expired(gateway: Gateway, now_s: float) -> bool:
 
 def levels_of(gateway: Gateway, now_s: float) -> dict[ModelName, tuple[Level, ...]]:
     """The demand in its last report per Model, where it still counts."""
-    return {} if gateway.report is None or expired(gateway, now_s) else demand_in(gateway.report)
+    return {} if gateway.report is None or is_report_expired(gateway, now_s) else demand_in(gateway.report)
 
 
 def demand_in(report: Report) -> dict[ModelName, tuple[Level, ...]]:
@@ -63,7 +63,7 @@ def uses_of(report: Report | None) -> dict[ReplicaId, ReplicaUse]:
     return {u.replica: u if u.last_byte_age_s is None else replace(u, last_byte_age_s=None) for u in uses}
 
 
-def load_of(gateways: Mapping[GatewayId, Gateway], model: ModelName) -> Load:
+def load_of(gateways: Mapping[GatewayId, Gateway], model: ModelName) -> ModelLoad:
     """The levels of one Model summed over all gateways whose report counts."""
     waiting = running = 0
     oldest_s: float | None = None
@@ -80,7 +80,7 @@ def load_of(gateways: Mapping[GatewayId, Gateway], model: ModelName) -> Load:
                 oldest_s = since_s if oldest_s is None else min(oldest_s, since_s)
     if not tenants:
         return NO_LOAD
-    return Load(
+    return ModelLoad(
         waiting=waiting,
         running=running,
         oldest_s=oldest_s,
@@ -89,7 +89,7 @@ def load_of(gateways: Mapping[GatewayId, Gateway], model: ModelName) -> Load:
     )
 
 
-def rebuild(world: World, now_s: float) -> World:
+def rebuild_indices(world: World, now_s: float) -> World:
     """`world` with every derived index made from scratch; equal to `world` after any batch folded at `now_s`."""
     gateways = {id: replace(g, levels=levels_of(g, now_s), uses=uses_of(g.report)) for id, g in world.gateways.items()}
     by_model: dict[ModelName, tuple[ReplicaId, ...]] = {}

@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
-from autoscaler.fold.faults import quarantined
+from autoscaler.fold.faults import list_quarantined_models
 from autoscaler.spec.model import Model, ModelSpec
 from autoscaler.state.world import Fault, World
 
@@ -24,7 +24,7 @@ PINNED: Final = 2_000_000_000
 V = TypeVar("V")
 
 
-def supposing(world: World, names: Collection[ModelName]) -> World:
+def assume_quarantined(world: World, names: Collection[ModelName]) -> World:
     """The World in which these are quarantined, too."""
     if not names:
         return world
@@ -32,13 +32,13 @@ def supposing(world: World, names: Collection[ModelName]) -> World:
     return replace(world, faults={**world.faults, **dict.fromkeys(names, fault)})
 
 
-def masked(world: World, names: Collection[ModelName] | None = None) -> World:
+def mask_quarantined(world: World, names: Collection[ModelName] | None = None) -> World:
     """The World as the planner may see it while `names` (None: those quarantined now) are quarantined.
 
     Their Replicas belong to stand-ins that want nothing. A stand-in of a Model that an operator stopped is missing, so
     that its Replicas drain.
     """
-    out = quarantined(world) if names is None else frozenset(names)
+    out = list_quarantined_models(world) if names is None else frozenset(names)
     if not out:
         return world
     aliases = {name: ModelName(f"{name} (quarantined)") for name in out}

@@ -7,15 +7,15 @@ so that nobody's namesake is weighed.
 from __future__ import annotations
 
 from autoscaler.contract import NodeReport, ReplicaId
-from autoscaler.demand.desired_replicas import used
+from autoscaler.demand.desired_replicas import has_activity_since
 from autoscaler.fold.draft import Draft
 from autoscaler.queries import memory
-from autoscaler.queries.memory import has_grown, is_cut, is_least
+from autoscaler.queries.memory import has_grown, has_shrunk, is_memory_minimum
 from autoscaler.spec.model import Model
 from autoscaler.state.world import Replica
 
 
-def weighed(draft: Draft, replica: Replica, used_bytes: int) -> None:
+def apply_memory_use(draft: Draft, replica: Replica, used_bytes: int) -> None:
     """What it uses of each Device is learnt of its Model, if it runs as the document says now; 0: nobody knows. A
     Slice that it is on holds it, so it never counts for more: else an engine that leaks would fit nowhere, ever again.
     """
@@ -24,15 +24,15 @@ def weighed(draft: Draft, replica: Replica, used_bytes: int) -> None:
         return
     if has_grown(model, replica):
         return  # it uses what it was given, and needs less
-    if is_least(model):
+    if is_memory_minimum(model):
         used_bytes = _beyond(draft, replica, model, used_bytes)
         if used_bytes == 0:
             return
     history, ready_s = draft.history(model.name), replica.ready_s
-    served = ready_s is not None and draft.now_s >= ready_s + memory.SERVED_S and used(history, ready_s)
+    served = ready_s is not None and draft.now_s >= ready_s + memory.SERVED_S and has_activity_since(history, ready_s)
     room_bytes = [draft.world.slices[id].memory_bytes for id in replica.slices if id in draft.world.slices]
-    served = served and not is_cut(model, replica) and not is_least(model)  # with more it would use more
-    after = memory.seen(history, model, min((used_bytes, *room_bytes)), served=served)
+    served = served and not has_shrunk(model, replica) and not is_memory_minimum(model)  # with more it would use more
+    after = memory.record_measured_memory(history, model, min((used_bytes, *room_bytes)), served=served)
     if after is not history:
         draft.put_history(model.name, after)
         draft.correct(model.name)
@@ -49,7 +49,7 @@ def _beyond(draft: Draft, replica: Replica, model: Model, used_bytes: int) -> in
     return model.estimated_bytes + outside if outside > 0 else 0
 
 
-def told(draft: Draft, report: NodeReport) -> None:
+def apply_reported_memory(draft: Draft, report: NodeReport) -> None:
     """What the pods of Replicas use on that node."""
     found: dict[str, int] = {}
     for one in report.uses:
@@ -57,4 +57,4 @@ def told(draft: Draft, report: NodeReport) -> None:
     for uid, used_bytes in found.items():
         replica = draft.replicas.now.get(draft.by_pod.get(uid, ReplicaId("")))
         if replica is not None and replica.pod is not None and replica.pod.uid == uid:
-            weighed(draft, replica, used_bytes // max(1, len(replica.slices)))
+            apply_memory_use(draft, replica, used_bytes // max(1, len(replica.slices)))

@@ -9,20 +9,20 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from autoscaler.fold.draft import Draft
-from autoscaler.state.actions import CutNode
+from autoscaler.state.actions import RepartitionNode
 from autoscaler.state.mig import CutRefused, CuttableSeen, Intent
 
 REFUSED_S = 60.0
 """A node for which an order was refused is left alone for so long."""
 
 
-def acted(draft: Draft, action: CutNode) -> None:
+def apply_repartition(draft: Draft, action: RepartitionNode) -> None:
     """It was decided."""
     intent = Intent(order=action.order, since_s=draft.now_s)
     draft.change(cutting={**draft.world.cutting, action.order.node: intent})
 
 
-def folded(draft: Draft, seen: CuttableSeen | CutRefused) -> None:
+def apply_mig_observation(draft: Draft, seen: CuttableSeen | CutRefused) -> None:
     """Takes one of them."""
     if isinstance(seen, CuttableSeen):
         _nodes(draft, seen)
@@ -30,7 +30,7 @@ def folded(draft: Draft, seen: CuttableSeen | CutRefused) -> None:
         _refused(draft, seen)
 
 
-def forget(draft: Draft) -> None:
+def clear_repartition_orders(draft: Draft) -> None:
     """Another leads, or we do anew."""
     if draft.world.cutting:
         draft.change(cutting={})

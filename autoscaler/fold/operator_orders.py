@@ -15,41 +15,48 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from autoscaler.agent_contract import Wish, parts, wish_of
+from autoscaler.agent_contract import WeightsRequest, collect_weights_requests, read_weights_request
 from autoscaler.contract import ModelName, NodeReport, PodDevices, WeightsReport
 from autoscaler.demand import history as histories
 from autoscaler.demand.desired_replicas import idle_window_s
 from autoscaler.fold import capacity, faults, mig
 from autoscaler.fold.draft import Draft
-from autoscaler.fold.memory import told
+from autoscaler.fold.memory import apply_reported_memory
 from autoscaler.queries.cordons import STILL_THERE
-from autoscaler.queries.node_reports import unhealthy
+from autoscaler.queries.node_reports import list_unhealthy_devices
 from autoscaler.state import images
 from autoscaler.state.images import NodeImages
-from autoscaler.state.operator_orders import CordonsSeen, ModelStopped, ModelWoken, Node, NodeReported, StopOrder
+from autoscaler.state.operator_orders import (
+    CordonsSeen,
+    ModelStopped,
+    ModelWoken,
+    NodeAgentStatus,
+    NodeReported,
+    StopOrder,
+)
 from autoscaler.state.world import Copy, NodeId, World
 
 
-def leads(draft: Draft, epoch: int) -> None:
+def begin_leading(draft: Draft, epoch: int) -> None:
     """We lead, in `epoch`."""
     for replica in tuple(draft.replicas.now.values()):
         draft.drop_replica(replica)
     for gateway in tuple(draft.gateways.now.values()):
         draft.gateways.put(gateway.id, replace(gateway, in_epoch=False, grants={}))
-    mig.forget(draft)
-    capacity.forget(draft)
+    mig.clear_repartition_orders(draft)
+    capacity.clear_unlisted_leases(draft)
     draft.change(epoch=epoch, leads=True, leading_since_s=draft.now_s, synced=False, handed_over=False)
     draft.news = True
 
 
-def follows(draft: Draft) -> None:
+def stop_leading(draft: Draft) -> None:
     """Another leads, or nobody."""
-    mig.forget(draft)
+    mig.clear_repartition_orders(draft)
     draft.change(leads=False)
     draft.news = True
 
 
-def heard(world: World) -> frozenset[int]:
+def list_reported_epochs(world: World) -> frozenset[int]:
     """The epochs that gateways and agents of nodes say that they have heard of: a lower one is nothing to them.
 
     Where there are several agents the highest of their words is not believed unless another says as much: one of a node
@@ -71,7 +78,7 @@ PODS_BEFORE_MAX = 256
 Ordered = CordonsSeen | ModelWoken | ModelStopped | NodeReported
 
 
-def folded(draft: Draft, observation: Ordered) -> None:
+def apply_operator_observation(draft: Draft, observation: Ordered) -> None:
     """Takes one of them."""
     match observation:
         case CordonsSeen():
@@ -93,10 +100,12 @@ def _woken(draft: Draft, name: ModelName) -> None:
     if model is None:
         return
     before = draft.history(name)
-    held = histories.refused_cold(histories.forgiven(before), draft.now_s, idle_window_s(model, before) / 2.0)
+    held = histories.record_cold_refusal(
+        histories.clear_failures(before), draft.now_s, idle_window_s(model, before) / 2.0
+    )
     draft.put_history(name, replace(held, woken_s=draft.now_s))
     draft.news = draft.news or before.refused_until_s > 0.0
-    faults.retried(draft, name)
+    faults.end_quarantine(draft, name)
     if name in draft.world.stops:
         draft.change(stops={other: stop for other, stop in draft.world.stops.items() if other != name})
 
@@ -111,7 +120,7 @@ def _stopped(draft: Draft, order: ModelStopped) -> None:
     draft.put_history(order.model, replace(history, refused_cold_s=None, woken_s=None, hold_until_s=0.0))
 
 
-def carried_out(draft: Draft) -> None:
+def end_completed_stops(draft: Draft) -> None:
     """A stop ends with the last Replica that was there: whoever calls then starts a new one."""
     stops = draft.world.stops
     if not stops:
@@ -121,13 +130,13 @@ def carried_out(draft: Draft) -> None:
         draft.change(stops=left)
 
 
-def forget(draft: Draft) -> None:
+def forget_silent_nodes(draft: Draft) -> None:
     """Drops nodes that are long silent."""
     for name in [name for name, node in draft.nodes.now.items() if draft.now_s >= node.seen_s + FORGET_S]:
         if draft.nodes.now[name].report.copies:
             _copies(draft, name, draft.nodes.now[name].report, None)
         draft.nodes.drop(name)
-        put_images(draft, images.told(draft.world.images, name, ()))
+        put_images(draft, images.update_agent_images(draft.world.images, name, ()))
 
 
 def _goes_on(draft: Draft, name: ModelName, stop: StopOrder) -> bool:
@@ -150,18 +159,18 @@ def _node(draft: Draft, seen: NodeReported) -> None:
         return
     if report.copies != (() if known is None else known.report.copies):
         _copies(draft, name, None if known is None else known.report, report)
-    draft.nodes.put(name, Node(
+    draft.nodes.put(name, NodeAgentStatus(
         report=report, seen_s=draft.now_s, boots_before=before, looked_s=draft.now_s - max(0.0, report.age_s),
-        pods_before=left, unhealthy=unhealthy(report),
+        pods_before=left, unhealthy=list_unhealthy_devices(report),
     ))  # fmt: skip
     if known is None or known.report.weights != report.weights:
         _looks(draft, report, () if known is None else known.report.weights)
     if known is None or known.report.images != report.images:
-        put_images(draft, images.told(draft.world.images, name, report.images))
-    told(draft, report)
+        put_images(draft, images.update_agent_images(draft.world.images, name, report.images))
+    apply_reported_memory(draft, report)
 
 
-def documented(draft: Draft) -> None:
+def refresh_weights_reports(draft: Draft) -> None:
     """Models are others: what no Model asks for is forgotten; what agents said of what one asks for now is heard."""
     world = draft.world
     wishes = _asked(draft, None)
@@ -172,7 +181,7 @@ def documented(draft: Draft) -> None:
         draft.change(looked=looked, unbrought=unbrought)
     new = wishes - looked.keys()
     for node in draft.nodes.now.values() if new else ():
-        if any(one.look and wish_of(one) in new for one in node.report.weights):
+        if any(one.look and read_weights_request(one) in new for one in node.report.weights):
             _looks(draft, node.report, ())
 
 
@@ -180,7 +189,7 @@ def _looks(draft: Draft, report: NodeReport, before: tuple[WeightsReport, ...]) 
     """What artifacts are that Models name, and why that could not be seen, as long as the agent tries. What no Model
     asks for is not kept.
     """
-    world, said = draft.world, {wish_of(one): one for one in report.weights if one.look}
+    world, said = draft.world, {read_weights_request(one): one for one in report.weights if one.look}
     over = {one.artifact for one in before if one.look and one.failed} - {wish.artifact for wish in said}
     if not said and not over:
         return
@@ -194,11 +203,11 @@ def _looks(draft: Draft, report: NodeReport, before: tuple[WeightsReport, ...]) 
         draft.change(looked=looked, unbrought=unbrought)
 
 
-def _asked(draft: Draft, artifacts: frozenset[str] | None) -> set[Wish]:
+def _asked(draft: Draft, artifacts: frozenset[str] | None) -> set[WeightsRequest]:
     """What Models ask for, as agents look at it; of these artifacts, which are few, or of all."""
     models = draft.world.models.values()
     some = (one for one in models if artifacts is None or not artifacts.isdisjoint(one.artifacts()))
-    return {wish._replace(look=True) for model in some for wish in parts(model).values()}
+    return {wish._replace(look=True) for model in some for wish in collect_weights_requests(model).values()}
 
 
 def _seen(said: WeightsReport, before: WeightsReport | None) -> WeightsReport:
@@ -224,7 +233,7 @@ def _copy(artifact: str, name: str) -> Copy:
     return Copy(artifact=artifact, node=NodeId(name))
 
 
-def _left(known: Node, report: NodeReport) -> tuple[PodDevices, ...]:
+def _left(known: NodeAgentStatus, report: NodeReport) -> tuple[PodDevices, ...]:
     """What pods had that are not there any more."""
     if report.pods == known.report.pods:
         return known.pods_before

@@ -13,9 +13,9 @@ from autoscaler.contract import ReplicaId
 from autoscaler.demand import history as histories
 from autoscaler.demand.desired_replicas import residency_s
 from autoscaler.fold.draft import Draft
-from autoscaler.fold.memory import weighed
+from autoscaler.fold.memory import apply_memory_use
 from autoscaler.queries import mps_failures, overcommit, stranded_pods
-from autoscaler.queries.cordons import must_go
+from autoscaler.queries.cordons import is_stop_ordered
 from autoscaler.queries.node_reports import is_lost
 from autoscaler.spec.model import Model
 from autoscaler.state.actions import (
@@ -28,7 +28,7 @@ from autoscaler.state.actions import (
     StopReplica,
 )
 from autoscaler.state.events import ReplicaSeen, Seen
-from autoscaler.state.lifecycle import IllegalIntentError, follow
+from autoscaler.state.lifecycle import IllegalIntentError, next_state
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.resources import NOTHING
 from autoscaler.state.world import Drain, Placing, Replica
@@ -45,7 +45,7 @@ DOWN = frozenset({S.STOPPING, S.SCRUBBING, S.FAILED})
 """A Model whose Replicas are all so is at zero, or will be."""
 
 
-def acted(draft: Draft, action: Action) -> None:
+def apply_replica_action(draft: Draft, action: Action) -> None:
     """Folds an Action of ours. Raises IllegalIntentError where the table does not allow it."""
     match action:
         case StartReplica():
@@ -58,10 +58,10 @@ def acted(draft: Draft, action: Action) -> None:
             _stop(draft, action)
         case FailReplica():
             before = _known(draft, action.replica)
-            follow(before.state, "broke")
+            next_state(before.state, "broke")
             _break(draft, before, "broke", action.reason)
         case FailStart():
-            history = histories.cannot_start(draft.history(action.model), draft.now_s, action.reason)
+            history = histories.record_impossible_start(draft.history(action.model), draft.now_s, action.reason)
             model = draft.world.models.get(action.model)
             draft.put_history(action.model, replace(history, failed_hash="" if model is None else model.spec_hash()))
             draft.news = True
@@ -81,10 +81,10 @@ def _start(draft: Draft, action: StartReplica) -> None:
     model = draft.world.models.get(pending.model)
     if model is not None and all(other.state in DOWN for other in draft.replicas_of(pending.model)):
         history = draft.history(pending.model)
-        draft.put_history(pending.model, histories.decided_start(history, model, draft.now_s))
+        draft.put_history(pending.model, histories.record_start_decision(history, model, draft.now_s))
     after = replace(
         pending,
-        state=follow(pending.state, "place"),
+        state=next_state(pending.state, "place"),
         since_s=draft.now_s,
         created_s=pending.created_s or draft.now_s,
         reason=pending.reason or action.reason,
@@ -108,10 +108,10 @@ def _drain(draft: Draft, action: DrainReplica) -> None:
         crowded=action.crowded,
     )
     if action.stranded or (action.crowded and before.chosen):
-        draft.change(shuns=stranded_pods.shunned(draft.world, before, draft.now_s))
-    after = replace(before, state=follow(before.state, "drain"), drain=drain)
+        draft.change(shuns=stranded_pods.add_node_backoffs(draft.world, before, draft.now_s))
+    after = replace(before, state=next_state(before.state, "drain"), drain=drain)
     if before.ready_s is not None:
-        draft.put_history(before.model, histories.forgiven(draft.history(before.model)))
+        draft.put_history(before.model, histories.clear_failures(draft.history(before.model)))
     _move(draft, before, after, "drain", action.reason)
 
 
@@ -120,28 +120,28 @@ def _revive(draft: Draft, action: ReviveReplica) -> None:
     if before.drain is None:
         raise IllegalIntentError(f"Replica {before.id} is {before.state} and does not drain")
     verb = f"revive-{before.drain.came_from}"
-    _move(draft, before, replace(before, state=follow(before.state, verb), drain=None), verb, action.reason)
+    _move(draft, before, replace(before, state=next_state(before.state, verb), drain=None), verb, action.reason)
 
 
 def _stop(draft: Draft, action: StopReplica) -> None:
     before = _known(draft, action.replica)
     verb = "acknowledged" if before.state is S.DRAINING else "drop"
-    _move(draft, before, replace(before, state=follow(before.state, verb)), verb, action.reason)
+    _move(draft, before, replace(before, state=next_state(before.state, verb)), verb, action.reason)
     drain = before.drain
     drained_idle = drain is not None and not drain.taken and drain.victim_of is None and before.ready_s is not None
     model = draft.world.models.get(before.model)
     load = draft.world.loads.get(before.model)
     if not drained_idle or model is None or model.spec.paused or (load is not None and load.waiting):
         return
-    if must_go(draft.world, before) or is_lost(draft.world, before, draft.now_s):
+    if is_stop_ordered(draft.world, before) or is_lost(draft.world, before, draft.now_s):
         return
     if before.model in draft.world.rented.idlers:
         return  # its idle window was not its own: a start soon after is no regret
     if all(other.state in DOWN for other in draft.replicas_of(before.model)):
-        draft.put_history(before.model, histories.stopped_idle(draft.history(before.model), draft.now_s))
+        draft.put_history(before.model, histories.record_idle_stop(draft.history(before.model), draft.now_s))
 
 
-def seen(draft: Draft, seen: ReplicaSeen) -> None:
+def apply_replica_observation(draft: Draft, seen: ReplicaSeen) -> None:
     """Folds what a driver sees of one Replica."""
     before = draft.replicas.now.get(seen.id)
     if before is None:
@@ -151,7 +151,7 @@ def seen(draft: Draft, seen: ReplicaSeen) -> None:
                 _is_taken(draft, draft.replicas.now[seen.id], seen.reason)
         return
     before = _facts(draft, before, seen)
-    weighed(draft, before, seen.used_bytes)
+    apply_memory_use(draft, before, seen.used_bytes)
     state = LIVE.get(seen.seen)
     if state is not None:
         _live(draft, before, state, seen.reason)
@@ -192,7 +192,7 @@ def _adopt(draft: Draft, seen: ReplicaSeen) -> None:
         found=True,
         pod=seen.pod,
         waits=seen.waits,
-        stranded_s=draft.now_s if stranded_pods.kept_off(seen.waits) else None,
+        stranded_s=draft.now_s if stranded_pods.is_unschedulable(seen.waits) else None,
         rank=seen.rank,
         weights=seen.weights,
         chosen=seen.slices if seen.actual else (),
@@ -209,11 +209,11 @@ def _facts(draft: Draft, before: Replica, seen: ReplicaSeen) -> Replica:
     if before.started_s is None and started_s is not None:
         changes["started_s"] = started_s
         if draft.world.shuns and not seen.actual:
-            draft.change(shuns=stranded_pods.admitted(draft.world, before))
+            draft.change(shuns=stranded_pods.clear_node_backoffs(draft.world, before))
     if seen.waits != before.waits:
         changes["waits"] = seen.waits
-        if stranded_pods.kept_off(seen.waits) != (before.stranded_s is not None):
-            changes["stranded_s"] = draft.now_s if stranded_pods.kept_off(seen.waits) else None
+        if stranded_pods.is_unschedulable(seen.waits) != (before.stranded_s is not None):
+            changes["stranded_s"] = draft.now_s if stranded_pods.is_unschedulable(seen.waits) else None
     if seen.grew:
         changes["grown_s"] = draft.now_s
     if seen.address and seen.address != before.address:
@@ -233,8 +233,8 @@ def _facts(draft: Draft, before: Replica, seen: ReplicaSeen) -> Replica:
         return before
     after = replace(before, **changes)
     draft.put_replica(after)
-    if after.chosen and after.slices != before.slices and not overcommit.alike(draft.world, after):
-        draft.record(before, after, "misplaced", overcommit.misplaced(after))
+    if after.chosen and after.slices != before.slices and not overcommit.is_on_chosen_devices(draft.world, after):
+        draft.record(before, after, "misplaced", overcommit.explain_misplacement(after))
     return after
 
 
@@ -274,10 +274,10 @@ def _ready(draft: Draft, replica: Replica) -> Replica:
     if replica.ready_s is not None:
         return replica
     if draft.world.fallen:
-        draft.change(fallen=mps_failures.proven(draft.world, replica))
+        draft.change(fallen=mps_failures.record_replica_ready(draft.world, replica))
     began_s = replica.started_s
     took_s = None if began_s is None or replica.found or began_s < replica.created_s else draft.now_s - began_s
-    draft.put_history(replica.model, histories.started(draft.history(replica.model), took_s))
+    draft.put_history(replica.model, histories.record_start(draft.history(replica.model), took_s))
     return replace(replica, ready_s=draft.now_s)
 
 
@@ -310,18 +310,18 @@ def _exited(draft: Draft, before: Replica, reason: str) -> None:
 def _break(draft: Draft, before: Replica, verb: str, reason: str) -> None:
     """It failed. If it was never ready, or not for its residency, that counts as a failed start of its spec."""
     _move(draft, before, replace(before, state=S.FAILED, failure=reason), verb, reason)
-    if falls := mps_failures.ended(draft.world, draft.replicas.now.values(), before, draft.now_s):
+    if falls := mps_failures.record_replica_failure(draft.world, draft.replicas.now.values(), before, draft.now_s):
         draft.change(fallen=falls)
     model = draft.world.models.get(before.model)
     if model is None:
         return
     history = draft.history(before.model)
     if any(_stayed(draft, model, one) for one in (before, *draft.replicas_of(before.model))):
-        history = histories.forgiven(history)
+        history = histories.clear_failures(history)
     told = before.spec_hash == model.spec_hash() and not _stayed(draft, model, before)  # of another it says nothing
     if told and not _taken(draft, before):
         tried_s = before.created_s if before.started_s is None else before.started_s
-        history = histories.failed(history, model.spec.start, tried_s, draft.now_s, reason)
+        history = histories.record_failure(history, model.spec.start, tried_s, draft.now_s, reason)
         history = replace(history, failed_hash=model.spec_hash())
         draft.news = draft.news or history.refused_until_s > 0.0
     draft.put_history(before.model, history)
@@ -331,7 +331,7 @@ def _taken(draft: Draft, replica: Replica) -> bool:
     """Whether its node went, or was about to: that says nothing of its Model either."""
     slices = draft.world.slices
     gone = bool(replica.slices) and not any(id in slices for id in replica.slices)
-    return gone or must_go(draft.world, replica)
+    return gone or is_stop_ordered(draft.world, replica)
 
 
 def _stayed(draft: Draft, model: Model, replica: Replica) -> bool:
@@ -357,4 +357,4 @@ def _move(draft: Draft, before: Replica, after: Replica, verb: str, reason: str)
     draft.record(before, after, verb, reason)
     if before.state is not S.READY or any(r.state is S.READY for r in draft.replicas_of(after.model)):
         return
-    draft.put_history(after.model, histories.stopped_serving(draft.history(after.model), draft.now_s))
+    draft.put_history(after.model, histories.record_serving_end(draft.history(after.model), draft.now_s))

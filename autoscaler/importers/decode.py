@@ -16,15 +16,15 @@ from typing import TypeVar
 import msgspec
 
 from autoscaler.importers.result import Document
-from autoscaler.spec.decode import Part, Path, WrongKeyError, decode, dotted
+from autoscaler.spec.decode import Part, Path, WrongKeyError, decode_value, format_path
 from autoscaler.spec.load import DocumentError
-from autoscaler.spec.yaml import YamlError, read
+from autoscaler.spec.yaml import YamlError, parse_yaml
 
 P = TypeVar("P", bound=Part)
 UNKNOWN = "this import does not know it"
 
 
-def mapping(value: object, at: Path) -> Document:
+def read_mapping(value: object, at: Path) -> Document:
     """Keys with values; nothing counts as none. Raises WrongKeyError."""
     if value is None:
         return {}
@@ -33,21 +33,21 @@ def mapping(value: object, at: Path) -> Document:
     return value
 
 
-def part(value: object, kind: type[P], at: Path, tell: Callable[[str, str], None]) -> P:
+def read_part(value: object, kind: type[P], at: Path, tell: Callable[[str, str], None]) -> P:
     """`value` as `kind`; keys that are null count as absent, unknown ones are told. Raises WrongKeyError."""
     known = {field.encode_name for field in msgspec.structs.fields(kind)}
-    given = {key: one for key, one in mapping(value, at).items() if one is not None}
+    given = {key: one for key, one in read_mapping(value, at).items() if one is not None}
     for key in given.keys() - known:
         tell(".".join(map(str, (*at, key))), UNKNOWN)
-    return decode({key: one for key, one in given.items() if key in known}, kind, at=at)
+    return decode_value({key: one for key, one in given.items() if key in known}, kind, at=at)
 
 
-def number(value: float) -> int | float:
+def simplify_number(value: float) -> int | float:
     """As a person writes it: 60, not 60.0."""
     return int(value) if value == int(value) else value
 
 
-def objects(values: Iterable[object]) -> list[object]:
+def expand_object_lists(values: Iterable[object]) -> list[object]:
     """The objects of a manifest: those of a `kind: List`, as kubectl prints it, one by one."""
     out: list[object] = []
     for value in values:
@@ -56,7 +56,7 @@ def objects(values: Iterable[object]) -> list[object]:
     return out
 
 
-class Labelled:
+class DocumentErrorContext:
     """As `with`, turns a WrongKeyError into a DocumentError, one line: FILE: THING: KEY: what was expected."""
 
     def __init__(self, source: str, value: object = None, number: int = 0) -> None:
@@ -69,14 +69,14 @@ class Labelled:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Raises DocumentError."""
         if isinstance(error, WrongKeyError):
-            where = ": ".join(each for each in (self._source, self._label, dotted(error.path)) if each)
+            where = ": ".join(each for each in (self._source, self._label, format_path(error.path)) if each)
             raise DocumentError(" ".join(f"{where}: {error.message}".split())) from error
 
 
-def texts(source: str, text: str) -> list[object]:
+def parse_yaml_documents(source: str, text: str) -> list[object]:
     """The YAML documents of a file. Raises DocumentError."""
     try:
-        return read(text)
+        return parse_yaml(text)
     except YamlError as error:
         raise DocumentError(f"{source}: {error}") from error
 
@@ -88,7 +88,7 @@ def _label(value: object, number: int) -> str:
     return f"{kind} {name}" if isinstance(kind, str) and isinstance(name, str) else f"document {number}" * bool(number)
 
 
-class Words:
+class CommandLine:
     """What is left of a command line."""
 
     def __init__(self, words: Iterable[str]) -> None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from autoscaler.importers.decode import Labelled, mapping, objects, texts
-from autoscaler.importers.result import Document, Note, Taken
+from autoscaler.importers.decode import DocumentErrorContext, expand_object_lists, parse_yaml_documents, read_mapping
+from autoscaler.importers.result import ConversionNote, ConversionResult, Document
 from autoscaler.spec.load import DocumentError
 from autoscaler.spec.pod import OURS
 
@@ -43,13 +43,13 @@ class Thing(NamedTuple):
     """Of a Service."""
 
 
-def convert(sources: Sequence[tuple[str, str]]) -> list[Taken]:
+def convert_workloads(sources: Sequence[tuple[str, str]]) -> list[ConversionResult]:
     """(file, its text) of each -> the annotations of every workload that Lingo serves. Raises DocumentError."""
     things: list[Thing] = []
     for source, text in sources:
-        for number, value in enumerate(objects(texts(source, text)), 1):
-            with Labelled(source, value, number):
-                things.append(_thing(mapping(value, ())))
+        for number, value in enumerate(expand_object_lists(parse_yaml_documents(source, text)), 1):
+            with DocumentErrorContext(source, value, number):
+                things.append(_thing(read_mapping(value, ())))
     settings = dict(ENVIRONMENT)
     for thing in things:
         if any("lingo" in str(container.get("image", "")) for container in thing.containers):
@@ -65,21 +65,21 @@ def convert(sources: Sequence[tuple[str, str]]) -> list[Taken]:
 
 def _thing(value: Document) -> Thing:
     """Raises WrongKeyError."""
-    metadata = mapping(value.get("metadata"), ("metadata",))
-    spec = mapping(value.get("spec"), ("spec",))
-    template = mapping(spec.get("template"), ("spec", "template"))
-    pod = mapping(template.get("spec"), ("spec", "template", "spec"))
+    metadata = read_mapping(value.get("metadata"), ("metadata",))
+    spec = read_mapping(value.get("spec"), ("spec",))
+    template = read_mapping(spec.get("template"), ("spec", "template"))
+    pod = read_mapping(template.get("spec"), ("spec", "template", "spec"))
     return Thing(
         str(value.get("kind", "")),
         str(metadata.get("name", "")),
         str(metadata.get("namespace") or ""),
-        mapping(metadata.get("annotations"), ("metadata", "annotations")),
+        read_mapping(metadata.get("annotations"), ("metadata", "annotations")),
         _list(pod.get("containers")),
         _list(spec.get("ports")),
     )
 
 
-def _taken(thing: Thing, settings: dict[str, str], service: Thing | None) -> Taken:
+def _taken(thing: Thing, settings: dict[str, str], service: Thing | None) -> ConversionResult:
     said = {
         "models": thing.notes[f"{THEIRS}{MODELS}"],
         "replicas-min": thing.notes.get(f"{THEIRS}{MIN}", "0"),
@@ -92,14 +92,16 @@ def _taken(thing: Thing, settings: dict[str, str], service: Thing | None) -> Tak
     if port:
         said["port"] = port
     else:
-        notes.append(Note("port", f"no port is named here: give the Service {thing.name} as well, or add {OURS}port"))
+        notes.append(
+            ConversionNote("port", f"no port is named here: give the Service {thing.name} as well, or add {OURS}port")
+        )
     metadata: Document = {"name": thing.name}
     if thing.namespace:
         metadata["namespace"] = thing.namespace
     metadata["annotations"] = {f"{OURS}{name}": str(value) for name, value in said.items()}
     document: Document = {"apiVersion": "apps/v1", "kind": thing.kind, "metadata": metadata}
     what = f"{thing.kind} {thing.name}"
-    return Taken(what, document, tuple(notes), about=(f"{what}: {NOTHING_TO_DO}", PATCH))
+    return ConversionResult(what, document, tuple(notes), about=(f"{what}: {NOTHING_TO_DO}", PATCH))
 
 
 def _port(thing: Thing, service: Thing | None) -> str:

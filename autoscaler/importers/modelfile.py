@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from autoscaler.spec.decode import WrongKeyError, nearest
+from autoscaler.spec.decode import WrongKeyError, suggest_nearest
 
 KNOWN = ("FROM", "PARAMETER", "TEMPLATE", "SYSTEM", "ADAPTER", "LICENSE", "MESSAGE", "RENDERER", "PARSER", "REQUIRES")
 THREE = '"""'
@@ -23,7 +23,7 @@ class Instruction(NamedTuple):
     value: str
 
 
-def parse(text: str, known: Sequence[str] = KNOWN) -> list[Instruction]:
+def parse_modelfile(text: str, known: Sequence[str] = KNOWN) -> list[Instruction]:
     """`known`: the names that there are, in capitals. Raises WrongKeyError, whose path is the line."""
     found: list[Instruction] = []
     lines = list(enumerate(text.splitlines(), 1))
@@ -34,7 +34,7 @@ def parse(text: str, known: Sequence[str] = KNOWN) -> list[Instruction]:
             continue
         if name.upper() not in known:
             names = ", ".join(known)
-            raise WrongKeyError((f"line {number}",), f"expected one of {names}{nearest(name.upper(), known)}")
+            raise WrongKeyError((f"line {number}",), f"expected one of {names}{suggest_nearest(name.upper(), known)}")
         value = rest.strip()
         for quote in (THREE, '"'):
             lead, begins, after = value.partition(quote)
@@ -51,7 +51,7 @@ def parse(text: str, known: Sequence[str] = KNOWN) -> list[Instruction]:
     return found
 
 
-def name_in(text: str) -> str:
+def parse_name_comment(text: str) -> str:
     """The name that `ollama show --modelfile` writes into a comment: the line after `replace FROM with:`."""
     lines = text.splitlines()
     for before, line in pairwise(lines):

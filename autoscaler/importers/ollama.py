@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from autoscaler.importers.decode import Labelled, mapping
-from autoscaler.importers.modelfile import parse
-from autoscaler.importers.result import Document, Sketch, Taken
+from autoscaler.importers.decode import DocumentErrorContext, read_mapping
+from autoscaler.importers.modelfile import parse_modelfile
+from autoscaler.importers.result import ConversionResult, Document, Sketch
 from autoscaler.spec.decode import WrongKeyError
 
 CONTEXT_TOKENS = 4096
@@ -47,11 +47,11 @@ class Blobs(NamedTuple):
     """(kind, digest): adapter, projector, template, system, ..."""
 
 
-def from_modelfile(source: str, text: str, name: str, folder: str, known: Mapping[str, str]) -> Taken:
+def convert_modelfile(source: str, text: str, name: str, folder: str, known: Mapping[str, str]) -> ConversionResult:
     """A Modelfile in `folder` (absolute). `known`: names of a store given as well -> paths. Raises DocumentError."""
     sketch = _sketch(name)
-    with Labelled(source):
-        instructions = parse(text)
+    with DocumentErrorContext(source):
+        instructions = parse_modelfile(text)
         origin = next((value for name, value in instructions if name == "FROM"), None)
         if origin is None:
             raise WrongKeyError(("FROM",), "missing; expected a GGUF file or the name of a model")
@@ -81,19 +81,19 @@ def model_name(parts: tuple[str, ...]) -> str:
     return "/".join((*where, f"{name}:{tag}"))
 
 
-def blobs(source: str, text: str) -> Blobs | None:
+def parse_manifest(source: str, text: str) -> Blobs | None:
     """What a manifest consists of; None: it has no weights here. Raises DocumentError."""
-    with Labelled(source):
+    with DocumentErrorContext(source):
         try:
-            manifest = mapping(msgspec.json.decode(text), ())
+            manifest = read_mapping(msgspec.json.decode(text), ())
         except msgspec.DecodeError:
             raise WrongKeyError((), "expected a manifest of Ollama (JSON)") from None
         layers = manifest.get("layers")
         found: list[tuple[str, str]] = []
         for position, layer in enumerate(layers if isinstance(layers, list) else []):
-            told = mapping(layer, ("layers", position))
+            told = read_mapping(layer, ("layers", position))
             found.append((str(told.get("mediaType")).removeprefix(KIND), str(told.get("digest"))))
-        config = mapping(manifest.get("config"), ("config",)).get("digest")
+        config = read_mapping(manifest.get("config"), ("config",)).get("digest")
     model = next((digest for kind, digest in found if kind == "model"), None)
     if model is None:
         return None
@@ -107,18 +107,18 @@ def blob_path(folder: str, digest: str) -> str:
     return f"{folder}/{digest.replace(':', '-')}"
 
 
-def from_store(name: str, found: Blobs | None, folder: str, texts: Mapping[str, str]) -> Taken:
+def convert_stored_model(name: str, found: Blobs | None, folder: str, texts: Mapping[str, str]) -> ConversionResult:
     """A model of a store whose blobs are in `folder`; `texts` has what its `small` blobs say."""
     sketch = _sketch(name)
     if found is None:
         return sketch.refused("its manifest names no weights in one file: only a model that is GGUF can be served")
     sketch.spec |= {"engine": "llama.cpp", "artifact": f"file://{blob_path(folder, found.model)}"}
-    parameters = mapping(_json(texts.get("params", "{}")), ("params",))
+    parameters = read_mapping(_json(texts.get("params", "{}")), ("params",))
     told = (
         (key, each) for key, value in parameters.items() for each in (value if isinstance(value, list) else [value])
     )
     _parameters([(key, str(value)) for key, value in told], sketch)
-    families = mapping(_json(texts.get("config", "{}")), ("config",)).get("model_families") or []
+    families = read_mapping(_json(texts.get("config", "{}")), ("config",)).get("model_families") or []
     if isinstance(families, list) and any("bert" in str(family) for family in families):
         _add_args(sketch, "--embeddings")
     for kind, digest in found.others:
@@ -181,6 +181,6 @@ def _add_args(sketch: Sketch, *words: str) -> None:
 
 def _json(text: str) -> Document:
     try:
-        return mapping(msgspec.json.decode(text), ())
+        return read_mapping(msgspec.json.decode(text), ())
     except (msgspec.DecodeError, WrongKeyError):
         return {}

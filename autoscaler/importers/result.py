@@ -12,11 +12,11 @@ from typing import NamedTuple
 import msgspec
 import yaml
 
-from autoscaler.spec.decode import Path, WrongKeyError, dotted
-from autoscaler.spec.load import one
+from autoscaler.spec.decode import Path, WrongKeyError, format_path
+from autoscaler.spec.load import read_document
 from autoscaler.spec.model import Model, ModelSpec
 from autoscaler.spec.pod import API_VERSION
-from autoscaler.spec.validation import MESSAGE, not_yet
+from autoscaler.spec.validation import MESSAGE, find_unsupported_key
 
 Document = dict[str, object]
 _KEYS = [field.encode_name for field in msgspec.structs.fields(ModelSpec)]
@@ -24,20 +24,20 @@ _NEEDED = frozenset({("spec",), ("spec", "engine")})
 """Without these a document is nothing."""
 
 
-class Note(NamedTuple):
+class ConversionNote(NamedTuple):
     """A key of theirs that was not taken over; why, and what to do instead."""
 
     key: str
     why: str
 
 
-class Taken(NamedTuple):
+class ConversionResult(NamedTuple):
     """What one thing of theirs became. `model` is its document as we read it, where it is a Model of ours."""
 
     what: str
     """`Model llama-8b`."""
     document: Document | None = None
-    notes: tuple[Note, ...] = ()
+    notes: tuple[ConversionNote, ...] = ()
     refused: str = ""
     """Why there is no document; empty also where there was nothing to become one."""
     model: Model | None = None
@@ -56,44 +56,44 @@ class Sketch:
         self.spec: Document = {}
         self.pod: Document = {}
         """Becomes `spec.pod`."""
-        self.notes: list[Note] = []
+        self.notes: list[ConversionNote] = []
 
     def tell(self, key: str, why: str) -> None:
         """`key` of theirs is not taken over."""
-        self.notes.append(Note(key, why))
+        self.notes.append(ConversionNote(key, why))
 
-    def refused(self, why: str) -> Taken:
+    def refused(self, why: str) -> ConversionResult:
         """It has no equal at all."""
-        return Taken(f"Model {self.name}", None, tuple(self.notes), why)
+        return ConversionResult(f"Model {self.name}", None, tuple(self.notes), why)
 
-    def taken(self) -> Taken:
+    def taken(self) -> ConversionResult:
         """The document, if it is one of ours."""
         told = self.spec | {"pod": self.pod}
         spec = {key: told[key] for key in sorted(told, key=_KEYS.index) if told[key] not in ({}, [], ())}
         document: Document = {"apiVersion": API_VERSION, "kind": "Model", "metadata": self.metadata, "spec": spec}
-        return settled(f"Model {self.name}", document, self.notes)
+        return finalize_document(f"Model {self.name}", document, self.notes)
 
 
-class RefusedError(Exception):
+class ConversionError(Exception):
     """A thing of theirs has no equal here; the text says which key, why, and what to do."""
 
 
-def settled(what: str, document: Document, notes: Iterable[Note] = ()) -> Taken:
+def finalize_document(what: str, document: Document, notes: Iterable[ConversionNote] = ()) -> ConversionResult:
     """The document without what is not in force yet, or why our own reading refuses it."""
     told = list(notes)
-    while path := not_yet(str(document["kind"]), document):
+    while path := find_unsupported_key(str(document["kind"]), document):
         if path in _NEEDED:
-            return Taken(what, None, tuple(told), f"{dotted(path)}: {MESSAGE}")
+            return ConversionResult(what, None, tuple(told), f"{format_path(path)}: {MESSAGE}")
         _drop(document, path)
-        told.append(Note(dotted(path), MESSAGE))
+        told.append(ConversionNote(format_path(path), MESSAGE))
     try:
-        read = one(document)
+        read = read_document(document)
     except WrongKeyError as error:
-        return Taken(what, None, tuple(told), f"{dotted(error.path)}: {error.message}")
-    return Taken(what, document, tuple(told), model=read if isinstance(read, Model) else None)
+        return ConversionResult(what, None, tuple(told), f"{format_path(error.path)}: {error.message}")
+    return ConversionResult(what, document, tuple(told), model=read if isinstance(read, Model) else None)
 
 
-def apart(takens: Sequence[Taken]) -> list[Taken]:
+def refuse_duplicate_names(takens: Sequence[ConversionResult]) -> list[ConversionResult]:
     """All of them as one set: a Model whose name or alias an earlier one has is refused."""
     owners: dict[str, str] = {}
     out = []
@@ -102,19 +102,19 @@ def apart(takens: Sequence[Taken]) -> list[Taken]:
         clash = next((name for name in names if name in owners), None)
         if clash is not None:
             why = f"`{clash}` is already a name of {owners[clash]}: names hold for a whole installation"
-            out.append(Taken(taken.what, None, taken.notes, why))
+            out.append(ConversionResult(taken.what, None, taken.notes, why))
             continue
         owners.update(dict.fromkeys(names, taken.what))
         out.append(taken)
     return out
 
 
-def to_yaml(takens: Iterable[Taken]) -> str:
+def to_yaml(takens: Iterable[ConversionResult]) -> str:
     """The documents, each below comments that tell what was not taken over."""
     return "---\n".join(f"{_comments(each)}{_body(each.document)}" for each in takens)
 
 
-def to_json(takens: Iterable[Taken]) -> str:
+def to_json(takens: Iterable[ConversionResult]) -> str:
     """The same for programs: the documents, and beside them what was not taken over."""
     takens = list(takens)
     notes = [{"of": each.what, "key": key, "why": why} for each in takens for key, why in each.notes]
@@ -125,7 +125,7 @@ def to_json(takens: Iterable[Taken]) -> str:
     return msgspec.json.format(msgspec.json.encode(whole), indent=2).decode() + "\n"
 
 
-def _comments(taken: Taken) -> str:
+def _comments(taken: ConversionResult) -> str:
     lines = [*taken.about, *(f"not taken over: {key}: {why}" for key, why in taken.notes)]
     if taken.refused:
         lines.append(f"{taken.what} is not taken over: {taken.refused}")

@@ -29,8 +29,8 @@ import msgspec
 
 from autoscaler.kubernetes import decoding
 from autoscaler.kubernetes.constants import WRITER
-from autoscaler.kubernetes.decoding import Page, read_event, read_object, read_page
-from autoscaler.kubernetes.kubeconfig import Access
+from autoscaler.kubernetes.decoding import ListPage, read_event, read_object, read_page
+from autoscaler.kubernetes.kubeconfig import ApiAccess
 from autoscaler.kubernetes.unreadable import Unreadable, UnreadableObjects
 
 WRITES_PER_S = 50.0
@@ -39,7 +39,7 @@ READ_COST = 0.2
 """Of a write: reads come out of the server's cache."""
 
 
-class Budget:
+class RequestRateLimiter:
     """`clock` gives monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -126,7 +126,7 @@ class Api:
     """
 
     def __init__(
-        self, access: Access, writes_s: Callable[[], float] = lambda: math.inf, agent: str = WRITER,
+        self, access: ApiAccess, writes_s: Callable[[], float] = lambda: math.inf, agent: str = WRITER,
         unreadable: UnreadableObjects | None = None,
     ) -> None:  # fmt: skip
         self._access = access
@@ -135,7 +135,7 @@ class Api:
         self._agent = {"User-Agent": agent} if agent else {}
         self._writes_s = writes_s
         self._session: aiohttp.ClientSession | None = None
-        self._budget = Budget(time.monotonic)
+        self._budget = RequestRateLimiter(time.monotonic)
         self.requests = 0
         """Sent so far, watches included."""
         self.answers = True
@@ -208,7 +208,7 @@ class Api:
             body["gracePeriodSeconds"] = grace_s
         return _object(path, await self._ask("DELETE", path, body))
 
-    async def pages(self, path: str, query: Mapping[str, str] | None = None) -> AsyncIterator[Page]:
+    async def pages(self, path: str, query: Mapping[str, str] | None = None) -> AsyncIterator[ListPage]:
         """A list in parts of at most PAGE objects."""
         asked = {**(query or {}), "limit": str(PAGE)}
         while True:

@@ -21,7 +21,7 @@ CRASHES = "CrashLoopBackOff"
 """Why a container waits that its kubelet starts again and again."""
 
 
-class Place(NamedTuple):
+class ConfigMapLocation(NamedTuple):
     """Where a ConfigMap may be."""
 
     namespace: str
@@ -35,8 +35,8 @@ class Place(NamedTuple):
 
 
 PLACES = (
-    Place("kube-system", "nvidia-device-plugin"),
-    Place("gpu-operator", "time-slicing-config", by_label_only=True),
-    Place("gpu-operator", "time-slicing-config-all", by_label_only=True),
+    ConfigMapLocation("kube-system", "nvidia-device-plugin"),
+    ConfigMapLocation("gpu-operator", "time-slicing-config", by_label_only=True),
+    ConfigMapLocation("gpu-operator", "time-slicing-config-all", by_label_only=True),
 )
 """The plug-in's own, and those of the GPU operator's documentation. The first that has a node's key counts."""

@@ -33,7 +33,7 @@ _CUT = b'{"pilotlight.dev/cut":null}'
 """Takes the place of what is nested too deeply."""
 
 
-class Page(NamedTuple):
+class ListPage(NamedTuple):
     """A part of a list."""
 
     version: str
@@ -120,7 +120,7 @@ def is_too_deep(text: bytes, depth_max: int = DEPTH_MAX) -> bool:
     return False
 
 
-def cut(text: bytes, depth_max: int) -> bytes:
+def truncate_nesting(text: bytes, depth_max: int) -> bytes:
     """The JSON without what is nested deeper than so many levels. Unbalanced text stays undecodable."""
     pieces = list[bytes]()
     depth = begin = 0
@@ -164,7 +164,7 @@ def _check(found: Object) -> None:
 
 def _unreadable(raw: bytes, of: tuple[str, str], reason: str) -> Unreadable:
     try:
-        found = _decode_identity(cut(raw, DEPTH_MAX))
+        found = _decode_identity(truncate_nesting(raw, DEPTH_MAX))
     except (ValueError, RecursionError):
         found = _Identity()
     metadata, (api_version, kind) = found.metadata, of
@@ -189,16 +189,16 @@ def read_event(line: bytes) -> tuple[str, Object | Unreadable]:
     try:
         event = _decode_event(line)
     except RecursionError:
-        event = _decode_event(cut(line, DEPTH_MAX + 1))
+        event = _decode_event(truncate_nesting(line, DEPTH_MAX + 1))
     return event.type, _read_bounded(bytes(event.object))
 
 
-def read_page(text: bytes) -> Page:
+def read_page(text: bytes) -> ListPage:
     """A part of a list. Raises msgspec.DecodeError if the text is none."""
     try:
         found = _decode_list(text)
     except RecursionError:
-        found = _decode_list(cut(text, DEPTH_MAX + 2))
+        found = _decode_list(truncate_nesting(text, DEPTH_MAX + 2))
     items, unreadable = list[Object](), list[Unreadable]()
     of = (found.api_version, found.kind.removesuffix("List"))
     for raw in found.items or ():
@@ -207,4 +207,4 @@ def read_page(text: bytes) -> Page:
             unreadable.append(one)
         else:
             items.append(one)
-    return Page(found.metadata.version, found.metadata.token or "", items, unreadable, of)
+    return ListPage(found.metadata.version, found.metadata.token or "", items, unreadable, of)

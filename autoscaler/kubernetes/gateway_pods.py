@@ -40,7 +40,7 @@ class GatewayPod(NamedTuple):
     """What the names of all pods of its Deployment begin with; empty: it is of none."""
 
 
-def read(pod: Object) -> GatewayPod:
+def read_gateway_pod(pod: Object) -> GatewayPod:
     """Of its object."""
     metadata, status = pod["metadata"], pod.get("status") or {}
     ready = any(one["type"] == "Ready" and one["status"] == "True" for one in status.get("conditions") or ())
@@ -49,7 +49,7 @@ def read(pod: Object) -> GatewayPod:
     return GatewayPod(metadata["name"], metadata["uid"], ready, status.get("phase") in ENDED, family)
 
 
-def told(change: Change[GatewayPod]) -> Told:
+def derive_gateway_events(change: Change[GatewayPod]) -> Told:
     """What a change of a pod says of its gateway. A namesake under the same name is another: the first is gone."""
     old, new = change.old, change.new
     gone = old is not None and not old.ended and (new is None or new.uid != old.uid)
@@ -78,7 +78,7 @@ class GatewayPods:
         self._observe = observe
         self._silent = silent
         self._families = set[str]()
-        self._pods = Watched(api, self._path, read, self._changed, labelSelector=selector)
+        self._pods = Watched(api, self._path, read_gateway_pod, self._changed, labelSelector=selector)
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -88,7 +88,7 @@ class GatewayPods:
 
     def _changed(self, changes: list[Change[GatewayPod]]) -> None:
         self._families.update(change.new.family for change in changes if change.new is not None and change.new.family)
-        said = tuple(one for change in changes for one in told(change))
+        said = tuple(one for change in changes for one in derive_gateway_events(change))
         if said:
             self._observe(said)
 

@@ -27,7 +27,7 @@ MALFORMED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeE
 """What the official client raises for a file that is no kubeconfig."""
 
 
-class AccessError(Exception):
+class ApiAccessError(Exception):
     """No credentials, or such as cannot be read; `says` where they were looked for, or what is missing."""
 
     def __init__(self, says: str, fix: str = "give --kubeconfig, or run it in a pod") -> None:
@@ -35,7 +35,7 @@ class AccessError(Exception):
         self.says, self.fix = says, fix
 
 
-class Access:
+class ApiAccess:
     """A server's address, whom to trust for it, and who we are there."""
 
     def __init__(self, configuration: client.Configuration) -> None:
@@ -61,13 +61,13 @@ class Access:
         return {"Authorization": token} if token else {}
 
 
-async def access(kubeconfig: Path | None = None) -> Access:
+async def load_api_access(kubeconfig: Path | None = None) -> ApiAccess:
     """From a file, else from the pod's service account, else from where kubectl looks. Raises AccessError."""
     try:
         from kubernetes.aio import client, config  # only here: it is an extra
         from kubernetes.aio.config import ConfigException
     except ModuleNotFoundError as error:
-        raise AccessError(f"the extra `kubernetes` is not installed ({error.name} is missing)", EXTRA_FIX) from None
+        raise ApiAccessError(f"the extra `kubernetes` is not installed ({error.name} is missing)", EXTRA_FIX) from None
     load_kube_config: Callable[..., Awaitable[None]] = config.load_kube_config
     load_incluster_config: Callable[..., None] = config.load_incluster_config
     configuration = client.Configuration()
@@ -82,8 +82,8 @@ async def access(kubeconfig: Path | None = None) -> Access:
     except (ConfigException, OSError, *MALFORMED) as error:
         where = kubeconfig or "the pod's service account, $KUBECONFIG or ~/.kube/config"
         why = f"it is no kubeconfig ({type(error).__name__})" if isinstance(error, MALFORMED) else error
-        raise AccessError(f"no way to a Kubernetes API server from {where}: {why}") from error
-    return Access(configuration)
+        raise ApiAccessError(f"no way to a Kubernetes API server from {where}: {why}") from error
+    return ApiAccess(configuration)
 
 
 def _where_kubectl_looks() -> str:
@@ -96,9 +96,9 @@ def _there(paths: str, shown: str) -> str:
     """The same. Raises AccessError where none of them exists: the client itself would log the paths and go on."""
     found = [path for each in paths.split(os.pathsep) if each and os.path.exists(path := os.path.expanduser(each))]  # noqa: PTH110, PTH111  Path's raise
     if not found:
-        raise AccessError(f"there is no kubeconfig at {shown}")
+        raise ApiAccessError(f"there is no kubeconfig at {shown}")
     for path in found:
         mode = Path(path).stat().st_mode
         if stat.S_ISCHR(mode) or (stat.S_ISFIFO(mode) and not path.startswith("/dev/")):  # reading might never end
-            raise AccessError(f"{path} is no file that has an end")
+            raise ApiAccessError(f"{path} is no file that has an end")
     return paths

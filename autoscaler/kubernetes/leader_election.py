@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from typing import Protocol
 
 from autoscaler.kubernetes.api import Api, ApiError, Object, UnreachableError
-from autoscaler.kubernetes.leadership import RENEW, Candidate, Record, Write
+from autoscaler.kubernetes.leadership import RENEW, ElectionCandidate, LeaseRecord, Write
 from autoscaler.kubernetes.watching import Watched
 
 JITTER = 0.9
@@ -55,7 +55,7 @@ class Elector:
         self._name = name
         self._path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         self._clock = clock
-        self._candidate = Candidate(identity)
+        self._candidate = ElectionCandidate(identity)
         self._found: Object = {}
         """The Lease as it was last read or written: others' labels on it stay."""
         self._told: int | None = None
@@ -148,7 +148,7 @@ class Elector:
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
-    async def _read(self) -> Record | None:
+    async def _read(self) -> LeaseRecord | None:
         try:
             found = await self._api.get(f"{self._path}/{self._name}")
         except ApiError as error:
@@ -158,7 +158,7 @@ class Elector:
             return None
         return self._record(found)
 
-    async def _write(self, write: Write) -> Record:
+    async def _write(self, write: Write) -> LeaseRecord:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         old: Object = self._found.get("spec", {})
         spec = {
@@ -173,10 +173,10 @@ class Elector:
         body = {**self._found, "metadata": metadata, "spec": spec}
         return self._record(await self._api.replace(f"{self._path}/{self._name}", body))
 
-    def _record(self, found: Object) -> Record:
+    def _record(self, found: Object) -> LeaseRecord:
         self._found = found
         spec = found.get("spec") or {}
-        return Record(
+        return LeaseRecord(
             version=found["metadata"]["resourceVersion"],
             holder=spec.get("holderIdentity") or "",
             epoch=spec.get("leaseTransitions") or 0,

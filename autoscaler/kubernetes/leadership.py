@@ -28,7 +28,7 @@ one says in error must not use up the epochs: EPOCH_MAX is more than 20,000 time
 """
 
 
-class Record(NamedTuple):
+class LeaseRecord(NamedTuple):
     """What the Lease says."""
 
     version: str
@@ -51,14 +51,14 @@ class Write(NamedTuple):
     acquires: bool = False
 
 
-class Candidate:
+class ElectionCandidate:
     """One that would lead. `identity` is nobody else's, not even of the process that ran here before."""
 
     def __init__(self, identity: str, duration_s: int = 15) -> None:
         self.identity = identity
         self.duration_s = duration_s
         """Of the next write."""
-        self._record: Record | None = None
+        self._record: LeaseRecord | None = None
         self._since_s: float | None = None
         """When the record was first seen as it is, or not to be."""
         self._highest = 0
@@ -86,7 +86,7 @@ class Candidate:
 
     # --- what was seen and done ---------------------------------------------------------------------------------------
 
-    def saw(self, record: Record | None, now_s: float) -> None:
+    def saw(self, record: LeaseRecord | None, now_s: float) -> None:
         """What the Lease is; None: there is none."""
         old = self._record
         if (None if record is None else record[1:]) != (None if old is None else old[1:]) or self._since_s is None:
@@ -96,7 +96,7 @@ class Candidate:
         if record is None or record.holder != self.identity:
             self._epoch = None
 
-    def wrote(self, write: Write, record: Record, started_s: float, now_s: float) -> None:
+    def wrote(self, write: Write, record: LeaseRecord, started_s: float, now_s: float) -> None:
         """A write that began at `started_s` succeeded, and made the record this."""
         still_leads = self.epoch(now_s) is not None
         self._keep(record)
@@ -106,7 +106,7 @@ class Candidate:
             self._until_s = started_s + write.duration_s * (1.0 - MARGIN)
             self._renew_s = started_s + write.duration_s * RENEW
 
-    def _keep(self, record: Record | None) -> None:
+    def _keep(self, record: LeaseRecord | None) -> None:
         self._record, self._known = record, True
         if record is not None:
             self._highest, self._lasts_s = max(self._highest, record.epoch), record.duration_s

@@ -25,7 +25,7 @@ RETRY_S = 1.0
 T = TypeVar("T")
 
 
-def collections(api_version: str, plural: str, namespaces: Sequence[str] | None) -> list[str]:
+def list_collection_paths(api_version: str, plural: str, namespaces: Sequence[str] | None) -> list[str]:
     """Paths of all objects of a kind: one for each namespace, or one for the whole cluster (None)."""
     root = f"/apis/{api_version}"
     within = [root] if namespaces is None else [f"{root}/namespaces/{one}" for one in namespaces]

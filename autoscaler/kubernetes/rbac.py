@@ -195,7 +195,7 @@ OFF = (
 """What does not work with scope `namespace`, for people."""
 
 
-def rights(
+def list_required_rights(
     scope: Scope, adopted: Sequence[str] | None = (), *, cordons: bool = False,
     cutting: tuple[str, str] | None = None, volumes: bool = False, capacity: Collection[str] = (),
 ) -> tuple[Right, ...]:  # fmt: skip

@@ -17,7 +17,7 @@ BREAKS = 2
 _log = logging.getLogger(__name__)
 
 
-class Hearing:
+class WatchHealth:
     """Of one collection. Of an `optional` one our part goes on without: then it has nothing, as far as we know."""
 
     def __init__(self, path: str, *, optional: bool) -> None:

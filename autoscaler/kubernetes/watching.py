@@ -17,10 +17,10 @@ import random
 from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
-from autoscaler.faults import described, reraise_memory_error
+from autoscaler.faults import describe_error, reraise_memory_error
 from autoscaler.kubernetes.api import Api, ApiError, Object, UnreachableError
 from autoscaler.kubernetes.unreadable import Unreadable
-from autoscaler.kubernetes.watch import Hearing
+from autoscaler.kubernetes.watch import WatchHealth
 
 T = TypeVar("T")
 
@@ -45,7 +45,7 @@ STREAMING_LISTS_REFUSED = frozenset((400, 422))
 """From a server that does not know them (before 1.32, or switched off)."""
 
 
-class Key(NamedTuple):
+class ObjectKey(NamedTuple):
     """Which object of a collection."""
 
     namespace: str
@@ -55,7 +55,7 @@ class Key(NamedTuple):
 class Change(NamedTuple, Generic[T]):
     """What a key's object was and is; None where there is none."""
 
-    key: Key
+    key: ObjectKey
     old: T | None
     new: T | None
 
@@ -78,9 +78,9 @@ class Watched(Generic[T]):
         self._read = read
         self._changed = changed
         self._query = query
-        self.hearing = Hearing(path, optional=optional)
+        self.hearing = WatchHealth(path, optional=optional)
         self._version: str | None = None
-        self._versions: dict[Key, int] = {}
+        self._versions: dict[ObjectKey, int] = {}
         """Of each object, also of those that are gone: what is older comes late."""
         self._of = ("", "")
         """API version and kind of the objects, as the last list named them."""
@@ -92,7 +92,7 @@ class Watched(Generic[T]):
         self._due_s: float | None = None
         """When it is no longer believed, unless it gets as far as `_expected`."""
         self._patience: asyncio.Timeout | None = None
-        self.items: dict[Key, T] = {}
+        self.items: dict[ObjectKey, T] = {}
         self.synced = asyncio.Event()
         """All that is there has been told once."""
         self.trouble = ""
@@ -132,7 +132,7 @@ class Watched(Generic[T]):
                     self.hearing.broke(error)
             except Exception as error:  # noqa: BLE001  callbacks may raise anything; it is reported, and the list is read again
                 reraise_memory_error(error)
-                self.trouble = described(error)
+                self.trouble = describe_error(error)
                 self._set_fault(self.trouble)
                 self._version = None
             if self._heard or loop.time() - began_s >= LASTED_S:
@@ -194,7 +194,7 @@ class Watched(Generic[T]):
         self.hearing.is_heard()
         self.synced.set()
 
-    async def _stream(self, missing: set[Key]) -> str:
+    async def _stream(self, missing: set[ObjectKey]) -> str:
         asked = {**self._query, "timeoutSeconds": "60"}
         watch = self._api.watch(self._path, None, asked, initial=True, silent_s=LIST_SILENT_S_MAX)
         async with contextlib.aclosing(watch) as events:
@@ -205,7 +205,7 @@ class Watched(Generic[T]):
                     return _version_of(found)
         raise UnreachableError(f"watch {self._path}: it ended before it had told everything")
 
-    async def _list(self, missing: set[Key]) -> str:
+    async def _list(self, missing: set[ObjectKey]) -> str:
         version = ""
         async for page in self._api.pages(self._path, self._query):
             version, self._of = page.version, page.of
@@ -241,7 +241,7 @@ class Watched(Generic[T]):
             if self._patience is not None and not self._patience.expired():
                 self._patience.reschedule(None)
 
-    def _see(self, event: str, found: Object | Unreadable, missing: set[Key] | None) -> None:
+    def _see(self, event: str, found: Object | Unreadable, missing: set[ObjectKey] | None) -> None:
         key, version = _key_of(found), _number(_version_of(found))
         if missing is not None:
             missing.discard(key)
@@ -275,14 +275,14 @@ class Watched(Generic[T]):
             str(found["metadata"].get("uid", "")),
         )  # fmt: skip
 
-    def _tell_gone(self, missing: set[Key]) -> None:
+    def _tell_gone(self, missing: set[ObjectKey]) -> None:
         self.gap = True
         try:
             self._tell([(key, None) for key in missing])
         finally:
             self.gap = False
 
-    def _tell(self, seen: list[tuple[Key, T | None]]) -> None:
+    def _tell(self, seen: list[tuple[ObjectKey, T | None]]) -> None:
         changes = list[Change[T]]()
         for key, new in seen:
             old = self.items.get(key)
@@ -305,10 +305,10 @@ class Watched(Generic[T]):
             raise
 
 
-def _key_of(found: Object | Unreadable) -> Key:
+def _key_of(found: Object | Unreadable) -> ObjectKey:
     if isinstance(found, Unreadable):
-        return Key(found.namespace, found.name)
-    return Key(found["metadata"].get("namespace", ""), found["metadata"].get("name", ""))
+        return ObjectKey(found.namespace, found.name)
+    return ObjectKey(found["metadata"].get("namespace", ""), found["metadata"].get("name", ""))
 
 
 def _version_of(found: Object | Unreadable) -> str:

@@ -11,23 +11,23 @@ from functools import partial
 from typing import TypeVar
 
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.placement.index.index import Yard
+from autoscaler.placement.index.index import SliceIndex
 from autoscaler.placement.index.residual_waste import Taught
-from autoscaler.placement.learning.expected_demand import Starts, Yet
-from autoscaler.placement.learning.training import taught
+from autoscaler.placement.learning.expected_demand import PossibleStarts, Starts
+from autoscaler.placement.learning.training import decode_placement_values
 from autoscaler.placement.model.bins import (
     ENDING,
     NOTHING_KEPT,
-    Look,
-    bare,
-    budget,
-    host_of,
-    look_at,
-    shelf_of,
+    BinContext,
+    build_bare_bin,
+    build_bin_context,
+    build_host,
+    build_occupied_bin,
+    compute_elastic_budget,
     slices_by_node,
-    trust_of,
+    tenant_set_of,
 )
-from autoscaler.placement.model.types import Outlook, Shelf
+from autoscaler.placement.model.types import Bin, RestartCosts
 from autoscaler.state.images import Whereabouts
 from autoscaler.state.world import DeviceId, Replica, Slice, SliceId, World
 
@@ -36,15 +36,15 @@ V = TypeVar("V")
 NOTHING: World = World(epoch=0)
 
 
-class Survey:
+class IndexCache:
     """Knows nothing at first."""
 
     def __init__(self) -> None:
-        self._yard = Yard(())
-        self._look = look_at(NOTHING, 0.0)
+        self._yard = SliceIndex(())
+        self._look = build_bin_context(NOTHING, 0.0)
         self._taught: Taught | None = None
-        self._starts, self._yet = Starts({}), Yet()
-        self.outlook = Outlook(start_s=self._starts)
+        self._starts, self._yet = Starts({}), PossibleStarts()
+        self.outlook = RestartCosts(start_s=self._starts)
         """As it is at the last look."""
         self._ending: frozenset[SliceId] = frozenset()
         """Slices whose room is counted on for a time only."""
@@ -58,14 +58,14 @@ class Survey:
         leaving: Collection[ReplicaId] = (),
         staying: Collection[ReplicaId] = (),
         kept: Mapping[SliceId, str] = NOTHING_KEPT,
-    ) -> Yard:
-        """As it is now; good until the next call. `leaving`, `staying` and `kept`: see `look_at`."""
+    ) -> SliceIndex:
+        """As it is now; good until the next call. `leaving`, `staying` and `kept`: see `build_bin_context`."""
         before = self._look
         whole = before.whole if before.world.slices is world.slices else None
-        look = look_at(world, now_s, leaving, staying, whole=whole, kept=kept)
+        look = build_bin_context(world, now_s, leaving, staying, whole=whole, kept=kept)
         self._look = look
         if before.world.lesson is not world.lesson:
-            self._taught = None if world.lesson is None else taught(world.lesson)
+            self._taught = None if world.lesson is None else decode_placement_values(world.lesson)
             self._yard.teach(self._taught)
         names = _otherwise(before.world, world)
         self._starts.look(world.histories, names)
@@ -78,38 +78,38 @@ class Survey:
         else:
             changed = self._changed(before, look)
             for id in changed:
-                self._yard.put(bare(look, world.slices[id]))
+                self._yard.put(build_bare_bin(look, world.slices[id]))
             self._yard.stir(world.slices if before.told != look.told else _stirred(before, look, names))
             if world.hosts or hosts:
                 for node in ({world.slices[id].node for id in changed} & world.hosts.keys()) | hosts:
                     there = node in world.hosts
-                    self._yard.put_host(node, host_of(look, node, self._yard.slices_of(node)) if there else None)
+                    self._yard.put_host(node, build_host(look, node, self._yard.slices_of(node)) if there else None)
         self._ending = frozenset(_slices_of(world, (r for r in world.replicas.values() if r.state in ENDING)))
-        seen: dict[SliceId, Shelf] = {}
+        seen: dict[SliceId, Bin] = {}
 
-        def full(id: SliceId) -> Shelf:
+        def full(id: SliceId) -> Bin:
             if id not in seen:
-                seen[id] = shelf_of(look, world.slices[id])
+                seen[id] = build_occupied_bin(look, world.slices[id])
             return seen[id]
 
         self._images.tell(world.images)
         self._yard.locality.see(self._images)
-        self._yard.budget = partial(budget, look)
+        self._yard.budget = partial(compute_elastic_budget, look)
         self._yard.yet = lambda victims: self._yet.now({*look.leaving, *victims}, look.staying)
         self._yard.full, self._yard.models = full, world.by_model.keys()
         self._yard.held = lambda replica: world.replicas[replica].slices
         return self._yard
 
-    def _begin(self, look: Look) -> None:
+    def _begin(self, look: BinContext) -> None:
         slices = look.world.slices
         self._beside = {}
         for id, slice_ in slices.items():
             self._beside.setdefault(slice_.device, []).append(id)
         on, there = slices_by_node(look.world), look.world.hosts
-        hosts = {node: host_of(look, node, on.get(node, ())) for node in there}
-        self._yard = Yard((bare(look, slice_) for slice_ in slices.values()), hosts, self._taught)
+        hosts = {node: build_host(look, node, on.get(node, ())) for node in there}
+        self._yard = SliceIndex((build_bare_bin(look, slice_) for slice_ in slices.values()), hosts, self._taught)
 
-    def _changed(self, before: Look, look: Look) -> set[SliceId]:
+    def _changed(self, before: BinContext, look: BinContext) -> set[SliceId]:
         """Slices that may be another Shelf than before."""
         old, new = before.world, look.world
         if old.cordons != new.cordons or old.cuttable is not new.cuttable or old.cutting is not new.cutting:
@@ -119,7 +119,7 @@ class Survey:
         moved = _differ(old.replicas, new.replicas)
         for name in _differ(old.models, new.models):
             was, now = old.models.get(name), new.models.get(name)
-            if (was is None) != (now is None) or trust_of(was) != trust_of(now):
+            if (was is None) != (now is None) or tenant_set_of(was) != tenant_set_of(now):
                 moved |= {*new.by_model.get(name, ())}
         moved |= {*before.leaving, *before.staying, *look.leaving, *look.staying}
         found |= {*_slices_of(new, (new.replicas[id] for id in moved if id in new.replicas))}
@@ -140,7 +140,7 @@ def _otherwise(old: World, new: World) -> set[ModelName]:
     return names | {world.replicas[id].model for world in (old, new) for id in moved if id in world.replicas}
 
 
-def _stirred(before: Look, look: Look, names: Iterable[ModelName]) -> Iterator[SliceId]:
+def _stirred(before: BinContext, look: BinContext, names: Iterable[ModelName]) -> Iterator[SliceId]:
     """Slices of which somebody may be otherwise: more or less likely to go."""
     world, ids = look.world, set[ReplicaId]()
     if before.calls != look.calls:
@@ -151,7 +151,7 @@ def _stirred(before: Look, look: Look, names: Iterable[ModelName]) -> Iterator[S
     return _slices_of(world, (world.replicas[id] for id in ids if id in world.replicas))
 
 
-def _rebuilt(before: Look, look: Look) -> bool:
+def _rebuilt(before: BinContext, look: BinContext) -> bool:
     """Whether there are other Slices than before, or one is of another kind."""
     old, new = before.world.slices, look.world.slices
     if before.prices.entries != look.prices.entries:

@@ -16,58 +16,58 @@ from collections.abc import Callable, Iterable, Sequence
 from heapq import heappop, heappush
 from typing import Final, NamedTuple
 
-from autoscaler.placement.model.predicates import evictable, takes
-from autoscaler.placement.model.types import Incumbent, Outlook, Shelf, Want
-from autoscaler.state.resources import NO_ROOM, NOTHING, Beside, Host, Room
+from autoscaler.placement.model.predicates import can_evict, find_amount_for_shape
+from autoscaler.placement.model.types import Bin, Occupant, PlacementRequest, RestartCosts
+from autoscaler.state.resources import NO_ROOM, NOTHING, HostRequest, HostResources, ResourceAmount
 from autoscaler.state.world import SliceId
 
 FREE, LOCKED, COMING, EVICT = range(4)
 """Rungs, cheapest first: room now (on some of several Devices); room now, but another Replica is starting there; room
 soon; room by victims."""
 COSTS: Final = 5
-"""So many parts of a `key` say what an Option costs others: the rung and `cost_of`."""
+"""So many parts of a `key` say what an Option costs others: the rung and `eviction_cost`."""
 TIES_MAX: Final = 64
 """Of Slices that may cost the same, so many are compared by how tight it would be there."""
 
 Key = tuple[float | int | str, ...]
 
 
-class Option(NamedTuple):
+class EvictionOption(NamedTuple):
     """One way to make room for a Want on one Slice; the smallest `key` is the best."""
 
     rung: int
     key: Key
-    shelf: Shelf
-    need: Room
-    victims: tuple[Incumbent, ...] = ()
-    strangers: tuple[Incumbent, ...] = ()
+    shelf: Bin
+    need: ResourceAmount
+    victims: tuple[Occupant, ...] = ()
+    strangers: tuple[Occupant, ...] = ()
     """In its Domain, and gone before anything starts there: they leave, or are among the victims."""
     wide: bool = False
     """It waits for CPU or memory of its node: victims, and those who leave, may be on any Slice there."""
 
 
-def option(
-    want: Want,
-    shelf: Shelf,
-    outlook: Outlook,
+def find_eviction_option(
+    want: PlacementRequest,
+    shelf: Bin,
+    outlook: RestartCosts,
     now_s: float,
     *,
     away: int,
-    strangers: Sequence[Incumbent] = (),
-    those: Sequence[Incumbent] | None = None,
-) -> Option | None:
+    strangers: Sequence[Occupant] = (),
+    those: Sequence[Occupant] | None = None,
+) -> EvictionOption | None:
     """The cheapest way to use this Slice; None: none now. `away`: what its node lacks; `strangers`: in its Domain, and
     may not be there with the Want; `those`: who on it may have to go, the cheapest first, where that is known.
     """
     kind = want.kind
-    room, rank = takes(want, kind, shelf), kind.rank(shelf.slice.product)
+    room, rank = find_amount_for_shape(want, kind, shelf), kind.rank(shelf.slice.product)
     if room is None or rank is None:
         return None
     chosen = tuple(one for one in strangers if not one.leaving)
-    if any(one.stuck for one in strangers) or not all(evictable(want, one, now_s) for one in chosen):
+    if any(one.stuck for one in strangers) or not all(can_evict(want, one, now_s) for one in chosen):
         return None
     soon = shelf.free.plus(shelf.coming)
-    going = sum_of(one for one in shelf.incumbents if one in chosen) if chosen else NO_ROOM
+    going = sum_amounts(one for one in shelf.incumbents if one in chosen) if chosen else NO_ROOM
     if not strangers and shelf.free.holds(room):
         rung = LOCKED if shelf.locked else FREE
     elif soon.plus(going).holds(room):
@@ -76,51 +76,53 @@ def option(
         lack, rung = room.less(soon.plus(going)), EVICT
         if chosen or those is None:
             rest = [one for one in shelf.incumbents if one not in chosen] if chosen else shelf.incumbents
-            more = victims(want, rest, lack, outlook, now_s)
+            more = choose_victims(want, rest, lack, outlook, now_s)
         else:
-            more = _first(those, lambda some: sum_of(some).holds(lack), outlook)
+            more = _first(those, lambda some: sum_amounts(some).holds(lack), outlook)
         if not more:
             return None
         chosen += more
     after = (shelf.free if rung <= LOCKED else soon).less(room)
     tie = (shelf.slice.memory_bytes, shelf.slice.id)
-    key = (rung, *cost_of(chosen, outlook), shelf.locked, rank, shelf.price, away, after.memory_bytes, *tie)
-    return Option(rung, key, shelf, room, chosen, tuple(strangers))
+    key = (rung, *eviction_cost(chosen, outlook), shelf.locked, rank, shelf.price, away, after.memory_bytes, *tie)
+    return EvictionOption(rung, key, shelf, room, chosen, tuple(strangers))
 
 
-def willing(want: Want, shelf: Shelf, outlook: Outlook, now_s: float) -> tuple[Incumbent, ...]:
+def list_evictable_occupants(
+    want: PlacementRequest, shelf: Bin, outlook: RestartCosts, now_s: float
+) -> tuple[Occupant, ...]:
     """Who on it may have to go, the cheapest first. It is the same for all Wants of one Model, priority and force."""
-    return _ordered([one for one in shelf.incumbents if evictable(want, one, now_s)], outlook)
+    return _ordered([one for one in shelf.incumbents if can_evict(want, one, now_s)], outlook)
 
 
-def victims(
-    want: Want, incumbents: Sequence[Incumbent], lack: Room, outlook: Outlook, now_s: float
-) -> tuple[Incumbent, ...]:
+def choose_victims(
+    want: PlacementRequest, incumbents: Sequence[Occupant], lack: ResourceAmount, outlook: RestartCosts, now_s: float
+) -> tuple[Occupant, ...]:
     """The cheapest of these that make at least `lack`, the best one alone or the cheapest few; empty: none do."""
-    willing = [one for one in incumbents if evictable(want, one, now_s)]
-    return cheapest(willing, lambda some: sum_of(some).holds(lack), outlook)
+    willing = [one for one in incumbents if can_evict(want, one, now_s)]
+    return choose_cheapest(willing, lambda some: sum_amounts(some).holds(lack), outlook)
 
 
-def cheapest(
-    willing: Sequence[Incumbent], enough: Callable[[Sequence[Incumbent]], bool], outlook: Outlook
-) -> tuple[Incumbent, ...]:
+def choose_cheapest(
+    willing: Sequence[Occupant], enough: Callable[[Sequence[Occupant]], bool], outlook: RestartCosts
+) -> tuple[Occupant, ...]:
     """Of these the best one alone that is `enough`, or the cheapest few; empty: all together are not."""
     return _first(_ordered(willing, outlook), enough, outlook)
 
 
-def _ordered(those: Sequence[Incumbent], outlook: Outlook) -> tuple[Incumbent, ...]:
-    return tuple(sorted(those, key=lambda one: (*cost_of((one,), outlook), one.replica)))
+def _ordered(those: Sequence[Occupant], outlook: RestartCosts) -> tuple[Occupant, ...]:
+    return tuple(sorted(those, key=lambda one: (*eviction_cost((one,), outlook), one.replica)))
 
 
 def _first(
-    candidates: Sequence[Incumbent], enough: Callable[[Sequence[Incumbent]], bool], outlook: Outlook
-) -> tuple[Incumbent, ...]:
-    """See `cheapest`; the candidates are in order."""
+    candidates: Sequence[Occupant], enough: Callable[[Sequence[Occupant]], bool], outlook: RestartCosts
+) -> tuple[Occupant, ...]:
+    """See `choose_cheapest`; the candidates are in order."""
     if not enough(candidates):
         return ()
     if len(candidates) == 1 or enough(candidates[:1]):
         return tuple(candidates[:1])
-    few: list[Incumbent] = []
+    few: list[Occupant] = []
     for incumbent in candidates:
         few.append(incumbent)
         if enough(few):
@@ -132,10 +134,10 @@ def _first(
         if enough(fewer):
             few = fewer
     alone = next(([one] for one in candidates if enough([one])), few)
-    return tuple(alone if cost_of(alone, outlook) < cost_of(few, outlook) else few)
+    return tuple(alone if eviction_cost(alone, outlook) < eviction_cost(few, outlook) else few)
 
 
-def cost_of(chosen: Sequence[Incumbent], outlook: Outlook) -> Key:
+def eviction_cost(chosen: Sequence[Occupant], outlook: RestartCosts) -> Key:
     """(busy ones, highest priority, seconds to start them again, how many)."""
     if len(chosen) == 1:
         one = chosen[0]
@@ -146,14 +148,14 @@ def cost_of(chosen: Sequence[Incumbent], outlook: Outlook) -> Key:
     return (sum(one.busy for one in chosen), max(one.priority for one in chosen), restart_s, len(chosen))
 
 
-def sum_of(incumbents: Iterable[Incumbent]) -> Room:
+def sum_amounts(incumbents: Iterable[Occupant]) -> ResourceAmount:
     """Their rooms together."""
     memory_bytes = compute_percent = places = 0
     for incumbent in incumbents:
         memory_bytes += incumbent.room.memory_bytes
         compute_percent += incumbent.room.compute_percent
         places += incumbent.room.places
-    return Room(memory_bytes, compute_percent, places)
+    return ResourceAmount(memory_bytes, compute_percent, places)
 
 
 class Search:
@@ -162,11 +164,13 @@ class Search:
     out again. The floors come in order, those that are alike by size and id.
     """
 
-    def __init__(self, floors: Iterable[tuple[Key, SliceId]], work_out: Callable[[SliceId], Option | None]) -> None:
+    def __init__(
+        self, floors: Iterable[tuple[Key, SliceId]], work_out: Callable[[SliceId], EvictionOption | None]
+    ) -> None:
         self._floors = iter(floors)
         self._next = next(self._floors, None)
         self._work_out = work_out
-        self._known: dict[SliceId, Option | None] = {}
+        self._known: dict[SliceId, EvictionOption | None] = {}
         self._heap: list[tuple[Key, SliceId]] = []
         self._stale: set[SliceId] = set()
 
@@ -179,7 +183,7 @@ class Search:
         """The same, and it may cost less than its floor, or have had none."""
         self._stale.add(id)
 
-    def best(self) -> Option | None:
+    def best(self) -> EvictionOption | None:
         """The cheapest now; None: there is none."""
         for id in sorted(self._stale):
             self._add(id)
@@ -202,7 +206,7 @@ class Search:
         if found is not None:
             heappush(self._heap, (found.key, id))
 
-    def _first(self) -> Option | None:
+    def _first(self) -> EvictionOption | None:
         while self._heap:
             key, id = self._heap[0]
             found = self._known[id]
@@ -212,34 +216,40 @@ class Search:
         return None
 
 
-def hosted(
-    want: Want, team: Sequence[Option], host: Host, around: Iterable[Incumbent], *, outlook: Outlook, now_s: float
-) -> tuple[Option, ...] | None:
+def fit_options_to_host(
+    want: PlacementRequest,
+    team: Sequence[EvictionOption],
+    host: HostResources,
+    around: Iterable[Occupant],
+    *,
+    outlook: RestartCosts,
+    now_s: float,
+) -> tuple[EvictionOption, ...] | None:
     """These Options, of Slices of one node, as they are with what the Want needs beside them; None: there is no way
     now. `around`: who is on the node.
     """
     chosen = {one.replica: one for option in team for one in option.victims}
     if host.left.holds(want.beside):
         return tuple(team)
-    if host.soon.plus(amounts(chosen.values())).holds(want.beside):
+    if host.soon.plus(sum_host_requests(chosen.values())).holds(want.beside):
         return tuple(_as(option, COMING, option.victims, outlook) for option in team)
     must = {one.replica: one for option in team for one in option.strangers if one.replica in chosen}
-    more = {one.replica: one for one in around if one.replica not in must and evictable(want, one, now_s)}
+    more = {one.replica: one for one in around if one.replica not in must and can_evict(want, one, now_s)}
     useful = [one for one in more.values() if any(one.beside) or one.replica in chosen]
     lacks = [(_here(option), _lack(option, must.values())) for option in team]
-    short = host.soon.plus(amounts(must.values())).lack(want.beside)
+    short = host.soon.plus(sum_host_requests(must.values())).lack(want.beside)
 
-    def enough(some: Sequence[Incumbent]) -> bool:
+    def enough(some: Sequence[Occupant]) -> bool:
         going = {one.replica for one in some}
-        rooms = (sum_of(room for id, room in here.items() if id in going).holds(lack) for here, lack in lacks)
-        return amounts(some).holds(short) and all(rooms)
+        rooms = (sum_amounts(room for id, room in here.items() if id in going).holds(lack) for here, lack in lacks)
+        return sum_host_requests(some).holds(short) and all(rooms)
 
-    found = cheapest(useful, enough, outlook)
+    found = choose_cheapest(useful, enough, outlook)
     victims = (*must.values(), *found)
     return tuple(_as(option, EVICT, victims, outlook) for option in team) if found else None
 
 
-def amounts(incumbents: Iterable[Incumbent]) -> Beside:
+def sum_host_requests(incumbents: Iterable[Occupant]) -> HostRequest:
     """What they have of their node together."""
     total = NOTHING
     for one in incumbents:
@@ -247,19 +257,19 @@ def amounts(incumbents: Iterable[Incumbent]) -> Beside:
     return total
 
 
-def _here(option: Option) -> dict[str, Incumbent]:
+def _here(option: EvictionOption) -> dict[str, Occupant]:
     return {one.replica: one for one in option.shelf.incumbents}
 
 
-def _lack(option: Option, going: Iterable[Incumbent]) -> Room:
+def _lack(option: EvictionOption, going: Iterable[Occupant]) -> ResourceAmount:
     """What its Slice lacks when these are gone, too."""
     here = _here(option)
     shelf = option.shelf
-    gone = sum_of(here[one.replica] for one in going if one.replica in here)
+    gone = sum_amounts(here[one.replica] for one in going if one.replica in here)
     return option.need.less(shelf.free.plus(shelf.coming).plus(gone))
 
 
-def _as(option: Option, rung: int, victims: tuple[Incumbent, ...], outlook: Outlook) -> Option:
+def _as(option: EvictionOption, rung: int, victims: tuple[Occupant, ...], outlook: RestartCosts) -> EvictionOption:
     rung = max(rung, EVICT if victims else rung)
-    key = (rung, *cost_of(victims, outlook), *option.key[COSTS:])
+    key = (rung, *eviction_cost(victims, outlook), *option.key[COSTS:])
     return option._replace(rung=rung, key=key, victims=victims, wide=True)

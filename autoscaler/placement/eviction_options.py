@@ -20,44 +20,51 @@ from autoscaler.placement.eviction import (
     EVICT,
     LOCKED,
     TIES_MAX,
+    EvictionOption,
     Key,
-    Option,
     Search,
-    hosted,
-    option,
-    willing,
+    find_eviction_option,
+    fit_options_to_host,
+    list_evictable_occupants,
 )
 from autoscaler.placement.index.arrays import Flags
-from autoscaler.placement.index.elastic import Budget
+from autoscaler.placement.index.elastic import ElasticBudget
 from autoscaler.placement.index.request import LACKS, NEVER
 from autoscaler.placement.index.residual_waste import Ints
-from autoscaler.placement.index.victims import Grade
+from autoscaler.placement.index.victims import EvictionCost
 from autoscaler.placement.model.tenant_isolation import domain_of
-from autoscaler.placement.model.topology import Team, team
-from autoscaler.placement.model.types import Choice, Force, Incumbent, Outlook, Shelf, Want
-from autoscaler.placement.overlay import Supposed
-from autoscaler.state.resources import Kind
+from autoscaler.placement.model.topology import Team, team_of
+from autoscaler.placement.model.types import (
+    Bin,
+    EvictionLevel,
+    NodeConstraints,
+    Occupant,
+    PlacementRequest,
+    RestartCosts,
+)
+from autoscaler.placement.overlay import Overlay
+from autoscaler.state.resources import RequestShape
 from autoscaler.state.world import SliceId
 
 LOOKED_AT: Final = 2 * TIES_MAX
 """Of Slices that may cost the least, so many are put in order at first."""
 
 
-class Ways:
+class EvictionSearch:
     """Of one call of the packer."""
 
-    def __init__(self, supposed: Supposed, outlook: Outlook, now_s: float) -> None:
+    def __init__(self, supposed: Overlay, outlook: RestartCosts, now_s: float) -> None:
         self._supposed, self._yard = supposed, supposed.yard
         self._now_s = now_s
         self._outlook = outlook
-        self._known: dict[Want, dict[SliceId, Option | None]] = {}
+        self._known: dict[PlacementRequest, dict[SliceId, EvictionOption | None]] = {}
         """Options by everything of a Want that they depend on (`_alike`), as all that follows."""
-        self._searches: dict[Want, Search] = {}
-        self._grades: dict[tuple[ModelName, int, Force], Grade] = {}
+        self._searches: dict[PlacementRequest, Search] = {}
+        self._grades: dict[tuple[ModelName, int, EvictionLevel], EvictionCost] = {}
         """By what of a Want decides who may have to go; as they were at first: who leaves later makes it no cheaper."""
-        self._willing: dict[tuple[ModelName, int, Force], dict[SliceId, tuple[Incumbent, ...]]] = {}
-        self._could: dict[tuple[Kind, Choice], Flags] = {}
-        self._none: set[Want] = set()
+        self._willing: dict[tuple[ModelName, int, EvictionLevel], dict[SliceId, tuple[Occupant, ...]]] = {}
+        self._could: dict[tuple[RequestShape, NodeConstraints], Flags] = {}
+        self._none: set[PlacementRequest] = set()
         """For whom there is no way, while nothing is otherwise."""
         self._soon: Ints | None = None
         """[3, lanes]: see Roster."""
@@ -86,7 +93,9 @@ class Ways:
             for id in self._among(ids, alike):
                 search.look(id)
 
-    def cheapest(self, want: Want, budget: Callable[[], Budget]) -> tuple[Option, ...] | None:
+    def cheapest(
+        self, want: PlacementRequest, budget: Callable[[], ElasticBudget]
+    ) -> tuple[EvictionOption, ...] | None:
         """The Options to take, one per Device; None: there is no way now. What an elastic Want is promised is all that
         it asks for, or the least with which it makes do where that costs others less.
         """
@@ -103,7 +112,7 @@ class Ways:
                 return (less,)
         return None if found is None else (found,)
 
-    def _one(self, want: Want) -> Option | None:
+    def _one(self, want: PlacementRequest) -> EvictionOption | None:
         alike = self._alike(want)
         if alike in self._none:
             return None
@@ -112,7 +121,7 @@ class Ways:
             self._none.add(alike)
         return found
 
-    def _any(self, want: Want) -> Option | None:
+    def _any(self, want: PlacementRequest) -> EvictionOption | None:
         """`want`: for all that are alike."""
         yard, kind, choice = self._yard, want.kind, want.choice
         soon = {*yard.soon(want.trust), *self._emptying(want)}
@@ -122,9 +131,9 @@ class Ways:
             found = min(options, key=lambda one: one.key, default=None)
             if found is not None:
                 return found
-        return self._search(want).best() if want.force > Force.NONE else None
+        return self._search(want).best() if want.force > EvictionLevel.NONE else None
 
-    def _emptying(self, want: Want) -> Iterator[SliceId]:
+    def _emptying(self, want: PlacementRequest) -> Iterator[SliceId]:
         """Slices of nodes that lack CPU or memory for it, and on which somebody leaves who has some."""
         nodes = {*self._yard.emptying, *self._supposed.hosts} if self._yard.hosts else ()
         for node in nodes:
@@ -132,13 +141,13 @@ class Ways:
             if host is not None and any(host.coming) and not host.left.holds(want.beside):
                 yield from self._yard.slices_of(node)
 
-    def _search(self, want: Want) -> Search:
+    def _search(self, want: PlacementRequest) -> Search:
         """Among all Slices that could hold it, were nobody there."""
         if want not in self._searches:
             self._searches[want] = Search(self._floors(want), partial(self._option, want))
         return self._searches[want]
 
-    def _floors(self, want: Want) -> Iterator[tuple[Key, SliceId]]:
+    def _floors(self, want: PlacementRequest) -> Iterator[tuple[Key, SliceId]]:
         """Of the Slices on which somebody may have to go for it: no `key` of an Option with victims there is below.
         Cheapest first; those that are alike by size and id.
         """
@@ -163,7 +172,7 @@ class Ways:
             locked, rank = bool(held[one]), want.kind.rank(lane.product) or 0
             yield (EVICT, *cost_s, locked, rank, lane.price, int(away[one])), id
 
-    def _odd(self, want: Want) -> Flags:
+    def _odd(self, want: PlacementRequest) -> Flags:
         """[lanes]: where who must go may be on another Slice: for CPU or memory of the node, or because of whom it is
         for.
         """
@@ -176,7 +185,7 @@ class Ways:
             odd |= short[yard.stock.node_of]
         return odd | yard.company.strange(want.trust) if want.trust else odd
 
-    def _at_most(self, want: Want, grade: Grade) -> Flags:
+    def _at_most(self, want: PlacementRequest, grade: EvictionCost) -> Flags:
         """[lanes]: where what is free or coming, and all who may have to go, make room enough."""
         yard, lane_of, ask = self._yard, self._yard.stock.lane_of, self._yard.ask(want.kind)
         room = self._room_soon().copy()
@@ -197,7 +206,7 @@ class Ways:
         self._otherwise.clear()
         return self._soon
 
-    def _graded(self, want: Want) -> Grade:
+    def _graded(self, want: PlacementRequest) -> EvictionCost:
         key = _grade(want)
         if key not in self._grades:
             if not self._grades:
@@ -205,26 +214,26 @@ class Ways:
             self._grades[key] = self._yard.roster.grade(want, self._now_s, self._supposed.gone)
         return self._grades[key]
 
-    def _alike(self, want: Want) -> Want:
+    def _alike(self, want: PlacementRequest) -> PlacementRequest:
         """The same for all Wants that have the same Options."""
         model = want.model if self._yard.is_here(want.model) else ModelName("")
         artifact, image, _ = self._yard.locality.known(want.supplies)
         alike = want._replace(model=model, artifact=artifact, image=image, spread=None)
         return alike._replace(ordinal=0, unserved_since_s=0.0, reason="")
 
-    def _possible(self, want: Want) -> Flags:
+    def _possible(self, want: PlacementRequest) -> Flags:
         """[lanes]: those that could hold it, were nobody there."""
         key = want.kind, want.choice
         if key not in self._could:
             self._could[key] = self._yard.possible(*key)
         return self._could[key]
 
-    def _among(self, ids: Iterable[SliceId], want: Want) -> list[SliceId]:
+    def _among(self, ids: Iterable[SliceId], want: PlacementRequest) -> list[SliceId]:
         """Those of them."""
         could = self._possible(want)
         return [id for id in ids if (at := self._yard.lane_at(id)) is not None and could[at]]
 
-    def _options(self, want: Want, ids: Iterable[SliceId]) -> Iterator[Option]:
+    def _options(self, want: PlacementRequest, ids: Iterable[SliceId]) -> Iterator[EvictionOption]:
         """The cheapest Option of each of these Slices that has one."""
         known = self._known.setdefault(want, {})
         for id in ids:
@@ -234,11 +243,11 @@ class Ways:
             if found is not None:
                 yield found
 
-    def _team(self, want: Want) -> tuple[Option, ...] | None:
+    def _team(self, want: PlacementRequest) -> tuple[EvictionOption, ...] | None:
         """The node whose `devices` cheapest Devices are the cheapest together; or the link of one, if it needs one."""
-        by_team: dict[Team, list[Option]] = {}
+        by_team: dict[Team, list[EvictionOption]] = {}
         for one in self._options(want, self._members(want)):
-            by_team.setdefault(team(one.shelf.slice, want.link), []).append(one)
+            by_team.setdefault(team_of(one.shelf.slice, want.link), []).append(one)
         found = (
             self._hosted(want, sorted(options, key=lambda o: o.key)[: want.devices])
             for options in by_team.values()
@@ -247,21 +256,23 @@ class Ways:
         ways = filter(None, found)
         return min(ways, key=lambda way: (way[-1].rung, *(o.key for o in reversed(way))), default=None)
 
-    def _members(self, want: Want) -> Iterator[SliceId]:
+    def _members(self, want: PlacementRequest) -> Iterator[SliceId]:
         """Of nodes on which enough Slices may have an Option, those Slices; of no others there is a team."""
         yard = self._yard
         at = np.flatnonzero(self._at_most(want, self._graded(want)) & self._possible(want))
         nodes = yard.stock.node_of[at]
         return map(yard.id_of, at[np.bincount(nodes)[nodes] >= want.devices].tolist())
 
-    def _hosted(self, want: Want, team: Sequence[Option]) -> tuple[Option, ...] | None:
+    def _hosted(self, want: PlacementRequest, team: Sequence[EvictionOption]) -> tuple[EvictionOption, ...] | None:
         node = team[0].shelf.slice.node
         host = self._supposed.host(node)
         if host is None:
             return tuple(team)
-        return hosted(want, team, host, self._supposed.around(node), outlook=self._outlook, now_s=self._now_s)
+        return fit_options_to_host(
+            want, team, host, self._supposed.around(node), outlook=self._outlook, now_s=self._now_s
+        )
 
-    def _option(self, want: Want, id: SliceId) -> Option | None:
+    def _option(self, want: PlacementRequest, id: SliceId) -> EvictionOption | None:
         """The cheapest way to use this Slice; None: none now. Of several, what they need beside them is not in it."""
         shelf, yard = self._supposed.shelf(id), self._yard
         if want.trust and yard.company.expects_stranger(domain_of(shelf.slice), want.trust):
@@ -269,21 +280,23 @@ class Ways:
         strangers = self._supposed.strangers(want, shelf.slice) if want.trust else ()
         away = yard.locality.lack(want.supplies, shelf.slice.node)
         those = None if self._supposed.is_changed(id) else self._those(want, shelf)
-        found = option(want, shelf, self._outlook, self._now_s, away=away, strangers=strangers, those=those)
+        found = find_eviction_option(
+            want, shelf, self._outlook, self._now_s, away=away, strangers=strangers, those=those
+        )
         if found is None or want.devices > 1:
             return found
         with_host = self._hosted(want, (found,))
         return None if with_host is None else with_host[0]
 
-    def _those(self, want: Want, shelf: Shelf) -> tuple[Incumbent, ...]:
+    def _those(self, want: PlacementRequest, shelf: Bin) -> tuple[Occupant, ...]:
         """Who on a Slice that is as at first may have to go, the cheapest first."""
         known = self._willing.setdefault(_grade(want), {})
         if shelf.slice.id not in known:
-            known[shelf.slice.id] = willing(want, shelf, self._outlook, self._now_s)
+            known[shelf.slice.id] = list_evictable_occupants(want, shelf, self._outlook, self._now_s)
         return known[shelf.slice.id]
 
 
-def _grade(want: Want) -> tuple[ModelName, int, Force]:
+def _grade(want: PlacementRequest) -> tuple[ModelName, int, EvictionLevel]:
     """What of it decides who may have to go."""
     return want.model, want.priority, want.force
 

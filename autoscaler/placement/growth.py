@@ -4,10 +4,10 @@ Owns the rule. It is the last thing that a call of the packer decides, of what i
 
 1. Of a Slice that could hold a Want which is not placed now, nothing is given away.
 2. Of what is left, now and when those are gone who leave, so much is kept as the Replicas that may be asked for yet
-   (`autoscaler.placement.learning.expected_demand.Yet`) could fill at the most: every set of them that would fit
-   without growth fits with it. Who leaves by the same plan may be asked for again, and is one of them; so is who takes
-   the place of another. 3. Where it was learnt what room is worth (`autoscaler.placement.index.residual_waste`), so
-   much is kept that others are expected to use as much of the node as they would without.
+   (`autoscaler.placement.learning.expected_demand.PossibleStarts`) could fill at the most: every set of them that would
+   fit without growth fits with it. Who leaves by the same plan may be asked for again, and is one of them; so is who
+   takes the place of another. 3. Where it was learnt what room is worth (`autoscaler.placement.index.residual_waste`),
+   so much is kept that others are expected to use as much of the node as they would without.
 
 What is given is a whole number of the Want's steps. A Slice that only one may have is its own, whatever it asked for.
 Who was granted less than it asks for gets no more: what is left there is worth more to others. What is claimed of a
@@ -24,11 +24,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 from autoscaler.contract import ReplicaId
-from autoscaler.placement.model.predicates import admits
-from autoscaler.placement.model.types import Placement, Shelf, Want
-from autoscaler.placement.overlay import Supposed
+from autoscaler.placement.model.predicates import has_matching_labels
+from autoscaler.placement.model.types import Bin, Placement, PlacementRequest
+from autoscaler.placement.overlay import Overlay
 from autoscaler.spec.quantity import SIZE_MAX
-from autoscaler.state.resources import NO_GROWTH, Kind, Lane, Room
+from autoscaler.state.resources import NO_GROWTH, RequestShape, ResourceAmount, SliceClass
 
 MIB: Final = 1 << 20
 Selector: TypeAlias = tuple[tuple[str, str], ...]
@@ -50,23 +50,23 @@ class _Others:
     `waiting`: who may be placed some day; `yet`: how often each Kind may come.
     """
 
-    def __init__(self, waiting: Iterable[Want], yet: Mapping[Kind, int]) -> None:
+    def __init__(self, waiting: Iterable[PlacementRequest], yet: Mapping[RequestShape, int]) -> None:
         self._waiting = {(want.kind, want.selector) for want in waiting}
         self._yet = sorted((kind for kind, many in yet.items() if many > 0), key=lambda one: (-one.memory_bytes, one))
         self._many = yet
-        self._where: dict[Lane, set[Selector]] = {}
-        self._takers: dict[Lane, list[Taker]] = {}
-        self._filled: dict[tuple[Lane, int], int] = {}
+        self._where: dict[SliceClass, set[Selector]] = {}
+        self._takers: dict[SliceClass, list[Taker]] = {}
+        self._filled: dict[tuple[SliceClass, int], int] = {}
 
-    def could(self, shelf: Shelf) -> bool:
+    def could(self, shelf: Bin) -> bool:
         """Whether anybody who waits could be there, were nobody else."""
         lane = shelf.lane
         if lane not in self._where:
             able = {kind for kind in {kind for kind, _ in self._waiting} if _room(kind, lane) is not None}
             self._where[lane] = {selector for kind, selector in self._waiting if kind in able}
-        return any(admits(selector, shelf.slice) for selector in self._where[lane])
+        return any(has_matching_labels(selector, shelf.slice) for selector in self._where[lane])
 
-    def takers(self, lane: Lane) -> list[Taker]:
+    def takers(self, lane: SliceClass) -> list[Taker]:
         """Of each Kind that may come there; the largest first, of which the fewest fit."""
         if lane not in self._takers:
             rooms = ((kind, _room(kind, lane)) for kind in self._yet)
@@ -77,7 +77,7 @@ class _Others:
             ]
         return self._takers[lane]
 
-    def unused(self, lane: Lane, left_bytes: int) -> int:
+    def unused(self, lane: SliceClass, left_bytes: int) -> int:
         """How much of so much there none of these could fill."""
         key = lane, left_bytes
         if key not in self._filled:
@@ -85,7 +85,7 @@ class _Others:
         return left_bytes - self._filled[key]
 
 
-def checked(wanted: Iterable[Want]) -> None:
+def validate_growth(wanted: Iterable[PlacementRequest]) -> None:
     """Raises ValueError for a growth that is none."""
     for growth in {want.growth for want in wanted if want.growth is not NO_GROWTH}:
         for name, amount, least in (("most_bytes", growth.most_bytes, 0), ("step_bytes", growth.step_bytes, 1)):
@@ -94,8 +94,11 @@ def checked(wanted: Iterable[Want]) -> None:
                 raise ValueError(f"growth.{name} of a request is {amount}: {expected}")
 
 
-def grow(
-    placements: Sequence[Placement], waiting: Sequence[Want], victims: Collection[ReplicaId], supposed: Supposed
+def grow_placements(
+    placements: Sequence[Placement],
+    waiting: Sequence[PlacementRequest],
+    victims: Collection[ReplicaId],
+    supposed: Overlay,
 ) -> tuple[Placement, ...]:
     """The same with what each is given. `waiting`: who is not placed, and may be some day; `victims`: who goes for
     them, and may be asked for again; `supposed`: what is left.
@@ -125,7 +128,7 @@ def filled_bytes(left_bytes: int, takers: Iterable[Taker]) -> int:
     return max(min(high, left_bytes) for _, high in filled)
 
 
-def _grown(one: Placement, others: _Others, supposed: Supposed) -> Placement:
+def _grown(one: Placement, others: _Others, supposed: Overlay) -> Placement:
     want, growth = one.want, one.want.growth
     if not growth.most_bytes or len(one.slices) != 1 or one.memory_bytes < want.memory_bytes:
         return one
@@ -139,7 +142,7 @@ def _grown(one: Placement, others: _Others, supposed: Supposed) -> Placement:
     return one._replace(memory_bytes=one.memory_bytes + max(0, got_bytes))
 
 
-def _unused(shelf: Shelf, others: _Others, supposed: Supposed) -> int:
+def _unused(shelf: Bin, others: _Others, supposed: Overlay) -> int:
     """Bytes that are of no use to others."""
     if others.could(shelf):
         return 0
@@ -153,6 +156,6 @@ def _counts(amount: object, least: int) -> bool:
     return isinstance(amount, int) and least <= amount <= SIZE_MAX
 
 
-def _room(kind: Kind, lane: Lane) -> Room | None:
+def _room(kind: RequestShape, lane: SliceClass) -> ResourceAmount | None:
     """What it takes there at the least; None: it can never be there, whoever else is."""
     return kind.least.takes(lane) if kind.rank(lane.product) is not None else None

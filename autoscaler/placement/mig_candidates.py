@@ -16,36 +16,41 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from autoscaler.placement.model.bins import Look, bare, look_at, slices_by_node
-from autoscaler.placement.model.predicates import admits, why_not
+from autoscaler.placement.model.bins import BinContext, build_bare_bin, build_bin_context, slices_by_node
+from autoscaler.placement.model.predicates import has_matching_labels, rejection_reason
 from autoscaler.placement.model.prices import Prices
-from autoscaler.placement.model.types import Shelf, Want
-from autoscaler.queries.mig_status import Stage, Standing, shown, standing
-from autoscaler.slicing.mig import cut_of
-from autoscaler.slicing.mig_geometry import Geometry, Profile, geometry_of
-from autoscaler.state.mig import Cuttable
-from autoscaler.state.resources import NOTHING, Beside, Host, Kind, Room
+from autoscaler.placement.model.types import Bin, PlacementRequest
+from autoscaler.queries.mig_status import (
+    RepartitionStage,
+    RepartitionStatus,
+    count_shown_profiles,
+    determine_repartition_status,
+)
+from autoscaler.slicing.mig import build_mig_slice
+from autoscaler.slicing.mig_geometry import Geometry, MigProfile, geometry_of
+from autoscaler.state.mig import MigNode
+from autoscaler.state.resources import NOTHING, HostRequest, HostResources, RequestShape, ResourceAmount
 from autoscaler.state.world import DeviceId, NodeId, Slice, SliceId, World
 
 
-class Site(NamedTuple):
+class RepartitionCandidate(NamedTuple):
     """A node that may be cut anew."""
 
-    seen: Cuttable
+    seen: MigNode
     geometry: Geometry
-    standing: Standing
+    standing: RepartitionStatus
     there: Counter[str]
     idle: bool
-    host: Host | None
+    host: HostResources | None
     """What pods of others leave of it beside its GPUs, which is all while it is idle; None: that is not known."""
 
     @property
-    def size(self) -> Beside | None:
+    def size(self) -> HostRequest | None:
         """What it has beside its GPUs, as the packer counts it."""
-        return None if self.host is None else Beside(self.host.cores_milli, self.host.host_bytes)
+        return None if self.host is None else HostRequest(self.host.cores_milli, self.host.host_bytes)
 
     @property
-    def plain(self) -> list[Profile]:
+    def plain(self) -> list[MigProfile]:
         """Its profiles without those that have what a GPU has once, the smallest first."""
         plain = (one for one in self.geometry.profiles if not one.media)
         return sorted(plain, key=lambda one: (one.size, one.compute))
@@ -53,22 +58,22 @@ class Site(NamedTuple):
     @property
     def may_ever(self) -> bool:
         """Whether it is cut anew, be it later."""
-        return self.standing.stage is not Stage.OUT and self.seen.strategy != "single"
+        return self.standing.stage is not RepartitionStage.OUT and self.seen.strategy != "single"
 
     @property
     def rank(self) -> tuple[bool, bool, bool]:
         """The lower, the sooner it could have something for a Want."""
-        return not self.may_ever, self.standing.stage is not Stage.ON_ITS_WAY, not self.idle
+        return not self.may_ever, self.standing.stage is not RepartitionStage.ON_ITS_WAY, not self.idle
 
 
-def possible(world: World) -> tuple[Shelf, ...]:
+def list_mig_candidates(world: World) -> tuple[Bin, ...]:
     """A Shelf for each profile that a node which may be cut could have, as if it were there: one for all nodes that
     are alike. What is on its way at its last try has not failed yet.
     """
     if not world.cuttable:
         return ()
     look = Sites(world, -inf)
-    alike = dict[object, Site]()
+    alike = dict[object, RepartitionCandidate]()
     for node in look.all:
         if node.may_ever:
             labels = tuple(sorted(node.seen.labels.items()))
@@ -83,44 +88,48 @@ class Sites:
         self.world, self.now_s = world, now_s
         self._prices = Prices(world.settings.prices)
         self._cuts: dict[tuple[str, str], Slice] = {}
-        self._shelves: dict[tuple[str, str], Shelf] = {}
-        self._held: dict[tuple[Kind, str, Beside | None], tuple[str, ...]] = {}
-        self._free: dict[str, list[Shelf]] = {}
-        busy, there = _busy(world, taken), shown(world)
+        self._shelves: dict[tuple[str, str], Bin] = {}
+        self._held: dict[tuple[RequestShape, str, HostRequest | None], tuple[str, ...]] = {}
+        self._free: dict[str, list[Bin]] = {}
+        busy, there = _busy(world, taken), count_shown_profiles(world)
         known = (
-            Site(
-                seen, geometry, standing(world, seen, there[name], now_s), there[name], name not in busy,
+            RepartitionCandidate(
+                seen,
+                geometry,
+                determine_repartition_status(world, seen, there[name], now_s),
+                there[name],
+                name not in busy,
                 world.hosts.get(NodeId(name)),
             )
             for name, seen in sorted(world.cuttable.items())
             if (geometry := geometry_of(seen.product)) is not None
-        )  # fmt: skip
+        )
         self.all = sorted(known, key=lambda node: node.rank)
-        self._alike: dict[tuple[str, Beside | None], list[Site]] = {}
+        self._alike: dict[tuple[str, HostRequest | None], list[RepartitionCandidate]] = {}
         for node in self.all:
             self._alike.setdefault((node.seen.product, node.size), []).append(node)
 
-    def shelf(self, node: Site, profile: str) -> Shelf:
+    def shelf(self, node: RepartitionCandidate, profile: str) -> Bin:
         """A cut of that profile, with nobody on it."""
         seen = node.seen
         if (seen.name, profile) not in self._shelves:
             if (seen.product, profile) not in self._cuts:
-                self._cuts[seen.product, profile] = cut_of(NodeId(seen.name), seen.product, profile)
+                self._cuts[seen.product, profile] = build_mig_slice(NodeId(seen.name), seen.product, profile)
             made, id = self._cuts[seen.product, profile], SliceId(f"{seen.name}/to-be-cut-{profile}")
             labelled = replace(
                 made, id=id, device=DeviceId(id), node=NodeId(seen.name), labels=seen.labels, labels_known=True,
                 taints=seen.taints,
             )  # fmt: skip
-            self._shelves[seen.name, profile] = Shelf(
-                slice=labelled, whole=not made.device_bytes, incumbents=(), coming=Room(0, 0), locked=False,
-                free=Room(made.memory_bytes, made.compute_percent), price=self._prices.of(labelled),
+            self._shelves[seen.name, profile] = Bin(
+                slice=labelled, whole=not made.device_bytes, incumbents=(), coming=ResourceAmount(0, 0), locked=False,
+                free=ResourceAmount(made.memory_bytes, made.compute_percent), price=self._prices.of(labelled),
             )  # fmt: skip
         return self._shelves[seen.name, profile]
 
-    def nearest(self, wants: Iterable[Want], many: int) -> list[Site]:
+    def nearest(self, wants: Iterable[PlacementRequest], many: int) -> list[RepartitionCandidate]:
         """So many nodes: of those on which each of them could be the first, then the second, ..."""
         unlike = {(want.kind, want.choice): want for want in wants}
-        found = dict[str, Site]()
+        found = dict[str, RepartitionCandidate]()
         for turn in zip_longest(*(self._where(want) for want in unlike.values())):
             for node in turn:
                 if node is not None and len(found) < many:
@@ -129,55 +138,59 @@ class Sites:
                 break
         return sorted(found.values(), key=lambda node: (node.rank, node.seen.name))
 
-    def _where(self, want: Want) -> Iterator[Site]:
+    def _where(self, want: PlacementRequest) -> Iterator[RepartitionCandidate]:
         """The nodes on which it could be, by rank."""
         alike = [many for many in self._alike.values() if self._holding(want.least.kind, many[0])]
         for node in heapq.merge(*alike, key=lambda node: (node.rank, node.seen.name)):
             if self.fitting(want, node):
                 yield node
 
-    def _holding(self, kind: Kind, node: Site) -> tuple[str, ...]:
+    def _holding(self, kind: RequestShape, node: RepartitionCandidate) -> tuple[str, ...]:
         """The profiles of such nodes that are large enough, the smallest first; none where the node itself is not."""
         key = kind, node.seen.product, node.size
         if key not in self._held:
-            need, size = Beside(kind.cpu_milli, kind.host_bytes), node.size
+            need, size = HostRequest(kind.cpu_milli, kind.host_bytes), node.size
             fits = kind.rank(node.seen.product) is not None and (size is None or size.lack(need) == NOTHING)
             names = [one.name for one in node.plain] if fits else []
             self._held[key] = tuple(one for one in names if kind.takes(self.shelf(node, one).lane) is not None)
         return self._held[key]
 
-    def fitting(self, want: Want, node: Site, host: Host | None = None) -> list[str]:
+    def fitting(
+        self, want: PlacementRequest, node: RepartitionCandidate, host: HostResources | None = None
+    ) -> list[str]:
         """The profiles of a node on which it could be: with all that it asks for the smallest first, then with what
         it makes do. `host`: what is left of the node beside its GPUs, where that counts.
         """
         found = dict[str, None]()
         for one in dict.fromkeys((want, want.least)):
             names = self._holding(one.kind, node)
-            found |= {name: None for name in names if not why_not(one, self.shelf(node, name), self.now_s, {}, host)}
+            found |= {
+                name: None for name in names if not rejection_reason(one, self.shelf(node, name), self.now_s, {}, host)
+            }
         return list(found)
 
     @cached_property
-    def _there(self) -> tuple[Look, Mapping[NodeId, Sequence[SliceId]]]:
-        return look_at(self.world, self.now_s), slices_by_node(self.world)
+    def _there(self) -> tuple[BinContext, Mapping[NodeId, Sequence[SliceId]]]:
+        return build_bin_context(self.world, self.now_s), slices_by_node(self.world)
 
-    def shows(self, want: Want, node: Site) -> bool:
+    def shows(self, want: PlacementRequest, node: RepartitionCandidate) -> bool:
         """Whether an idle node shows a cut that it fits as it is: it lacks something else."""
         name = node.seen.name
         if name not in self._free:
             look, slices = self._there
-            found = (bare(look, self.world.slices[id]) for id in slices.get(NodeId(name), ()))
+            found = (build_bare_bin(look, self.world.slices[id]) for id in slices.get(NodeId(name), ()))
             self._free[name] = list(
                 {(one.lane, one.free, one.closed, one.slice.healthy): one for one in found}.values()
             )
-        return any(not why_not(want.least, shelf, self.now_s, {}) for shelf in self._free[name])
+        return any(not rejection_reason(want.least, shelf, self.now_s, {}) for shelf in self._free[name])
 
-    def some_day(self, want: Want) -> tuple[Site, Slice] | None:
+    def some_day(self, want: PlacementRequest) -> tuple[RepartitionCandidate, Slice] | None:
         """A node on which it could be, whoever is there or is kept off now, and a cut of that; None: there is none."""
         for many in self._alike.values():
             holding = self._holding(want.least.kind, many[0])
             for node in many if holding else ():
                 slice_ = self.shelf(node, holding[0]).slice
-                if node.may_ever and admits(want.selector, slice_):
+                if node.may_ever and has_matching_labels(want.selector, slice_):
                     return node, slice_
         return None
 

@@ -14,24 +14,32 @@ from itertools import combinations
 from typing import Final
 
 from autoscaler.contract import ReplicaId
-from autoscaler.placement.index.index import Yard
-from autoscaler.placement.minimal_eviction_input import Going, Ground, Held, Put, Spot
-from autoscaler.placement.model.predicates import evictable
-from autoscaler.placement.model.tenant_isolation import Domain, Trust, strange
-from autoscaler.placement.model.topology import Team, team
-from autoscaler.placement.model.types import Incumbent, Want
-from autoscaler.state.resources import Room
+from autoscaler.placement.index.index import SliceIndex
+from autoscaler.placement.minimal_eviction_input import (
+    Assigned,
+    Assignment,
+    CandidateSlot,
+    Evictee,
+    MinimalEvictionInput,
+)
+from autoscaler.placement.model.predicates import can_evict
+from autoscaler.placement.model.tenant_isolation import Domain, TenantSet, has_tenant_conflict
+from autoscaler.placement.model.topology import Team, team_of
+from autoscaler.placement.model.types import Occupant, PlacementRequest
+from autoscaler.state.resources import ResourceAmount
 from autoscaler.state.world import DeviceId, NodeId
 
 STEPS_MAX: Final = 2000
 """So often a Want is tried somewhere, in one batch; each victim that is left has an equal part of what is left."""
 
 
-def fewer(held: Sequence[Held], victims: Sequence[Going], yard: Yard, now_s: float) -> tuple[Put, ...] | None:
+def find_fewer_victims(
+    held: Sequence[Assigned], victims: Sequence[Evictee], yard: SliceIndex, now_s: float
+) -> tuple[Assignment, ...] | None:
     """For each of `held`, which are in the order of their turns, where it goes so that victims are spared; None: none
     can be, as far as is looked. `victims`: the dearest first.
     """
-    ground = Ground(held, victims, yard, now_s)
+    ground = MinimalEvictionInput(held, victims, yard, now_s)
     going, found, left = {one.victim.replica: one for one in victims}, None, STEPS_MAX
     for at, one in enumerate(victims):
         if one.victim.replica not in going:
@@ -50,7 +58,7 @@ def fewer(held: Sequence[Held], victims: Sequence[Going], yard: Yard, now_s: flo
 class _Search:
     """Whether all can be placed with no other victims than these: the largest first, each where it was if it may."""
 
-    def __init__(self, ground: Ground, victims: Sequence[Going], steps_max: int) -> None:
+    def __init__(self, ground: MinimalEvictionInput, victims: Sequence[Evictee], steps_max: int) -> None:
         self._ground, self._victims = ground, victims
         self.steps, self._steps_max = 0, steps_max
         self._may_go = {one.victim.replica for one in victims}
@@ -68,10 +76,10 @@ class _Search:
             if node in self._hosts:
                 self._hosts[node] = self._hosts[node].plus(one.victim.beside)
         self._starts: set[DeviceId] = set()
-        self._guests: dict[Domain, list[Trust]] = {}
+        self._guests: dict[Domain, list[TenantSet]] = {}
         self._many: dict[NodeId, int] = {}
         """Of each node: how many are put there."""
-        self._at: dict[int, tuple[Spot, ...]] = {}
+        self._at: dict[int, tuple[CandidateSlot, ...]] = {}
         """By number of a Want: where it is put."""
         self._failed: set[Hashable] = set()
         self._room_bytes = 0
@@ -79,7 +87,7 @@ class _Search:
         self._whole = 0
         """So often all had a place, whoever may evict whom."""
 
-    def run(self) -> tuple[Put, ...] | None:
+    def run(self) -> tuple[Assignment, ...] | None:
         """Where each goes; None: nowhere, as far as was looked."""
         ground = self._ground
         for number, one in enumerate(ground.held):
@@ -96,7 +104,7 @@ class _Search:
         self._room_bytes = sum(self._left[at].memory_bytes for at in useful)
         return self._place(0)
 
-    def _place(self, turn: int) -> tuple[Put, ...] | None:
+    def _place(self, turn: int) -> tuple[Assignment, ...] | None:
         if turn == len(self._order):
             self._whole += 1
             return self._in_turn()
@@ -127,14 +135,14 @@ class _Search:
 
     # --- where one may be ---------------------------------------------------------------------------------------------
 
-    def _ways(self, number: int) -> Iterator[tuple[Spot, ...]]:
+    def _ways(self, number: int) -> Iterator[tuple[CandidateSlot, ...]]:
         """Each once of those that are alike."""
         ground, devices, tried = self._ground, self._ground.held[number].want.devices, set[Hashable]()
-        by_team: dict[Team, list[Spot]] = {}
+        by_team: dict[Team, list[CandidateSlot]] = {}
         for spot in ground.spots[number]:
             if self._fits(number, spot):
                 one = ground.shelves[spot.at].slice
-                by_team.setdefault(team(one, ground.held[number].want.link), []).append(spot)
+                by_team.setdefault(team_of(one, ground.held[number].want.link), []).append(spot)
         for spots in by_team.values():
             for some in combinations(spots, devices):
                 if self.steps >= self._steps_max:
@@ -145,17 +153,17 @@ class _Search:
                     tried.add(like)
                     yield some
 
-    def _like(self, spot: Spot) -> Hashable:
+    def _like(self, spot: CandidateSlot) -> Hashable:
         """The same for Slices that do as well as each other."""
         ground, at = self._ground, spot.at
         node = ground.shelves[at].slice.node
         there: Hashable = node if self._many.get(node) else ground.nodes_alike[node]
         return there, ground.alike[at], self._left[at], self._now[at]  # who starts there has some of what is now
 
-    def _fit(self, number: int, spots: Sequence[Spot]) -> bool:
+    def _fit(self, number: int, spots: Sequence[CandidateSlot]) -> bool:
         return all(self._fits(number, spot) for spot in spots) and self._has_host(number, spots)
 
-    def _fits(self, number: int, spot: Spot) -> bool:
+    def _fits(self, number: int, spot: CandidateSlot) -> bool:
         ground, one = self._ground, self._ground.held[number]
         if not self._left[spot.at].holds(spot.room):
             return False
@@ -167,9 +175,9 @@ class _Search:
         if domain is None or not trust:
             return True
         gone = all(i.replica in self._may_go or i.leaving for i in ground.strangers(one.want, spot.at))
-        return gone and not any(strange(trust, other) for other in self._guests.get(domain, ()))
+        return gone and not any(has_tenant_conflict(trust, other) for other in self._guests.get(domain, ()))
 
-    def _has_host(self, number: int, spots: Sequence[Spot]) -> bool:
+    def _has_host(self, number: int, spots: Sequence[CandidateSlot]) -> bool:
         one, node = self._ground.held[number], self._ground.seat(number, spots)
         if node is None:
             return True
@@ -177,7 +185,7 @@ class _Search:
             not one.now or self._hosts_now[node].holds(one.want.beside)
         )
 
-    def _take(self, number: int, spots: tuple[Spot, ...]) -> None:
+    def _take(self, number: int, spots: tuple[CandidateSlot, ...]) -> None:
         one = self._ground.held[number]
         self._at[number] = spots
         for at, room in spots:
@@ -187,7 +195,7 @@ class _Search:
                 self._now[at] = self._now[at].less(room)
         self._change(number, spots, 1)
 
-    def _give_back(self, number: int, spots: tuple[Spot, ...]) -> None:
+    def _give_back(self, number: int, spots: tuple[CandidateSlot, ...]) -> None:
         one = self._ground.held[number]
         del self._at[number]
         for at, room in spots:
@@ -197,7 +205,7 @@ class _Search:
                 self._now[at] = self._now[at].plus(room)
         self._change(number, spots, -1)
 
-    def _change(self, number: int, spots: tuple[Spot, ...], sign: int) -> None:
+    def _change(self, number: int, spots: tuple[CandidateSlot, ...], sign: int) -> None:
         """What it takes of Devices, Domains and its node; or gives back (-1)."""
         ground, one = self._ground, self._ground.held[number]
         for at, _ in spots:
@@ -219,7 +227,7 @@ class _Search:
 
     # --- who goes for whom --------------------------------------------------------------------------------------------
 
-    def _in_turn(self) -> tuple[Put, ...] | None:
+    def _in_turn(self) -> tuple[Assignment, ...] | None:
         """Those who are placed now take what is free, then the others in the order of their turns what is free or
         coming, and where that is too little all those go whom they may evict.
         """
@@ -227,7 +235,7 @@ class _Search:
         for number, spots in self._at.items():
             if ground.held[number].now:
                 after.take(number, spots)
-        gone: dict[int, tuple[Incumbent, ...]] = {}
+        gone: dict[int, tuple[Occupant, ...]] = {}
         for number in sorted(self._at):
             if not ground.held[number].now:
                 found = after.evicted(number, self._at[number])
@@ -236,7 +244,7 @@ class _Search:
                 gone[number] = found
                 after.take(number, self._at[number])
         return tuple(
-            Put(tuple(ground.ids[spot.at] for spot in self._at[number]), gone.get(number, ()))
+            Assignment(tuple(ground.ids[spot.at] for spot in self._at[number]), gone.get(number, ()))
             for number in sorted(self._at)
         )
 
@@ -244,13 +252,18 @@ class _Search:
 class _After:
     """What is free or coming of each Slice and host, while one Want after the other takes its part."""
 
-    def __init__(self, ground: Ground, rooms: Sequence[Mapping[ReplicaId, Room]], victims: Sequence[Going]) -> None:
+    def __init__(
+        self,
+        ground: MinimalEvictionInput,
+        rooms: Sequence[Mapping[ReplicaId, ResourceAmount]],
+        victims: Sequence[Evictee],
+    ) -> None:
         self._ground, self._rooms = ground, rooms
         self._left = [one.free.plus(one.coming) for one in ground.shelves]
         self._hosts = {node: host.soon for node, host in ground.hosts.items()}
         self._stay = {one.victim.replica: one for one in victims}
 
-    def take(self, number: int, spots: Sequence[Spot]) -> None:
+    def take(self, number: int, spots: Sequence[CandidateSlot]) -> None:
         """It has that."""
         for at, room in spots:
             self._left[at] = self._left[at].less(room)
@@ -258,10 +271,10 @@ class _After:
         if node is not None:
             self._hosts[node] = self._hosts[node].less(self._ground.held[number].want.beside)
 
-    def evicted(self, number: int, spots: Sequence[Spot]) -> tuple[Incumbent, ...] | None:
+    def evicted(self, number: int, spots: Sequence[CandidateSlot]) -> tuple[Occupant, ...] | None:
         """Who goes for it; None: its room is not to be had so."""
         ground, want = self._ground, self._ground.held[number].want
-        found: list[Incumbent] = []
+        found: list[Occupant] = []
         for at, room in spots:
             for one in ground.strangers(want, at):
                 if not one.leaving and one.replica in self._stay:
@@ -279,11 +292,11 @@ class _After:
         """Who has CPU or memory of that node."""
         return (id for id, one in self._stay.items() if any(one.victim.beside) and self._ground.node_of(one) == node)
 
-    def _go(self, want: Want, those: Iterable[ReplicaId]) -> Iterator[Incumbent]:
+    def _go(self, want: PlacementRequest, those: Iterable[ReplicaId]) -> Iterator[Occupant]:
         """Those of them whom the Want may evict."""
         for id in [*those]:
             one = self._stay.get(id)
-            if one is None or not evictable(want, one.victim, self._ground.now_s):
+            if one is None or not can_evict(want, one.victim, self._ground.now_s):
                 continue
             del self._stay[id]
             for at, rooms in enumerate(self._rooms):
@@ -295,9 +308,9 @@ class _After:
             yield one.victim
 
 
-def _rooms(ground: Ground, victims: Sequence[Going]) -> list[dict[ReplicaId, Room]]:
+def _rooms(ground: MinimalEvictionInput, victims: Sequence[Evictee]) -> list[dict[ReplicaId, ResourceAmount]]:
     """Of each Slice: what each victim has of it."""
-    found: list[dict[ReplicaId, Room]] = [{} for _ in ground.ids]
+    found: list[dict[ReplicaId, ResourceAmount]] = [{} for _ in ground.ids]
     for victim, ids in victims:
         for at in map(ground.number.__getitem__, ids):
             there = ground.shelves[at].incumbents
@@ -305,6 +318,6 @@ def _rooms(ground: Ground, victims: Sequence[Going]) -> list[dict[ReplicaId, Roo
     return found
 
 
-def _size(want: Want, spots: Sequence[Spot]) -> int:
+def _size(want: PlacementRequest, spots: Sequence[CandidateSlot]) -> int:
     """Bytes that it takes at least."""
     return want.devices * min((spot.room.memory_bytes for spot in spots), default=0)

@@ -11,12 +11,12 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from autoscaler.placement.index.index import Yard
-from autoscaler.placement.model.predicates import need
-from autoscaler.placement.model.tenant_isolation import Trust, domain_of, strange
-from autoscaler.placement.model.topology import join
-from autoscaler.placement.model.types import Incumbent, Want
-from autoscaler.state.resources import Link, Room
+from autoscaler.placement.index.index import SliceIndex
+from autoscaler.placement.model.predicates import find_required_amount
+from autoscaler.placement.model.tenant_isolation import TenantSet, domain_of, has_tenant_conflict
+from autoscaler.placement.model.topology import name_device_link
+from autoscaler.placement.model.types import Occupant, PlacementRequest
+from autoscaler.state.resources import Link, ResourceAmount
 from autoscaler.state.world import NodeId, SliceId
 
 MOVERS_MAX: Final = 24
@@ -25,10 +25,10 @@ PLACES_MAX: Final = 16
 """Beside the Slices that the batch is on, so many are looked at for each Want, the tightest first."""
 
 
-class Held(NamedTuple):
+class Assigned(NamedTuple):
     """A Want that has room by now."""
 
-    want: Want
+    want: PlacementRequest
     """As it was granted."""
     slices: tuple[SliceId, ...]
     now: bool
@@ -37,33 +37,33 @@ class Held(NamedTuple):
     """Whose CPU and memory it takes, where it is known what that has."""
 
 
-class Put(NamedTuple):
+class Assignment(NamedTuple):
     """Where it goes, and who goes for it."""
 
     slices: tuple[SliceId, ...]
-    victims: tuple[Incumbent, ...] = ()
+    victims: tuple[Occupant, ...] = ()
 
 
-class Going(NamedTuple):
+class Evictee(NamedTuple):
     """A victim, and on which Slices it is."""
 
-    victim: Incumbent
+    victim: Occupant
     slices: tuple[SliceId, ...]
 
 
-class Spot(NamedTuple):
+class CandidateSlot(NamedTuple):
     """One way to have one Slice."""
 
     at: int
-    room: Room
+    room: ResourceAmount
 
 
-class Ground:
+class MinimalEvictionInput:
     """The Slices that are looked at, as they were before the batch, and where each Want might be."""
 
-    def __init__(self, held: Sequence[Held], victims: Sequence[Going], yard: Yard, now_s: float) -> None:
+    def __init__(self, held: Sequence[Assigned], victims: Sequence[Evictee], yard: SliceIndex, now_s: float) -> None:
         self.held, self.yard, self.now_s = held, yard, now_s
-        self._strangers: dict[tuple[Trust, int], tuple[Incumbent, ...]] = {}
+        self._strangers: dict[tuple[TenantSet, int], tuple[Occupant, ...]] = {}
         promised = [at for at, one in enumerate(held) if not one.now]
         order = [*promised, *(at for at, one in enumerate(held) if one.now)]
         self.movers = [at for at in order if held[at].slices][:MOVERS_MAX]
@@ -86,7 +86,7 @@ class Ground:
         }
         """Of each node the same number as of others that are as it is."""
 
-    def _ids(self, one: Held) -> list[SliceId]:
+    def _ids(self, one: Assigned) -> list[SliceId]:
         """Where it is first, then where the batch is, then the tightest that have room free or coming."""
         want, yard, stock = one.want, self.yard, self.yard.stock
         ask, soon = yard.ask(want.kind), yard.roster.soon
@@ -106,37 +106,39 @@ class Ground:
             more = more[many[teams[more]] >= want.devices]
         return [*dict.fromkeys((*one.slices, *lanes, *map(yard.id_of, more[:PLACES_MAX].tolist())))]
 
-    def _spots(self, one: Held, ids: Iterable[SliceId]) -> list[Spot]:
-        rooms = ((self.number[id], need(one.want, self.shelves[self.number[id]])) for id in ids)
-        return [Spot(at, room) for at, room in rooms if room is not None and self._is_open(one, at)]
+    def _spots(self, one: Assigned, ids: Iterable[SliceId]) -> list[CandidateSlot]:
+        rooms = ((self.number[id], find_required_amount(one.want, self.shelves[self.number[id]])) for id in ids)
+        return [CandidateSlot(at, room) for at, room in rooms if room is not None and self._is_open(one, at)]
 
-    def _is_open(self, one: Held, at: int) -> bool:
+    def _is_open(self, one: Assigned, at: int) -> bool:
         """Whether nobody who stays and no start is in its way there."""
         if one.now:
             strangers = self.yard.company.among_strangers(self.domains[at], one.want.trust)
             return not strangers and not self.shelves[at].locked
         return not any(stranger.stuck for stranger in self.strangers(one.want, at))
 
-    def strangers(self, want: Want, at: int) -> tuple[Incumbent, ...]:
+    def strangers(self, want: PlacementRequest, at: int) -> tuple[Occupant, ...]:
         """Who has to be gone from its Domain before the Want is there."""
         if not want.trust or not self.yard.company.among_strangers(self.domains[at], want.trust):
             return ()
         key = want.trust, at
         if key not in self._strangers:
             there = (i for id in self.yard.together(self.shelves[at].slice) for i in self.yard.shelf(id).incumbents)
-            self._strangers[key] = tuple({i.replica: i for i in there if strange(want.trust, i.trust)}.values())
+            self._strangers[key] = tuple(
+                {i.replica: i for i in there if has_tenant_conflict(want.trust, i.trust)}.values()
+            )
         return self._strangers[key]
 
-    def seat(self, number: int, spots: Sequence[Spot]) -> NodeId | None:
+    def seat(self, number: int, spots: Sequence[CandidateSlot]) -> NodeId | None:
         """Whose CPU and memory it takes there, where that is known."""
         node = self.shelves[spots[0].at].slice.node if spots else self.held[number].node
         return node if node in self.hosts else None
 
-    def node_of(self, one: Going) -> NodeId:
+    def node_of(self, one: Evictee) -> NodeId:
         """Where that victim is."""
         return self.shelves[self.number[one.slices[0]]].slice.node
 
-    def _alike(self, victims: Sequence[Going]) -> list[int]:
+    def _alike(self, victims: Sequence[Evictee]) -> list[int]:
         """Of each Slice the same number as of others that do as well as it, if their node does."""
         odd = {id for one in victims for id in one.slices}
         members: dict[int, list[int]] = {}
@@ -149,7 +151,7 @@ class Ground:
             alone = len(self.yard.beside(shelf.slice.device)) == 1 and shelf.slice.id not in odd
             like: Hashable = at
             if alone and not self.domains[at]:
-                link = join(shelf.slice, Link.PCIE_ROOT)
+                link = name_device_link(shelf.slice, Link.PCIE_ROOT)
                 like = (*members.get(at, ()), shelf.lane, shelf.free, shelf.coming, link)
             found.append(known.setdefault(like, len(known)))
         return found

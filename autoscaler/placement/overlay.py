@@ -10,14 +10,14 @@ from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 from autoscaler.contract import ReplicaId
-from autoscaler.placement.index.index import Yard
-from autoscaler.placement.model.tenant_isolation import domain_of, strange
-from autoscaler.placement.model.types import Incumbent, Shelf, Want
-from autoscaler.state.resources import Beside, Host
+from autoscaler.placement.index.index import SliceIndex
+from autoscaler.placement.model.tenant_isolation import domain_of, has_tenant_conflict
+from autoscaler.placement.model.types import Bin, Occupant, PlacementRequest
+from autoscaler.state.resources import HostRequest, HostResources
 from autoscaler.state.world import NodeId, Slice, SliceId
 
 
-class Listener(Protocol):
+class SliceCache(Protocol):
     """Who works something out about Slices."""
 
     def forget(self, ids: Iterable[SliceId]) -> None:
@@ -27,20 +27,20 @@ class Listener(Protocol):
         """So is the CPU or memory of their node: they may be cheaper to have than was thought."""
 
 
-class Supposed:
+class Overlay:
     """`most`: of CPU and memory any Want of this call asks for."""
 
-    def __init__(self, yard: Yard, most: Beside) -> None:
+    def __init__(self, yard: SliceIndex, most: HostRequest) -> None:
         self.yard = yard
-        self.listeners: list[Listener] = []
-        self.hosts: dict[NodeId, Host] = {}
+        self.listeners: list[SliceCache] = []
+        self.hosts: dict[NodeId, HostResources] = {}
         """As they are by now, of those that changed."""
         self.gone: set[ReplicaId] = set()
         """Replicas that go by now."""
         self._most = most
-        self._changed: dict[SliceId, Shelf] = {}
+        self._changed: dict[SliceId, Bin] = {}
 
-    def shelf(self, id: SliceId) -> Shelf:
+    def shelf(self, id: SliceId) -> Bin:
         """As it is by now; not to be changed."""
         return self._changed.get(id) or self.yard.shelf(id)
 
@@ -48,7 +48,7 @@ class Supposed:
         """Whether it may be otherwise than at first."""
         return id in self._changed
 
-    def change(self, id: SliceId) -> Shelf:
+    def change(self, id: SliceId) -> Bin:
         """One that may be changed. What was worked out about it is void, and about all of its Domain."""
         if id not in self._changed:
             self._changed[id] = self.yard.shelf(id).copy()
@@ -68,14 +68,14 @@ class Supposed:
 
     # --- strangers ----------------------------------------------------------------------------------------------------
 
-    def strangers(self, want: Want, of: Slice) -> tuple[Incumbent, ...]:
+    def strangers(self, want: PlacementRequest, of: Slice) -> tuple[Occupant, ...]:
         """Those in its Domain with whom the Want may not be there."""
         if not self.yard.company.among_strangers(domain_of(of), want.trust):
             return ()
         beside = (one for id in self.yard.together(of) for one in self.shelf(id).incumbents)
-        return tuple({one.replica: one for one in beside if strange(want.trust, one.trust)}.values())
+        return tuple({one.replica: one for one in beside if has_tenant_conflict(want.trust, one.trust)}.values())
 
-    def promise(self, want: Want, of: Slice) -> None:
+    def promise(self, want: PlacementRequest, of: Slice) -> None:
         """From now on no stranger is put in its Domain."""
         domain = domain_of(of)
         if domain is not None:
@@ -83,17 +83,17 @@ class Supposed:
 
     # --- hosts --------------------------------------------------------------------------------------------------------
 
-    def host(self, node: NodeId) -> Host | None:
+    def host(self, node: NodeId) -> HostResources | None:
         """None: nothing is known of it, and any amount fits."""
         return self.hosts.get(node) or self.yard.hosts.get(node)
 
-    def suppose(self, node: NodeId, host: Host) -> None:
+    def suppose(self, node: NodeId, host: HostResources) -> None:
         """It is like that now. Where not every Want has enough there, what was worked out about its Slices is void."""
         self.hosts[node] = host
         self.yard.suppose(node, host)
         for listener in () if host.left.holds(self._most) else self.listeners:
             listener.reconsider(self.yard.slices_of(node))
 
-    def around(self, node: NodeId) -> Iterator[Incumbent]:
+    def around(self, node: NodeId) -> Iterator[Occupant]:
         """Who is on a node."""
         return (one for id in self.yard.slices_of(node) for one in self.shelf(id).incumbents)

@@ -28,23 +28,38 @@ from functools import cached_property, reduce
 from math import isnan
 
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.placement.eviction import COMING, EVICT, LOCKED, Key, Option, amounts, cost_of
-from autoscaler.placement.eviction_options import Ways
-from autoscaler.placement.growth import checked, grow
-from autoscaler.placement.index.elastic import MEAN, Budget, settle
-from autoscaler.placement.index.index import Yard
-from autoscaler.placement.minimal_eviction import fewer
-from autoscaler.placement.minimal_eviction_input import Going, Held, Put
-from autoscaler.placement.model.predicates import need, team_reason, unmet_reason
-from autoscaler.placement.model.types import Incumbent, Missing, Outlook, Packing, Placement, Shelf, Victim, Want
-from autoscaler.placement.overlay import Supposed
-from autoscaler.state.resources import NO_ROOM, NOTHING, Beside
+from autoscaler.placement.eviction import COMING, EVICT, LOCKED, EvictionOption, Key, eviction_cost, sum_host_requests
+from autoscaler.placement.eviction_options import EvictionSearch
+from autoscaler.placement.growth import grow_placements, validate_growth
+from autoscaler.placement.index.elastic import MEAN, ElasticBudget, place_elastic
+from autoscaler.placement.index.index import SliceIndex
+from autoscaler.placement.minimal_eviction import find_fewer_victims
+from autoscaler.placement.minimal_eviction_input import Assigned, Assignment, Evictee
+from autoscaler.placement.model.predicates import find_required_amount, team_reason, unmet_reason
+from autoscaler.placement.model.types import (
+    Bin,
+    Occupant,
+    PackResult,
+    Placement,
+    PlacementRequest,
+    RestartCosts,
+    Unplaced,
+    Victim,
+)
+from autoscaler.placement.overlay import Overlay
+from autoscaler.state.resources import NO_ROOM, NOTHING, HostRequest
 from autoscaler.state.world import Copy, NodeId, SliceId
 
 
 def pack(
-    wanted: Sequence[Want], yard: Yard, copies: Set[Copy], outlook: Outlook, now_s: float, *, told: bool = True
-) -> Packing:
+    wanted: Sequence[PlacementRequest],
+    yard: SliceIndex,
+    copies: Set[Copy],
+    outlook: RestartCosts,
+    now_s: float,
+    *,
+    told: bool = True,
+) -> PackResult:
     """Places what fits, in order of priority, then longest unserved, then name; names victims for what does not.
 
     A Want with victims is in `unmet` too: it is placed by a later call, when they are gone. Who is not `told` why there
@@ -53,12 +68,12 @@ def pack(
     """
     if isnan(now_s):
         raise ValueError(f"now_s is {now_s}: expected a time in seconds")
-    checked(wanted)
+    validate_growth(wanted)
     yard.locality.tell(copies)
-    most = reduce(Beside.most, (want.beside for want in wanted), NOTHING) if yard.hosts else NOTHING
+    most = reduce(HostRequest.most, (want.beside for want in wanted), NOTHING) if yard.hosts else NOTHING
     ordered = _in_turn(wanted)
 
-    bench = _Bench(yard, outlook, now_s, most, told=told)
+    bench = PackRun(yard, outlook, now_s, most, told=told)
     yard.stock.mark()
     try:
         packing = _packed(ordered, bench)
@@ -67,10 +82,10 @@ def pack(
     going = bench.going(packing.victims)
     if not going or sum(max(1, one.want.devices) for one in bench.held.values()) < 2:
         return packing  # of one Want on one Slice they are the fewest already
-    puts = fewer([*bench.held.values()], going, yard, now_s)
+    puts = find_fewer_victims([*bench.held.values()], going, yard, now_s)
     if puts is None:
         return packing
-    other = _Bench(yard, outlook, now_s, most, told=told)
+    other = PackRun(yard, outlook, now_s, most, told=told)
     yard.stock.mark()
     try:
         return _moved(ordered, other, bench.held, dict(zip(bench.held, puts, strict=True)))
@@ -78,12 +93,12 @@ def pack(
         yard.rewind()
 
 
-def _packed(ordered: Sequence[Want], bench: _Bench) -> Packing:
+def _packed(ordered: Sequence[PlacementRequest], bench: PackRun) -> PackResult:
     placements: list[Placement] = []
-    victims: dict[ReplicaId, tuple[Incumbent, Want]] = {}
-    promised: dict[int, tuple[Option, ...]] = {}
-    unmet: list[Missing] = []
-    hopeless: dict[Want, Missing] = {}
+    victims: dict[ReplicaId, tuple[Occupant, PlacementRequest]] = {}
+    promised: dict[int, tuple[EvictionOption, ...]] = {}
+    unmet: list[Unplaced] = []
+    hopeless: dict[PlacementRequest, Unplaced] = {}
     for number, want in enumerate(ordered):
         placement = bench.place(number, want)
         if placement is not None:
@@ -100,7 +115,7 @@ def _packed(ordered: Sequence[Want], bench: _Bench) -> Packing:
         else:
             promised[len(unmet)] = options
             where = tuple(one.shelf.slice.id for one in options)
-            unmet.append(Missing(want, bench.wait(options), promised=True, slices=where))
+            unmet.append(Unplaced(want, bench.wait(options), promised=True, slices=where))
             victims |= {victim.replica: (victim, want) for victim in bench.evict(number, want, options)}
     spared = bench.spare([victim for victim, _ in victims.values()])
     for at, options in promised.items() if spared else ():
@@ -109,10 +124,12 @@ def _packed(ordered: Sequence[Want], bench: _Bench) -> Packing:
     return _whole(placements, going, unmet, bench)
 
 
-def _moved(ordered: Sequence[Want], bench: _Bench, held: Mapping[int, Held], puts: Mapping[int, Put]) -> Packing:
+def _moved(
+    ordered: Sequence[PlacementRequest], bench: PackRun, held: Mapping[int, Assigned], puts: Mapping[int, Assignment]
+) -> PackResult:
     """Those who have room have it there instead, by number in that order; others have what is left, if they fit in."""
     placements: dict[int, Placement] = {}
-    unmet: dict[int, Missing] = {}
+    unmet: dict[int, Unplaced] = {}
     victims: list[Victim] = []
     for number in sorted(held, key=lambda number: (not held[number].now, number)):
         want, put = ordered[number], puts[number]
@@ -121,7 +138,7 @@ def _moved(ordered: Sequence[Want], bench: _Bench, held: Mapping[int, Held], put
             placements[number] = placement
             continue
         options = bench.options(held[number].want, put)
-        unmet[number] = Missing(want, bench.wait(options), promised=True, slices=put.slices)
+        unmet[number] = Unplaced(want, bench.wait(options), promised=True, slices=put.slices)
         victims += (Victim(one.replica, one.model, want) for one in bench.evict(number, want, options))
     for number, want in enumerate(ordered):
         if number not in held:
@@ -139,15 +156,15 @@ def _moved(ordered: Sequence[Want], bench: _Bench, held: Mapping[int, Held], put
 
 
 def _whole(
-    placements: Sequence[Placement], victims: Iterable[Victim], unmet: Sequence[Missing], bench: _Bench
-) -> Packing:
+    placements: Sequence[Placement], victims: Iterable[Victim], unmet: Sequence[Unplaced], bench: PackRun
+) -> PackResult:
     """With what grows, now that everybody else has what there is."""
     going, waiting = tuple(victims), [one.want for one in unmet if not one.never]
-    grown = grow(placements, waiting, {one.replica for one in going}, bench.supposed)
-    return Packing(grown, going, tuple(unmet))
+    grown = grow_placements(placements, waiting, {one.replica for one in going}, bench.supposed)
+    return PackResult(grown, going, tuple(unmet))
 
 
-def _in_turn(wanted: Sequence[Want]) -> list[Want]:
+def _in_turn(wanted: Sequence[PlacementRequest]) -> list[PlacementRequest]:
     """Who goes first is first. Raises ValueError: see `pack`."""
     named = set[tuple[ModelName, int]]()
     for want in wanted:
@@ -159,45 +176,45 @@ def _in_turn(wanted: Sequence[Want]) -> list[Want]:
         for field, amount in (("priority", want.priority), ("unserved_since_s", want.unserved_since_s)):
             if isnan(amount):
                 raise ValueError(f"{field} of a request is {amount}: expected a number")
-    return sorted(wanted, key=order)
+    return sorted(wanted, key=request_sort_key)
 
 
-def order(want: Want) -> Key:
+def request_sort_key(want: PlacementRequest) -> Key:
     """Who goes first."""
     return (-want.priority, want.unserved_since_s, want.model, want.ordinal)
 
 
-class _Bench:
+class PackRun:
     """One call of the packer."""
 
-    def __init__(self, yard: Yard, outlook: Outlook, now_s: float, most: Beside, *, told: bool) -> None:
+    def __init__(self, yard: SliceIndex, outlook: RestartCosts, now_s: float, most: HostRequest, *, told: bool) -> None:
         self._yard = yard
         self._told = told
         self._now_s = now_s
         self._outlook = outlook
-        self.supposed = Supposed(yard, most)
-        self._ways = Ways(self.supposed, outlook, now_s)
+        self.supposed = Overlay(yard, most)
+        self._ways = EvictionSearch(self.supposed, outlook, now_s)
         self._placed: dict[ModelName, list[NodeId]] = {}
         """Of who would be apart: where others of their Models were put."""
-        self.held: dict[int, Held] = {}
+        self.held: dict[int, Assigned] = {}
         """By number of a Want in their order: what it was given, or is promised."""
         self._evicted: dict[ReplicaId, list[SliceId]] = {}
         self._unwelcome: set[ReplicaId] = set()
         """Strangers to somebody who has room promised: they go whether their room is needed or not."""
 
     @cached_property
-    def _budget(self) -> Budget:
+    def _budget(self) -> ElasticBudget:
         """Who is placed or promised room here counts, too."""
         return self._yard.budget()
 
     # --- room now -----------------------------------------------------------------------------------------------------
 
-    def place(self, number: int, want: Want) -> Placement | None:
+    def place(self, number: int, want: PlacementRequest) -> Placement | None:
         """Takes the room, and locks the Devices: a Replica is about to start there. None: there is no room now."""
         yard, spread = self._yard, want.spread
         if spread is not None:
             spread = spread._replace(nodes=(*spread.nodes, *self._placed.get(want.model, ())))
-        found = settle(
+        found = place_elastic(
             want.kind,
             lambda: self._budget,
             lambda kind: yard.choose(kind, want.choice, want.supplies, want.trust, spread),
@@ -211,7 +228,7 @@ class _Bench:
             return None
         return self._start(number, want, want.granted(found[1].memory_bytes), yard.slices(place), node)
 
-    def start(self, number: int, want: Want, held: Held, put: Put) -> Placement | None:
+    def start(self, number: int, want: PlacementRequest, held: Assigned, put: Assignment) -> Placement | None:
         """The same where it is put; None: there is no room yet."""
         got, shelves = held.want, [self.supposed.shelf(id) for id in put.slices]
         node = shelves[0].slice.node if shelves else held.node
@@ -224,29 +241,31 @@ class _Bench:
             self._budget.add(want.memory_bytes, got.memory_bytes)
         return self._start(number, want, got, put.slices, node)
 
-    def _is_free(self, got: Want, shelf: Shelf) -> bool:
-        room = need(got, shelf)
+    def _is_free(self, got: PlacementRequest, shelf: Bin) -> bool:
+        room = find_required_amount(got, shelf)
         free = room is not None and shelf.free.holds(room) and not shelf.locked
         return free and not self.supposed.strangers(got, shelf.slice)
 
-    def _start(self, number: int, want: Want, got: Want, ids: tuple[SliceId, ...], node: NodeId | None) -> Placement:
+    def _start(
+        self, number: int, want: PlacementRequest, got: PlacementRequest, ids: tuple[SliceId, ...], node: NodeId | None
+    ) -> Placement:
         """`got`: the Want as it was granted."""
         if want.spread is not None and node is not None and ids:
             self._placed.setdefault(want.model, []).append(node)
         shelves = [self.supposed.shelf(id) for id in ids]
         for id in ids:
             shelf = self.supposed.change(id)
-            room = need(got, shelf)
+            room = find_required_amount(got, shelf)
             if room is None or not shelf.free.holds(room):
                 raise AssertionError(f"{id} was chosen for {want.model}, and has no room for it")
             shelf.reserve(room)
             self.supposed.promise(want, shelf.slice)
             self.supposed.lock(shelf.slice)
         seat = self._seat(want, node)
-        self.held[number] = Held(got, ids, True, seat)
-        return Placement(want, ids, claim(got, shelves) if ids else want.memory_bytes, seat)
+        self.held[number] = Assigned(got, ids, True, seat)
+        return Placement(want, ids, compute_claimed_bytes(got, shelves) if ids else want.memory_bytes, seat)
 
-    def _seat(self, want: Want, node: NodeId | None) -> NodeId | None:
+    def _seat(self, want: PlacementRequest, node: NodeId | None) -> NodeId | None:
         """Takes the CPU and memory of its node, where it is known what that has."""
         host = None if node is None else self.supposed.host(node)
         if node is None or host is None:
@@ -256,29 +275,29 @@ class _Bench:
 
     # --- room to be made ----------------------------------------------------------------------------------------------
 
-    def hopeless(self, want: Want) -> Missing:
+    def hopeless(self, want: PlacementRequest) -> Unplaced:
         """There is no way now, and why."""
         if not self._told:
-            return Missing(want, "")
+            return Unplaced(want, "")
         never = self._yard.why.never(want)
         if never is not None:
-            return Missing(want, never, never=True)
+            return Unplaced(want, never, never=True)
         closed = self._yard.why.closed(want)
         scarce = self._yard.why.scarce(want)
         if want.devices > 1:
             node = [self.supposed.shelf(id) for id in self._yard.why.team(want)]
-            return Missing(want, team_reason(want, node, closed, self._now_s, scarce))
+            return Unplaced(want, team_reason(want, node, closed, self._now_s, scarce))
         best = self._yard.why.roomiest(want)
         why = unmet_reason(want, None if best is None else self.supposed.shelf(best), closed, self._now_s, scarce)
         if want.spare_bytes and not self._budget.allows(want.memory_bytes, want.least.memory_bytes):
             why += f"; all elastic Replicas together are to have {MEAN // 10} % of what they ask for"
-        return Missing(want, why)
+        return Unplaced(want, why)
 
-    def cheapest(self, want: Want) -> tuple[Option, ...] | None:
+    def cheapest(self, want: PlacementRequest) -> tuple[EvictionOption, ...] | None:
         """The Options to take, one per Device; None: there is no way now."""
         return self._ways.cheapest(want, lambda: self._budget)
 
-    def options(self, got: Want, put: Put) -> tuple[Option, ...]:
+    def options(self, got: PlacementRequest, put: Assignment) -> tuple[EvictionOption, ...]:
         """The Options to take where it is put. `got`: the Want as it was granted."""
         shelves = [self.supposed.shelf(id) for id in put.slices]
         here = {one.replica for shelf in shelves for one in shelf.incumbents}
@@ -289,17 +308,19 @@ class _Bench:
         wide = wide or (host is not None and not host.left.holds(got.beside))
         rung = EVICT if put.victims else COMING
         if rung == COMING and not wide and not any(strangers):
-            rung = LOCKED if all(one.free.holds(need(got, one) or NO_ROOM) for one in shelves) else COMING
+            rung = (
+                LOCKED if all(one.free.holds(find_required_amount(got, one) or NO_ROOM) for one in shelves) else COMING
+            )
         return tuple(
-            Option(rung, (), shelf, need(got, shelf) or NO_ROOM, put.victims, some, wide)
+            EvictionOption(rung, (), shelf, find_required_amount(got, shelf) or NO_ROOM, put.victims, some, wide)
             for shelf, some in zip(shelves, strangers, strict=True)
         )
 
-    def evict(self, number: int, want: Want, options: Sequence[Option]) -> tuple[Incumbent, ...]:
+    def evict(self, number: int, want: PlacementRequest, options: Sequence[EvictionOption]) -> tuple[Occupant, ...]:
         """Promises the room to the Want, so that no later one counts on it; gives the victims, each once."""
         full = want.granted(want.memory_bytes)
-        got = full if all(need(full, one.shelf) == one.need for one in options) else want.least
-        self.held[number] = Held(got, tuple(one.shelf.slice.id for one in options), False)
+        got = full if all(find_required_amount(full, one.shelf) == one.need for one in options) else want.least
+        self.held[number] = Assigned(got, tuple(one.shelf.slice.id for one in options), False)
         victims = {victim.replica: victim for option in options for victim in option.victims}
         chosen = [id for option in options for id in self._touched(option)]
         self.supposed.gone |= victims.keys()
@@ -319,14 +340,16 @@ class _Bench:
         node = options[0].shelf.slice.node
         host = self.supposed.host(node)
         if host is not None:
-            coming = host.coming.plus(amounts(victims.values()))
+            coming = host.coming.plus(sum_host_requests(victims.values()))
             self.supposed.suppose(node, host._replace(coming=coming).promised(want.beside))
         return tuple(victims.values())
 
-    def spare(self, victims: Sequence[Incumbent]) -> Set[ReplicaId]:
+    def spare(self, victims: Sequence[Occupant]) -> Set[ReplicaId]:
         """Those who may stay after all, dearest first: who went for a later Want makes room enough for all."""
         spared: set[ReplicaId] = set()
-        for victim in sorted(victims, key=lambda one: (*cost_of([one], self._outlook), one.replica), reverse=True):
+        for victim in sorted(
+            victims, key=lambda one: (*eviction_cost([one], self._outlook), one.replica), reverse=True
+        ):
             shelves = [self.supposed.shelf(id) for id in self._evicted[victim.replica]]
             roomy = all(one.free.plus(one.coming).holds(victim.room) for one in shelves)
             node = shelves[0].slice.node
@@ -341,16 +364,18 @@ class _Bench:
             spared.add(victim.replica)
         return spared
 
-    def going(self, victims: Iterable[Victim]) -> list[Going]:
+    def going(self, victims: Iterable[Victim]) -> list[Evictee]:
         """Those victims, and where they are; the dearest first."""
-        found: list[Going] = []
+        found: list[Evictee] = []
         for replica in (victim.replica for victim in victims):
             ids = self._evicted[replica]
             there = self._yard.shelf(ids[0]).incumbents
-            found += [Going(one, tuple(ids)) for one in there if one.replica == replica][:1]
-        return sorted(found, key=lambda one: (*cost_of([one.victim], self._outlook), one.victim.replica), reverse=True)
+            found += [Evictee(one, tuple(ids)) for one in there if one.replica == replica][:1]
+        return sorted(
+            found, key=lambda one: (*eviction_cost([one.victim], self._outlook), one.victim.replica), reverse=True
+        )
 
-    def without(self, one: Option, spared: Set[ReplicaId]) -> Option:
+    def without(self, one: EvictionOption, spared: Set[ReplicaId]) -> EvictionOption:
         """That Option as it is when they stay."""
         victims = tuple(victim for victim in one.victims if victim.replica not in spared)
         if len(victims) == len(one.victims):
@@ -359,20 +384,20 @@ class _Bench:
             victims=victims, rung=EVICT if victims else COMING, shelf=self.supposed.shelf(one.shelf.slice.id)
         )
 
-    def _touched(self, one: Option) -> Sequence[SliceId]:
+    def _touched(self, one: EvictionOption) -> Sequence[SliceId]:
         """The Slices that its victims may be on."""
         if one.wide:
             return self._yard.slices_of(one.shelf.slice.node)
         return self._yard.together(one.shelf.slice) if one.strangers else (one.shelf.slice.id,)
 
-    def wait(self, options: Sequence[Option]) -> str:
+    def wait(self, options: Sequence[EvictionOption]) -> str:
         """Why a Want that has room promised is not placed yet."""
         worst = max(options, key=lambda option: option.rung)
         there = self.supposed.around(worst.shelf.slice.node) if worst.wide else worst.shelf.incumbents
-        return wait(worst, there)
+        return wait_reason(worst, there)
 
 
-def wait(one: Option, there: Iterable[Incumbent]) -> str:
+def wait_reason(one: EvictionOption, there: Iterable[Occupant]) -> str:
     """Why a Want that is to have that is not placed yet. `there`: who is where somebody has to leave."""
     where = one.shelf.slice.id
     if one.rung == EVICT:
@@ -385,16 +410,16 @@ def wait(one: Option, there: Iterable[Incumbent]) -> str:
     return f"waits on {where} until the Replica that is starting there is ready: one starts at a time"
 
 
-def claim(want: Want, shelves: Iterable[Shelf]) -> int:
+def compute_claimed_bytes(want: PlacementRequest, shelves: Iterable[Bin]) -> int:
     """Bytes that the Want claims on each of these, which it is to have."""
     shared = [shelf for shelf in shelves if want.memory_bytes == 0 or shelf.slice.shared]
-    rooms = (room for shelf in shared if (room := need(want, shelf)) is not None)
+    rooms = (room for shelf in shared if (room := find_required_amount(want, shelf)) is not None)
     return min((room.memory_bytes for room in rooms), default=want.memory_bytes)
 
 
-def _names(incumbents: Sequence[Incumbent]) -> str:
+def _names(incumbents: Sequence[Occupant]) -> str:
     return ", ".join(sorted({incumbent.model for incumbent in incumbents}))
 
 
-def _verb(incumbents: Sequence[Incumbent], one: str = "is", many: str = "are") -> str:
+def _verb(incumbents: Sequence[Occupant], one: str = "is", many: str = "are") -> str:
     return one if len({incumbent.model for incumbent in incumbents}) == 1 else many

@@ -14,15 +14,22 @@ import numpy as np
 
 from autoscaler.placement.index.arrays import Flags
 from autoscaler.placement.index.residual_waste import Ints
-from autoscaler.placement.model.predicates import barred, keep_away, never_reason, promised, scarce, small_reason
+from autoscaler.placement.model.predicates import (
+    host_shortage_reason,
+    never_reason,
+    node_exclusion_reason,
+    node_too_small_reason,
+    reservation_reason,
+    tenant_conflict_reason,
+)
 from autoscaler.placement.model.tenant_isolation import domain_of
-from autoscaler.placement.model.types import Choice, Shelf, Want
+from autoscaler.placement.model.types import Bin, NodeConstraints, PlacementRequest
 from autoscaler.spec.pod import Toleration
-from autoscaler.state.resources import BYTES_MAX, Beside, Kind
+from autoscaler.state.resources import BYTES_MAX, HostRequest, RequestShape
 from autoscaler.state.world import SliceId
 
 if TYPE_CHECKING:
-    from autoscaler.placement.index.index import Yard
+    from autoscaler.placement.index.index import SliceIndex
 
 
 class Pieces(NamedTuple):
@@ -36,7 +43,7 @@ class Pieces(NamedTuple):
     """Those that could hold it, were nobody there, the roomiest first: their Slices."""
 
 
-def pieces_of(yard: Yard, kind: Kind, choice: Choice, many: int) -> Pieces:
+def pieces_of(yard: SliceIndex, kind: RequestShape, choice: NodeConstraints, many: int) -> Pieces:
     """What is free of what could hold it, and where most of it is: `many` such places at most."""
     ask, stock, could = yard.ask(kind), yard.stock, yard.possible(kind, choice)
     if kind.devices > 1:
@@ -61,7 +68,7 @@ def _most(free: Ints, flags: Flags, many: int) -> list[int]:
 
 
 if TYPE_CHECKING:
-    from autoscaler.placement.index.index import Yard
+    from autoscaler.placement.index.index import SliceIndex
 
 ANSWERS_MAX: Final = 4096
 EVERYTHING: Final = (Toleration(operator="Exists"),)
@@ -70,12 +77,12 @@ EVERYTHING: Final = (Toleration(operator="Exists"),)
 Selector = tuple[tuple[str, str], ...]
 
 
-class WhyNot:
+class UnschedulableReasons:
     """Of one Yard."""
 
-    def __init__(self, yard: Yard) -> None:
+    def __init__(self, yard: SliceIndex) -> None:
         self._yard = yard
-        self._never: dict[tuple[Kind, Selector], str | None] = {}
+        self._never: dict[tuple[RequestShape, Selector], str | None] = {}
         self._samples: dict[Selector, tuple[SliceId, ...]] = {}
 
     def forget(self) -> None:
@@ -83,7 +90,7 @@ class WhyNot:
         self._never.clear()
         self._samples.clear()
 
-    def never(self, want: Want) -> str | None:
+    def never(self, want: PlacementRequest) -> str | None:
         """Why no Slice could hold the Want, however empty; None: one could."""
         want = want.least
         key = want.kind, want.selector
@@ -96,14 +103,14 @@ class WhyNot:
             self._never[key] = never_reason(want, kinds, most) or self._too_small(want, could)
         return self._never[key]
 
-    def _too_small(self, want: Want, could: Flags) -> str | None:
+    def _too_small(self, want: PlacementRequest, could: Flags) -> str | None:
         """Where no node with Devices enough has enough beside them, however empty."""
         stock, nodes = self._yard.stock, self._with_enough(want, could)
         if (nodes & self._large(want)).any():
             return None
-        return small_reason(want, int(stock.cpu_size[nodes].max()), int(stock.host_size[nodes].max()))
+        return node_too_small_reason(want, int(stock.cpu_size[nodes].max()), int(stock.host_size[nodes].max()))
 
-    def scarce(self, want: Want) -> str:
+    def scarce(self, want: PlacementRequest) -> str:
         """Of the nodes with Devices enough the one with the most beside them, which is too little; empty: none."""
         stock, may = self._yard.stock, self._yard.where_it_may(want.choice)
         nodes = self._with_enough(want, stock.fitting(self._yard.ask(want.kind)))
@@ -117,10 +124,10 @@ class WhyNot:
         host = self._yard.hosts.get(node)
         if host is None:
             return ""
-        left = Beside(int(stock.cpu[best]), int(stock.host_bytes[best]))
-        return scarce(want, host.having(left), f"node {node}")
+        left = HostRequest(int(stock.cpu[best]), int(stock.host_bytes[best]))
+        return host_shortage_reason(want, host.having(left), f"node {node}")
 
-    def _with_enough(self, want: Want, lanes: Flags) -> Flags:
+    def _with_enough(self, want: PlacementRequest, lanes: Flags) -> Flags:
         """[nodes]: those with as many of these lanes as it needs, joined as it needs them."""
         stock, least = self._yard.stock, max(1, want.devices)
         if want.link:
@@ -132,7 +139,7 @@ class WhyNot:
         enough: Flags = np.bincount(stock.node_of[lanes], minlength=len(stock.nodes)) >= least
         return enough
 
-    def roomiest(self, want: Want) -> SliceId | None:
+    def roomiest(self, want: PlacementRequest) -> SliceId | None:
         """Of the Slices that could hold it and are open the one with the most room; None: none is open."""
         stock, may = self._yard.stock, self._yard.where_it_may(want.choice)
         could, free = self._could(want) & ~stock.shut, self._yard.company.free(want.trust)
@@ -146,14 +153,14 @@ class WhyNot:
             could &= left == left[could].max()
         return self._yard.id_of(int(np.flatnonzero(could)[-1]))
 
-    def team(self, want: Want) -> tuple[SliceId, ...]:
+    def team(self, want: PlacementRequest) -> tuple[SliceId, ...]:
         """Of the nodes with Devices enough that are open: those of the one that has the most free; empty: there is
         none.
         """
         places = pieces_of(self._yard, want.kind, want.choice, 1).places
         return places[0] if places else ()
 
-    def closed(self, want: Want) -> str:
+    def closed(self, want: PlacementRequest) -> str:
         """What keeps the Want from a Slice that could hold it, in words: the first such reason; empty: nothing does."""
         may, stock = self._yard.where_it_may(want.choice), self._yard.stock
         kept, free = (
@@ -162,28 +169,30 @@ class WhyNot:
         )
         kept = kept if free is None else kept | ~free
         shelves = (self._yard.shelves[self._yard.id_of(int(at))] for at in np.flatnonzero(self._could(want) & kept))
-        found = (one.closed or barred(want.choice, one.slice) or self._kept_by(want, one) for one in shelves)
+        found = (
+            one.closed or node_exclusion_reason(want.choice, one.slice) or self._kept_by(want, one) for one in shelves
+        )
         return next(filter(None, found), "")
 
-    def _kept_by(self, want: Want, shelf: Shelf) -> str:
+    def _kept_by(self, want: PlacementRequest, shelf: Bin) -> str:
         domain = domain_of(shelf.slice)
         if self._yard.company.expects_stranger(domain, want.trust):
-            return promised(shelf.slice)
+            return reservation_reason(shelf.slice)
         together = (self._yard.shelf(id) for id in self._yard.together(shelf.slice))
-        return keep_away(want, shelf.slice, (one for other in together for one in other.incumbents))
+        return tenant_conflict_reason(want, shelf.slice, (one for other in together for one in other.incumbents))
 
-    def _could(self, want: Want) -> Flags:
+    def _could(self, want: PlacementRequest) -> Flags:
         """[lanes]: those that could hold it, were nobody there and all open."""
         could: Flags = self._on_device(want) & self._large(want)[self._yard.stock.node_of]
         return could
 
-    def _large(self, want: Want) -> Flags:
+    def _large(self, want: PlacementRequest) -> Flags:
         """[nodes]: those with enough beside their Devices, were nobody there."""
         stock = self._yard.stock
         large: Flags = (stock.cpu_size >= want.cpu_milli) & (stock.host_size >= want.host_bytes)
         return large
 
-    def _on_device(self, want: Want) -> Flags:
+    def _on_device(self, want: PlacementRequest) -> Flags:
         """The same of the Device alone."""
         stock = self._yard.stock
         could: Flags = self._yard.ask(want.kind).memory[stock.lane_of] <= stock.size_bytes
@@ -194,7 +203,7 @@ class WhyNot:
 
     def _labelled(self, selector: Selector) -> Flags | None:
         """[nodes]: those with these labels; None: all."""
-        return self._yard.where_it_may(Choice(selector, EVERYTHING, ())) if selector else None
+        return self._yard.where_it_may(NodeConstraints(selector, EVERYTHING, ())) if selector else None
 
     def _kinds(self, selector: Selector) -> tuple[SliceId, ...]:
         """One of each kind of Slice, with those labels and without."""

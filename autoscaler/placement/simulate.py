@@ -23,32 +23,34 @@ from msgspec.structs import replace
 
 from autoscaler.capacity.ordered_slices import slices_of
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.placement.cache import Survey
+from autoscaler.placement.cache import IndexCache
 from autoscaler.placement.model.topology import CLIQUE
-from autoscaler.placement.model.types import Force, Outlook, Want
-from autoscaler.placement.packer import order, pack
+from autoscaler.placement.model.types import EvictionLevel, PlacementRequest, RestartCosts
+from autoscaler.placement.packer import pack, request_sort_key
 from autoscaler.state.capacity_orders import Lease, LeaseId, Offer
-from autoscaler.state.node_labels import Coming
+from autoscaler.state.node_labels import PendingLabels
 from autoscaler.state.world import DeviceId, NodeId, Slice, SliceId, World
 
-Got: TypeAlias = list[tuple[Want, tuple[SliceId, ...]]]
+Got: TypeAlias = list[tuple[PlacementRequest, tuple[SliceId, ...]]]
 """Who has room, and where."""
 _OWN: Final = {"id", "device", "node", "labels"}
 _same = attrgetter(*(name for name in Slice.__struct_fields__ if name not in _OWN))
 
 
-class Answers:
+class SimulationCache:
     """Of one World at one time, while what a Plan does with it stays as it is."""
 
     def __init__(self) -> None:
         self._known: dict[object, list[tuple[int, tuple[int, ...]]]] = {}
 
-    def of(self, world: World, wants: Sequence[Want], added: Sequence[Slice], ask: Callable[[], Got]) -> Got:
+    def of(
+        self, world: World, wants: Sequence[PlacementRequest], added: Sequence[Slice], ask: Callable[[], Got]
+    ) -> Got:
         """What `ask` says, or said of the like. `added`: all Slices of their nodes."""
         nodes = {one.node for one in added}
         if len(nodes) != 1 or not _plain(world, *nodes):
             return ask()
-        wants = sorted(wants, key=order)
+        wants = sorted(wants, key=request_sort_key)
         key = (world.hosts.get(*nodes), _wanted(wants, *nodes), _there(wants, added))
         if key not in self._known:
             number = {one.id: at for at, one in enumerate(added)}
@@ -65,19 +67,19 @@ def _plain(world: World, node: NodeId) -> bool:
     return agent is None or not agent.unhealthy
 
 
-def _wanted(wants: Sequence[Want], node: NodeId) -> tuple[Want, ...]:
+def _wanted(wants: Sequence[PlacementRequest], node: NodeId) -> tuple[PlacementRequest, ...]:
     """Without what changes no answer; which are of one Model is kept."""
     models = {model: ModelName(str(at)) for at, model in enumerate(dict.fromkeys(want.model for want in wants))}
     return tuple(
         want._replace(
             model=models[want.model], ordinal=at, unserved_since_s=0.0, reason="", artifact="", image="", spread=None,
-            force=Force.NONE, avoids=(node,)[: node in want.avoids],
+            force=EvictionLevel.NONE, avoids=(node,)[: node in want.avoids],
         )
         for at, want in enumerate(wants)
     )  # fmt: skip
 
 
-def _there(wants: Sequence[Want], added: Sequence[Slice]) -> tuple[object, ...]:
+def _there(wants: Sequence[PlacementRequest], added: Sequence[Slice]) -> tuple[object, ...]:
     """The Devices, with those labels that somebody asks for."""
     asked = sorted({key for want in wants for key, _ in want.selector})
     devices = {device: at for at, device in enumerate(dict.fromkeys(one.device for one in added))}
@@ -91,20 +93,20 @@ TRIAL = "offered"
 """The name of what an Offer stands for, while it is tried."""
 
 
-class Ground(NamedTuple):
+class SimulationContext(NamedTuple):
     """What is known when it is tried. `taken`: Slices that the Plan has given to somebody by now; `answers`: to what
     was asked of this World by now, for questions that are alike.
     """
 
     world: World
-    outlook: Outlook
+    outlook: RestartCosts
     now_s: float
     going: frozenset[ReplicaId] = frozenset()
     taken: frozenset[SliceId] = frozenset()
-    answers: Answers | None = None
+    answers: SimulationCache | None = None
 
 
-def virtual(world: World, offer: Offer, devices: Iterable[int], name: str) -> tuple[Slice, ...]:
+def build_virtual_slices(world: World, offer: Offer, devices: Iterable[int], name: str) -> tuple[Slice, ...]:
     """What so many Devices of an Offer are, by their numbers. On a node that is there they have its labels, and what
     comes with its first Devices.
     """
@@ -112,7 +114,7 @@ def virtual(world: World, offer: Offer, devices: Iterable[int], name: str) -> tu
     known = next((one for one in world.slices.values() if offer.node and one.node == node), None)
     labels, taints = (offer.labels, offer.taints) if known is None else (known.labels, known.taints)
     told = known.labels_known if known is not None else not offer.node or bool(offer.labels)
-    coming = Coming.NODE if not offer.node else Coming.DEVICES if known is None else Coming.NOTHING
+    coming = PendingLabels.NODE if not offer.node else PendingLabels.DEVICES if known is None else PendingLabels.NOTHING
     return tuple(
         Slice(
             id=SliceId(f"{name}/{number}/{part}"),
@@ -132,29 +134,31 @@ def virtual(world: World, offer: Offer, devices: Iterable[int], name: str) -> tu
     )
 
 
-def to_come(world: World) -> tuple[Slice, ...]:
+def list_obtainable_slices(world: World) -> tuple[Slice, ...]:
     """All that could be added now, that is on its way, or that goes: it is on offer again then."""
     capacity = world.capacity
     found = [
         one
         for provider in sorted(capacity.offers)
         for offer in capacity.offers[provider]
-        for one in virtual(world, offer, range(offer.devices_max), f"{TRIAL} {provider} {offer.name}")
+        for one in build_virtual_slices(world, offer, range(offer.devices_max), f"{TRIAL} {provider} {offer.name}")
     ]
     coming = (lease for _, lease in sorted(capacity.leases.items()) if lease.here_s is None or lease.leaving)
     return (*found, *(one for lease in coming for one in _awaited(world, lease)))
 
 
-def lacking(world: World, lease: Lease) -> range:
+def list_missing_devices(world: World, lease: Lease) -> range:
     """The numbers of those Devices of a Lease that are not there yet."""
     return range(len({one.device for one in slices_of(world, lease)}), lease.devices)
 
 
-def covered(ground: Ground, wants: Sequence[Want], leases: Sequence[Lease]) -> dict[Want, LeaseId]:
+def match_requests_to_orders(
+    ground: SimulationContext, wants: Sequence[PlacementRequest], leases: Sequence[Lease]
+) -> dict[PlacementRequest, LeaseId]:
     """Who of those that lack room has some on a Lease that is on its way, each Want once: on each by itself, in their
     order; who has room on none of them, on those together that nobody has.
     """
-    found: dict[Want, LeaseId] = {}
+    found: dict[PlacementRequest, LeaseId] = {}
     had: set[LeaseId] = set()
     left = _Left(wants)
     for some in (*([one] for one in leases), leases if len(leases) > 1 else ()):
@@ -170,15 +174,15 @@ def covered(ground: Ground, wants: Sequence[Want], leases: Sequence[Lease]) -> d
     return found
 
 
-def fewest(want: Want, offer: Offer) -> int:
+def compute_min_devices(want: PlacementRequest, offer: Offer) -> int:
     """So many Devices of the Offer it takes at least."""
     return max(1, offer.devices_min if offer.node else max(offer.devices_min, want.devices))
 
 
-def devices_for(ground: Ground, want: Want, offer: Offer) -> int | None:
+def devices_for(ground: SimulationContext, want: PlacementRequest, offer: Offer) -> int | None:
     """The fewest Devices of the Offer with which the Want has room; None: with no number of them."""
-    for many in range(fewest(want, offer), offer.devices_max + 1):
-        added = virtual(ground.world, offer, range(many), TRIAL)
+    for many in range(compute_min_devices(want, offer), offer.devices_max + 1):
+        added = build_virtual_slices(ground.world, offer, range(many), TRIAL)
         got = _packed(ground, _Left([want]), added)
         new = {one.id for one in added}
         if any(not new.isdisjoint(ids) for _, ids in got):
@@ -189,10 +193,10 @@ def devices_for(ground: Ground, want: Want, offer: Offer) -> int | None:
 def _awaited(world: World, lease: Lease) -> tuple[Slice, ...]:
     node = lease.offer.node or ("" if lease.listed is None else lease.listed.node)
     offer = replace(lease.offer, node=node) if any(one.node == node for one in world.slices.values()) else lease.offer
-    return virtual(world, offer, lacking(world, lease), lease.id.name)
+    return build_virtual_slices(world, offer, list_missing_devices(world, lease), lease.id.name)
 
 
-def _packed(ground: Ground, wants: _Left, added: Sequence[Slice]) -> Got:
+def _packed(ground: SimulationContext, wants: _Left, added: Sequence[Slice]) -> Got:
     """Who has room, and where, on those Slices and what else their nodes have."""
     world, nodes = ground.world, {one.node for one in added}
     there = [one for one in world.slices.values() if one.node in nodes and one.id not in ground.taken]
@@ -202,13 +206,13 @@ def _packed(ground: Ground, wants: _Left, added: Sequence[Slice]) -> Got:
     return ground.answers.of(world, few, added, lambda: _asked(ground, few, added))
 
 
-def _asked(ground: Ground, wants: Sequence[Want], there: Sequence[Slice]) -> Got:
+def _asked(ground: SimulationContext, wants: Sequence[PlacementRequest], there: Sequence[Slice]) -> Got:
     """Of the packer, for all Slices of some nodes."""
     world, slices = ground.world, {one.id: one for one in there}
     nodes = {one.node for one in there}
     trial = replace(world, slices=slices, hosts={node: host for node, host in world.hosts.items() if node in nodes})
-    yard = Survey().yard(trial, ground.now_s, ground.going)
-    meek = {want._replace(force=Force.NONE): want for want in wants}
+    yard = IndexCache().yard(trial, ground.now_s, ground.going)
+    meek = {want._replace(force=EvictionLevel.NONE): want for want in wants}
     packing = pack([*meek], yard, world.copies, ground.outlook, ground.now_s, told=False)
     found = [(meek[placed.want], placed.slices) for placed in packing.placements]
     return [*found, *((meek[one.want], one.slices) for one in packing.unmet if one.promised)]
@@ -217,10 +221,10 @@ def _asked(ground: Ground, wants: Sequence[Want], there: Sequence[Slice]) -> Got
 class _Left:
     """Who lacks room, in their order."""
 
-    def __init__(self, wants: Sequence[Want]) -> None:
-        self._alike: dict[tuple[object, ...], dict[Want, int]] = {}
+    def __init__(self, wants: Sequence[PlacementRequest]) -> None:
+        self._alike: dict[tuple[object, ...], dict[PlacementRequest, int]] = {}
         """By all that decides where one fits: their numbers."""
-        self._groups: dict[Want, dict[Want, int]] = {}
+        self._groups: dict[PlacementRequest, dict[PlacementRequest, int]] = {}
         for number, want in enumerate(wants):
             group = self._alike.setdefault((want.kind, want.choice, want.trust), {})
             group[want] = number
@@ -229,22 +233,22 @@ class _Left:
     def __bool__(self) -> bool:
         return bool(self._groups)
 
-    def drop(self, want: Want) -> None:
+    def drop(self, want: PlacementRequest) -> None:
         """It has some."""
         del self._groups.pop(want)[want]
 
-    def few(self, slices: Collection[Slice]) -> list[Want]:
+    def few(self, slices: Collection[Slice]) -> list[PlacementRequest]:
         """Of those that are alike no more than there could ever be room for: to tell each of the others why it has none
         takes longer than all else.
         """
-        found: list[tuple[int, Want]] = []
+        found: list[tuple[int, PlacementRequest]] = []
         for group in filter(None, self._alike.values()):
             most = sum(_most(next(iter(group)), one) for one in slices)
             found += ((number, want) for want, number in islice(group.items(), most))
         return [want for _, want in sorted(found, key=itemgetter(0))]
 
 
-def _most(want: Want, slice_: Slice) -> int:
+def _most(want: PlacementRequest, slice_: Slice) -> int:
     memory_bytes = want.memory_bytes - want.spare_bytes
     if want.devices != 1 or not memory_bytes or not slice_.shared:
         return 1

@@ -13,52 +13,56 @@ from math import inf
 from typing import NamedTuple
 
 from autoscaler.demand.desired_replicas import BEGINNING
-from autoscaler.placement.index.index import Yard
-from autoscaler.placement.model.bins import empty_shelves, hosts
-from autoscaler.placement.model.predicates import admits, barred, scarce
+from autoscaler.placement.index.index import SliceIndex
+from autoscaler.placement.model.bins import build_empty_bins, build_hosts
+from autoscaler.placement.model.predicates import has_matching_labels, host_shortage_reason, node_exclusion_reason
 from autoscaler.placement.model.prices import Prices
-from autoscaler.placement.model.types import Missing, Packing, Placement, Shelf, Want
-from autoscaler.slicing.base import Part
-from autoscaler.slicing.dra_claims import profile_for, whole_of
+from autoscaler.placement.model.types import Bin, PackResult, Placement, PlacementRequest, Unplaced
+from autoscaler.slicing.base import SliceShare
+from autoscaler.slicing.dra_claims import claimed_mig_profile, find_whole_gpu
 from autoscaler.slicing.mig_geometry import geometry_of
-from autoscaler.slicing.mig_placement import Fleet, Found
-from autoscaler.state.resources import NO_ROOM, Host, Room
+from autoscaler.slicing.mig_placement import Fleet, MigPlacement
+from autoscaler.state.resources import NO_ROOM, HostResources, ResourceAmount
 from autoscaler.state.world import Copy, DeviceId, NodeId, Slice, World
 
 REST_S = 5.0
 """So long after a Replica was ordered onto a GPU the rest of that is waited for: a claim takes well below a second."""
 
 
-def rejoined(world: World) -> tuple[Shelf, ...]:
+def list_rejoinable_gpus(world: World) -> tuple[Bin, ...]:
     """A Shelf for each GPU of which parts are in use, as it is when nobody has one."""
-    prices, found = Prices(world.settings.prices), dict[DeviceId, Shelf]()
+    prices, found = Prices(world.settings.prices), dict[DeviceId, Bin]()
     for id in sorted(id for id, one in world.slices.items() if one.device_bytes):
         one = world.slices[id]
-        whole = whole_of(one) if one.device not in found else None
+        whole = find_whole_gpu(one) if one.device not in found else None
         if whole is not None and whole.id not in world.slices:
-            found[one.device] = Shelf(
-                slice=whole, whole=True, incumbents=(), free=Room(whole.memory_bytes, whole.compute_percent),
+            found[one.device] = Bin(
+                slice=whole, whole=True, incumbents=(), free=ResourceAmount(whole.memory_bytes, whole.compute_percent),
                 coming=NO_ROOM, locked=False, price=prices.of(whole),
             )  # fmt: skip
     return tuple(found.values())
 
 
-def waits(unmet: tuple[Missing, ...], world: World) -> tuple[Missing, ...]:
+def mark_gpu_waits(unmet: tuple[Unplaced, ...], world: World) -> tuple[Unplaced, ...]:
     """Who fits on no Slice that there is, and on a GPU that is whole again some day, waits for that."""
-    again = rejoined(world) if any(one.never for one in unmet) else ()
+    again = list_rejoinable_gpus(world) if any(one.never for one in unmet) else ()
     if not again:
         return unmet
     nodes = {one.slice.node for one in again}
-    there = (one for one in empty_shelves(world) if one.slice.node in nodes)
-    yard = Yard((*there, *again), {node: host for node, host in world.hosts.items() if node in nodes})
+    there = (one for one in build_empty_bins(world) if one.slice.node in nodes)
+    yard = SliceIndex((*there, *again), {node: host for node, host in world.hosts.items() if node in nodes})
     return tuple(_some_day(one, yard, again) if one.never else one for one in unmet)
 
 
-def _some_day(missing: Missing, yard: Yard, again: Iterable[Shelf]) -> Missing:
+def _some_day(missing: Unplaced, yard: SliceIndex, again: Iterable[Bin]) -> Unplaced:
     want = missing.want
     if yard.why.never(want) is not None:
         return missing
-    fits = (one.slice for one in again if want.kind.takes(one.lane) is not None and admits(want.selector, one.slice))
+    fits = (
+        one.slice
+        for one in again
+        if want.kind.takes(one.lane) is not None and has_matching_labels(want.selector, one.slice)
+    )
     first = next((one for one in fits if want.kind.rank(one.product) is not None), None)
     of = "" if first is None else f"; {first.id} is whole when those have ended who have parts of it"
     return missing._replace(reason=f"{missing.reason} now{of}", never=False)
@@ -67,21 +71,21 @@ def _some_day(missing: Missing, yard: Yard, again: Iterable[Shelf]) -> Missing:
 class Together(NamedTuple):
     """Who starts, and who waits for the rest of a GPU on which another starts."""
 
-    packing: Packing
+    packing: PackResult
     next_s: float = inf
     """When time alone changes this."""
     back: tuple[Placement, ...] = ()
     """Of those who wait for the rest of another: where they would start, which is free for others."""
 
 
-def together(packing: Packing, world: World, now_s: float) -> Together:
+def share_split_gpus(packing: PackResult, world: World, now_s: float) -> Together:
     """Of those that would start now on GPUs of which each needs a part, as many on one GPU as it has parts for."""
     parts = {at: part for at, one in enumerate(packing.placements) if (part := _part_of(one, world)) is not None}
     opened = [gpu for gpu in _beginning(world, now_s) if parts]
     if not parts or (len(parts) == 1 and not opened):
         return Together(packing)
-    near = _Near(hosts(world, now_s), Prices(world.settings.prices), world.copies)
-    placed, back, next_s = list[Placement](), dict[Missing, Placement](), inf
+    near = _Near(build_hosts(world, now_s), Prices(world.settings.prices), world.copies)
+    placed, back, next_s = list[Placement](), dict[Unplaced, Placement](), inf
     for at, one in enumerate(packing.placements):
         part = parts.get(at)
         may = part is not None and one.want.model not in world.by_model  # what replaces another does not wait
@@ -91,7 +95,7 @@ def together(packing: Packing, world: World, now_s: float) -> Together:
             opened += [] if part is None else [_Gpu(part[0], part[1], one.want.model, now_s + REST_S)]
         else:
             why = f"{gpu.first} starts on {gpu.slice.id} first: the rest of that is offered in a moment"
-            back[Missing(one.want, why, promised=True)] = one
+            back[Unplaced(one.want, why, promised=True)] = one
             next_s = min(next_s, gpu.until_s)
     after = packing._replace(placements=tuple(placed), unmet=(*packing.unmet, *back))
     return Together(after, next_s, tuple(back.values()))
@@ -100,11 +104,11 @@ def together(packing: Packing, world: World, now_s: float) -> Together:
 class _Near(NamedTuple):
     """What nodes have, and what is liked of their GPUs."""
 
-    left: Mapping[NodeId, Host]
+    left: Mapping[NodeId, HostResources]
     prices: Prices
     copies: Set[Copy]
 
-    def liking(self, want: Want, of: Slice) -> tuple[float, bool]:
+    def liking(self, want: PlacementRequest, of: Slice) -> tuple[float, bool]:
         """The lowest is liked best, as by the packer; of GPUs of one product."""
         return self.prices.of(of), Copy(artifact=want.artifact, node=of.node) not in self.copies
 
@@ -120,20 +124,20 @@ class _Gpu:
             self._parts.add(slice_.device, geometry)
             self._parts.start(profile)
 
-    def takes(self, want: Want, part: tuple[Slice, str], near: _Near) -> bool:
+    def takes(self, want: PlacementRequest, part: tuple[Slice, str], near: _Near) -> bool:
         """Whether it has another part for that, which nobody else is to have from now on. None for who would have an
         idle GPU all the same when the rest is offered: that one is cheaper, or is where its weights are.
         """
         slice_, profile = part
         if slice_.product != self.slice.product or want.spread is not None:
             return False
-        if not admits(want.selector, self.slice) or barred(want.choice, self.slice):
+        if not has_matching_labels(want.selector, self.slice) or node_exclusion_reason(want.choice, self.slice):
             return False
-        if scarce(want, near.left.get(self.slice.node), "it"):
+        if host_shortage_reason(want, near.left.get(self.slice.node), "it"):
             return False
         if near.liking(want, slice_) < near.liking(want, self.slice):
             return False
-        return isinstance(self._parts.start(profile), Found)
+        return isinstance(self._parts.start(profile), MigPlacement)
 
 
 def _part_of(placement: Placement, world: World) -> tuple[Slice, str] | None:
@@ -141,7 +145,7 @@ def _part_of(placement: Placement, world: World) -> tuple[Slice, str] | None:
     slice_ = world.slices.get(placement.slices[0]) if len(placement.slices) == 1 else None
     if slice_ is None or slice_.device_bytes:
         return None
-    profile = profile_for(Part(slice_, placement.memory_bytes, placement.want.compute_percent))
+    profile = claimed_mig_profile(SliceShare(slice_, placement.memory_bytes, placement.want.compute_percent))
     return (slice_, profile) if profile else None
 
 
@@ -157,8 +161,8 @@ def _beginning(world: World, now_s: float) -> Iterator[_Gpu]:
         part = (
             None
             if slice_ is None or slice_.device_bytes
-            else Part(slice_, replica.memory_bytes, replica.compute_percent)
+            else SliceShare(slice_, replica.memory_bytes, replica.compute_percent)
         )
-        profile = "" if part is None else profile_for(part)
+        profile = "" if part is None else claimed_mig_profile(part)
         if slice_ is not None and profile:
             yield _Gpu(slice_, profile, replica.model, until_s)

@@ -28,37 +28,45 @@ from msgspec.structs import replace
 from autoscaler.capacity import ordered_slices
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.demand import desired_replicas
-from autoscaler.demand.desired_replicas import NO_HISTORY, Wanted
-from autoscaler.demand.history import limit_s
-from autoscaler.placement.cache import Survey
-from autoscaler.placement.index.index import Yard
-from autoscaler.placement.model.bins import ENDING, locks, stuck_s
-from autoscaler.placement.model.topology import apart
-from autoscaler.placement.model.types import Missing, Outlook, Packing, Placement, Want
-from autoscaler.placement.simulate import Ground as Trial
-from autoscaler.placement.whole_gpus import waits
-from autoscaler.planner.reconcile import NOTHING, Case, Compared, Resting, absent, compare, retire
+from autoscaler.demand.desired_replicas import NO_HISTORY, DesiredReplicas
+from autoscaler.demand.history import start_deadline_s
+from autoscaler.placement.cache import IndexCache
+from autoscaler.placement.index.index import SliceIndex
+from autoscaler.placement.model.bins import ENDING, list_start_locks, stuck_s
+from autoscaler.placement.model.topology import add_spread_nodes
+from autoscaler.placement.model.types import PackResult, Placement, PlacementRequest, RestartCosts, Unplaced
+from autoscaler.placement.simulate import SimulationContext as Trial
+from autoscaler.placement.whole_gpus import mark_gpu_waits
+from autoscaler.planner.reconcile import (
+    NOTHING,
+    ModelDiff,
+    PlannedModel,
+    SettledModels,
+    model_absence_reason,
+    reconcile_model,
+    retire_replica,
+)
 from autoscaler.provisioning import provisioner
 from autoscaler.queries.cordons import STOPPED
-from autoscaler.queries.gateways import in_use, next_change_s, verdict
-from autoscaler.queries.memory import slots
-from autoscaler.queries.node_reports import ILL, lost
-from autoscaler.queries.overcommit import leaving
+from autoscaler.queries.gateways import count_running_calls, decide_stop, next_change_s
+from autoscaler.queries.memory import compute_slots
+from autoscaler.queries.node_reports import ILL, list_lost_replicas
+from autoscaler.queries.overcommit import list_excess_replicas
 from autoscaler.rearrange import vacate_gpu
-from autoscaler.rearrange.consolidation import homeward
+from autoscaler.rearrange.consolidation import plan_consolidation
 from autoscaler.rearrange.defragmentation import defragment
-from autoscaler.rearrange.mig_repartition import cut
-from autoscaler.rearrange.migration import Ground, elsewhere, gives_up
+from autoscaler.rearrange.mig_repartition import plan_repartition
+from autoscaler.rearrange.migration import MigrationContext, build_relocation_requests, drain_stranded_replica
 from autoscaler.spec.model import Model
 from autoscaler.state.actions import (
     AcquireLease,
     Action,
-    CutNode,
     DrainReplica,
     FailReplica,
     FailStart,
     Plan,
     ReleaseLease,
+    RepartitionNode,
     ReviveReplica,
     StartReplica,
     StopReplica,
@@ -67,7 +75,7 @@ from autoscaler.state.actions import (
 from autoscaler.state.lifecycle import STOP_GRACE_S, ReplicaState
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import Move, Replica, World
-from autoscaler.text import seconds
+from autoscaler.text import format_duration
 
 UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 NAME_MAX = 100
@@ -85,7 +93,7 @@ class Planner:
     """
 
     def __init__(self) -> None:
-        self._survey, self._resting = Survey(), Resting()
+        self._survey, self._resting = IndexCache(), SettledModels()
 
     def plan(self, world: World, now_s: float) -> Plan:
         """See `plan`."""
@@ -94,11 +102,11 @@ class Planner:
         try:
             return self._plan(world, now_s)
         except BaseException:
-            self._survey, self._resting = Survey(), Resting()  # what they keep may be of half a plan
+            self._survey, self._resting = IndexCache(), SettledModels()  # what they keep may be of half a plan
             raise
 
     def _plan(self, world: World, now_s: float) -> Plan:
-        tick = _Tick(world, now_s, self._survey, self._resting)
+        tick = PlanBuilder(world, now_s, self._survey, self._resting)
         tick.compare_models()
         tick.leave_lost()
         tick.leave_crowded()
@@ -107,28 +115,30 @@ class Planner:
         return tick.plan()
 
 
-def all_wanted(world: World, now_s: float, models: Iterable[Model] | None = None) -> dict[ModelName, Wanted]:
+def all_wanted(world: World, now_s: float, models: Iterable[Model] | None = None) -> dict[ModelName, DesiredReplicas]:
     """What is wanted of these Models, by name; None: of every one of which anything is wanted or there."""
     if models is None:
-        models = (model for model in world.models.values() if not desired_replicas.quiet(world, model))
-    answers = [desired_replicas.wanted(world, model, now_s) for model in models]
+        models = (model for model in world.models.values() if not desired_replicas.is_inactive(world, model))
+    answers = [desired_replicas.compute_desired_replicas(world, model, now_s) for model in models]
     return {answer.model: answer for answer in sorted(answers, key=lambda answer: answer.model)}
 
 
-def pressing(world: World, answers: dict[ModelName, Wanted], now_s: float) -> dict[ModelName, int]:
+def count_missing_replicas(
+    world: World, answers: dict[ModelName, DesiredReplicas], now_s: float
+) -> dict[ModelName, int]:
     """How many Replicas each Model lacks, of those that may start now or within this episode's next try."""
     lacking: dict[ModelName, int] = {}
     for name, answer in answers.items():
-        lack = answer.count - len(desired_replicas.live(world, name)) if answer.count else 0
+        lack = answer.count - len(desired_replicas.list_live_replicas(world, name)) if answer.count else 0
         if lack > 0 and name not in world.obstacles and now_s >= world.histories.get(name, NO_HISTORY).refused_until_s:
             lacking[name] = lack
     return lacking
 
 
-class _Tick:
+class PlanBuilder:
     """One plan in the making."""
 
-    def __init__(self, world: World, now_s: float, survey: Survey, resting: Resting) -> None:
+    def __init__(self, world: World, now_s: float, survey: IndexCache, resting: SettledModels) -> None:
         self.world, self.now_s = world, now_s
         self.survey, self.resting = survey, resting
         self.fails: list[FailReplica] = []
@@ -137,10 +147,10 @@ class _Tick:
         self.revives: list[ReviveReplica] = []
         self.drains: list[DrainReplica] = []
         self.starts: list[StartReplica] = []
-        self.cut: CutNode | None = None
+        self.cut: RepartitionNode | None = None
         self.supplies: tuple[AcquireLease | ReleaseLease, ...] = ()
         self.unmet: dict[ModelName, Unmet] = {}
-        self.wants: list[Want] = []
+        self.wants: list[PlacementRequest] = []
         self.rollouts: dict[ModelName, DrainReplica] = {}
         self.tries: set[ModelName] = set()
         self.next_s = inf
@@ -154,26 +164,26 @@ class _Tick:
         """Wanted against what there is, Model by Model, in order of names."""
         world, now_s = self.world, self.now_s
         answers = all_wanted(world, now_s, self._stirring())
-        lacking, calls = pressing(world, answers, now_s), in_use(world)
+        lacking, calls = count_missing_replicas(world, answers, now_s), count_running_calls(world)
         for name, answer in answers.items():
             self.later(answer.next_s)
             if answer.count == 0 and name not in world.by_model:
                 continue
             model = world.models[name]
-            compared = compare(Case(world, model, answer, lacking, calls, now_s))
+            compared = reconcile_model(PlannedModel(world, model, answer, lacking, calls, now_s))
             self._take(name, compared)
             if compared is NOTHING:
                 self.resting.note(world, model, now_s, answer.next_s)
         for name in sorted(world.by_model.keys() - world.models.keys()):
             for replica in (world.replicas[id] for id in world.by_model[name]):
-                why = STOPPED if name in world.stops else f"its Model is {absent(replica)}"
-                self._retire(retire(replica, why))
+                why = STOPPED if name in world.stops else f"its Model is {model_absence_reason(replica)}"
+                self._retire(retire_replica(replica, why))
 
     def _stirring(self) -> Iterator[Model]:
         """Models that are not known to be at rest."""
         self.resting.look(self.world, self.now_s)
         for model in self.world.models.values():
-            if desired_replicas.quiet(self.world, model):
+            if desired_replicas.is_inactive(self.world, model):
                 continue
             rest = self.resting.rest(self.world, model, self.now_s)
             if rest is None:
@@ -181,7 +191,7 @@ class _Tick:
             else:
                 self.later(rest.next_s)
 
-    def _take(self, name: ModelName, compared: Compared) -> None:
+    def _take(self, name: ModelName, compared: ModelDiff) -> None:
         self.later(compared.next_s)
         self.revives += compared.revives
         self.wants += compared.wants
@@ -203,14 +213,14 @@ class _Tick:
     def leave_lost(self) -> None:
         """Who is on a Device that is lost goes at once: the next look starts another."""
         going = self._going()
-        for id in lost(self.world, self.now_s):
+        for id in list_lost_replicas(self.world, self.now_s):
             if id not in going:
-                self._retire(retire(self.world.replicas[id], ILL))
+                self._retire(retire_replica(self.world.replicas[id], ILL))
 
     def leave_crowded(self) -> None:
         """Where a scheduler put more than there is room for, the youngest go: the next look starts others elsewhere."""
-        for id, reason in leaving(self.world, self._going()).items():
-            action = retire(self.world.replicas[id], reason)
+        for id, reason in list_excess_replicas(self.world, self._going()).items():
+            action = retire_replica(self.world.replicas[id], reason)
             self._retire(replace(action, crowded=True) if isinstance(action, DrainReplica) else action)
 
     def end_replicas(self) -> None:
@@ -221,14 +231,14 @@ class _Tick:
             replica = self.world.replicas[id]
             if replica.state == S.READY or id in revived or id in retired:
                 continue
-            limit = limit_s(self.world, replica)
+            limit = start_deadline_s(self.world, replica)
             if limit is not None and self.now_s >= limit:
                 self.fails.append(FailReplica(replica=id, reason=self._too_long(replica)))
             elif replica.state == S.FAILED:
                 reason = replica.failure or "it broke"
                 self.stops.append(StopReplica(replica=id, grace_s=STOP_GRACE_S, reason=reason))
             elif replica.state == S.DRAINING:
-                answer = verdict(self.world, replica, self.now_s)
+                answer = decide_stop(self.world, replica, self.now_s)
                 self.later(answer.next_s)
                 if answer.stop:
                     why = f"{replica.drain.reason}; {answer.reason}" if replica.drain is not None else answer.reason
@@ -238,24 +248,24 @@ class _Tick:
 
     def _too_long(self, replica: Replica) -> str:
         model = self.world.models[replica.model]
-        return f"not ready after {seconds(model.spec.start.seconds_max)}, which is start.secondsMax"
+        return f"not ready after {format_duration(model.spec.start.seconds_max)}, which is start.secondsMax"
 
     def place(self) -> None:
         """Asks the packer, and turns its answer into starts, victims' drains and sentences."""
         going = self._going()
-        asked = elsewhere(self.world, self.now_s, going, len(self.wants))
+        asked = build_relocation_requests(self.world, self.now_s, going, len(self.wants))
         self.later(asked.next_s)
         moves = asked.by_want
         if not self.wants and not moves:
             self._go_home()
-            self._settle(Packing(), self.survey.outlook)
+            self._settle(PackResult(), self.survey.outlook)
             return
-        wants = [*(apart(self.world, want, going) for want in self.wants), *moves]
+        wants = [*(add_spread_nodes(self.world, want, going) for want in self.wants), *moves]
         staying, expected = {action.replica for action in self.revives}, self.survey.outlook
-        packing, yard, next_s = vacate_gpu.packed(
+        packing, yard, next_s = vacate_gpu.pack_vacating_gpus(
             wants,
             lambda more, kept: self.survey.yard(self.world, self.now_s, going | more, staying, kept),
-            vacate_gpu.Ground(self.world, expected, self.now_s),
+            vacate_gpu.VacateContext(self.world, expected, self.now_s),
             moves,
         )
         self.later(next_s)
@@ -270,9 +280,9 @@ class _Tick:
                 shun = self.world.shuns.get((missing.want.model, node))
                 self.later(None if shun is None else shun.until_s)
         room = dict.fromkeys((*(one.want for one in packing.placements), *(one.want for one in packing.victims)))
-        self.drains += [gives_up(moves[want]) for want in room if want in moves]
+        self.drains += [drain_stranded_replica(moves[want]) for want in room if want in moves]
         unmet = tuple(one for one in packing.unmet if one.want not in moves)
-        unmet = self._cut(self._defragment(waits(unmet, self.world), packing, yard, expected), packing)
+        unmet = self._cut(self._defragment(mark_gpu_waits(unmet, self.world), packing, yard, expected), packing)
         packing = packing._replace(unmet=unmet)
         self._wait(packing._replace(unmet=self._settle(packing, expected)), yard, expected)
 
@@ -282,35 +292,35 @@ class _Tick:
             return
         going = self._going()
         yard = self.survey.yard(self.world, self.now_s, going, {action.replica for action in self.revives})
-        found = homeward(Ground(self.world, yard, self.survey.outlook, self.now_s, going))
+        found = plan_consolidation(MigrationContext(self.world, yard, self.survey.outlook, self.now_s, going))
         self.later(found.next_s)
         if found.step is not None:
             self.starts.append(self._start(found.step.home, found.step.move))
 
-    def _settle(self, packing: Packing, expected: Outlook) -> tuple[Missing, ...]:
+    def _settle(self, packing: PackResult, expected: RestartCosts) -> tuple[Unplaced, ...]:
         """Capacity is ordered for whom there is no room, and given back where nobody needs it."""
         ground = Trial(self.world, expected, self.now_s, frozenset(self._going()))
-        found = provisioner.settle(packing, [start.replica for start in self.starts], ground)
+        found = provisioner.provision_capacity(packing, [start.replica for start in self.starts], ground)
         self.supplies = found.actions
         owners = {action.order.owner for action in found.actions if isinstance(action, AcquireLease)}
         self.tries |= owners & self.world.models.keys()
         self.later(found.next_s)
         return found.unmet
 
-    def _cut(self, unmet: tuple[Missing, ...], packing: Packing) -> tuple[Missing, ...]:
+    def _cut(self, unmet: tuple[Unplaced, ...], packing: PackResult) -> tuple[Unplaced, ...]:
         """An idle node may be cut anew for what is unmet."""
         taken = [id for placement in packing.placements for id in placement.slices]
         taken += [id for start in self.starts for id in start.replica.slices]
-        found = cut(unmet, self.world, self.now_s, taken)
+        found = plan_repartition(unmet, self.world, self.now_s, taken)
         self.cut = found.order
         self.later(found.next_s)
         return found.unmet
 
     def _defragment(
-        self, unmet: tuple[Missing, ...], packing: Packing, yard: Yard, expected: Outlook
-    ) -> tuple[Missing, ...]:
+        self, unmet: tuple[Unplaced, ...], packing: PackResult, yard: SliceIndex, expected: RestartCosts
+    ) -> tuple[Unplaced, ...]:
         """What is unmet only because what is free is in pieces says so; a Replica may begin to move for it."""
-        ground = Ground(
+        ground = MigrationContext(
             world=self.world,
             yard=yard,
             outlook=expected,
@@ -335,7 +345,7 @@ class _Tick:
         taken = {action.replica.id for action in self.starts}
         id, intent, ordinal = ReplicaId(""), "", want.ordinal
         while not id or id in taken or id in world.replicas:
-            intent = intent_of(world.installation, world.epoch, world.version, want.model, ordinal)
+            intent = build_intent_key(world.installation, world.epoch, world.version, want.model, ordinal)
             id = ReplicaId(f"{UNSAFE.sub('-', want.model)[:NAME_MAX]}-{hash}-{intent}")
             ordinal += 1
         replica = Replica(
@@ -347,28 +357,28 @@ class _Tick:
             memory_bytes=placement.memory_bytes,
             compute_percent=want.compute_percent,
             beside=want.beside,
-            slots=slots(model, placement.memory_bytes),
+            slots=compute_slots(model, placement.memory_bytes),
             state=S.PENDING,
             since_s=self.now_s,
             created_s=self.now_s,
             wanted_s=None if want.unserved_since_s == inf else want.unserved_since_s,
             reason=want.reason,
             move=move,
-            marks=ordered_slices.marks(world, want.model, placement.slices),
+            marks=ordered_slices.select_pod_marks(world, want.model, placement.slices),
         )
         return StartReplica(replica=replica, reason=want.reason)
 
-    def _evict(self, id: ReplicaId, want: Want) -> None:
+    def _evict(self, id: ReplicaId, want: PlacementRequest) -> None:
         """The victim drains; one that no Call can be on is dropped."""
         self.tries.add(want.model)
         replica = self.world.replicas[id]
         ready_s = replica.ready_s
-        resident = "was starting" if ready_s is None else f"was resident {seconds(self.now_s - ready_s)}"
+        resident = "was starting" if ready_s is None else f"was resident {format_duration(self.now_s - ready_s)}"
         why = want.reason.removeprefix(f"wake {want.model}: ")
         reason = f"make room for {want.model}: {replica.model} {resident}, {why}"
-        self._retire(retire(replica, reason, victim_of=want.model))
+        self._retire(retire_replica(replica, reason, victim_of=want.model))
 
-    def _wait(self, packing: Packing, yard: Yard, expected: Outlook) -> None:
+    def _wait(self, packing: PackResult, yard: SliceIndex, expected: RestartCosts) -> None:
         """Sentences for what is not placed, rollouts that need a Slice, and when time could help."""
         for missing in packing.unmet:
             name = missing.want.model
@@ -383,7 +393,10 @@ class _Tick:
                 self.drains.append(self.rollouts.pop(name))
         if not packing.unmet:
             return
-        for end_s in (*locks(self.world, self.now_s).values(), *(one.until_s for one in self.world.fallen.values())):
+        for end_s in (
+            *list_start_locks(self.world, self.now_s).values(),
+            *(one.until_s for one in self.world.fallen.values()),
+        ):
             self.later(end_s)
         yard.look(expected)
         self.later(yard.roster.next_s(self.now_s))
@@ -402,7 +415,7 @@ class _Tick:
         return Plan(actions=tuple(actions), unmet=unmet, next_s=next_s, tries=tuple(sorted(self.tries)))
 
 
-def intent_of(installation: str, epoch: int, version: int, model: ModelName, ordinal: int) -> str:
+def build_intent_key(installation: str, epoch: int, version: int, model: ModelName, ordinal: int) -> str:
     """The idempotency key of a start: the same decision, taken again by the same leader, has the same key."""
     decision = f"{epoch}/{version}/{model}/{ordinal}"
     key = f"{installation}/{decision}" if installation else decision

@@ -23,23 +23,23 @@ from autoscaler.demand.desired_replicas import (
     BEGINNING,
     NO_HISTORY,
     NO_LOAD,
-    Wanted,
-    live,
+    DesiredReplicas,
+    list_live_replicas,
     residency_s,
     unserved_since_s,
 )
-from autoscaler.placement.model.bins import want_of
-from autoscaler.placement.model.types import Force, Want
-from autoscaler.queries.cordons import moving, moving_reason, must_go
-from autoscaler.queries.gateways import complete
+from autoscaler.placement.model.bins import build_placement_request
+from autoscaler.placement.model.types import EvictionLevel, PlacementRequest
+from autoscaler.queries.cordons import explain_drain, find_drain_cordon, is_stop_ordered
+from autoscaler.queries.gateways import is_demand_complete
 from autoscaler.queries.node_reports import is_lost
-from autoscaler.queries.stranded_pods import avoided, left_for_good
+from autoscaler.queries.stranded_pods import is_drain_final, list_avoided_nodes
 from autoscaler.spec.model import ADOPTED_HASH, Model
 from autoscaler.state.actions import DrainReplica, FailStart, ReviveReplica, StopReplica, Unmet
 from autoscaler.state.lifecycle import STOP_GRACE_S
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.world import History, Load, Move, Replica, World
-from autoscaler.text import seconds
+from autoscaler.state.world import History, ModelLoad, Move, Replica, World
+from autoscaler.text import format_duration
 
 WANTS_MAX = 32
 """Replicas of one Model that are asked for in one tick; the next tick asks for more."""
@@ -52,14 +52,14 @@ DRAINABLE = frozenset({S.STARTING, S.READY, S.UNREADY})
 DROPPABLE = frozenset({S.PENDING, S.WAKING, S.ASLEEP, S.FALLING_ASLEEP})
 
 
-class Case(NamedTuple):
+class PlannedModel(NamedTuple):
     """One Model with what is wanted of it. `pressing`: Models that lack Replicas and may start some; `calls`: Calls on
     each Replica that has any.
     """
 
     world: World
     model: Model
-    answer: Wanted
+    answer: DesiredReplicas
     pressing: Mapping[ModelName, int]
     calls: Mapping[ReplicaId, int]
     now_s: float
@@ -75,13 +75,13 @@ class Case(NamedTuple):
         return self.world.obstacles.get(self.model.name, "")
 
 
-class Compared(NamedTuple):
+class ModelDiff(NamedTuple):
     """What one Model needs."""
 
     revives: tuple[ReviveReplica, ...] = ()
     retires: tuple[DrainReplica | StopReplica, ...] = ()
     """Drains; or drops, where no Call can be."""
-    wants: tuple[Want, ...] = ()
+    wants: tuple[PlacementRequest, ...] = ()
     unmet: tuple[Unmet, ...] = ()
     fail: FailStart | None = None
     """None of it is there, and none could start."""
@@ -90,10 +90,12 @@ class Compared(NamedTuple):
     next_s: float | None = None
 
 
-NOTHING = Compared()
+NOTHING = ModelDiff()
 
 
-def retire(replica: Replica, reason: str, victim_of: ModelName | None = None) -> DrainReplica | StopReplica | None:
+def retire_replica(
+    replica: Replica, reason: str, victim_of: ModelName | None = None
+) -> DrainReplica | StopReplica | None:
     """The Action that makes it go; None: it already goes."""
     if replica.state in DRAINABLE:
         return DrainReplica(replica=replica.id, reason=reason, victim_of=victim_of)
@@ -102,21 +104,21 @@ def retire(replica: Replica, reason: str, victim_of: ModelName | None = None) ->
     return None
 
 
-def absent(replica: Replica) -> str:
+def model_absence_reason(replica: Replica) -> str:
     """What became of its Model, which is not known any more."""
     adopted = replica.spec_hash == ADOPTED_HASH
     return "no longer annotated, or it was deleted" if adopted else "no longer in the documents"
 
 
-def compare(case: Case) -> Compared:
+def reconcile_model(case: PlannedModel) -> ModelDiff:
     """What the Model needs."""
-    supply = live(case.world, case.model.name)
+    supply = list_live_replicas(case.world, case.model.name)
     missing = case.answer.count - len(supply)
     if not missing and not any(_outdated(case, replica) for replica in supply):
         return NOTHING
     forced = [action for replica in supply if (action := _forced_out(case, replica)) is not None]
     if forced and missing >= 0:
-        return Compared(retires=tuple(forced))  # the next look starts others for them
+        return ModelDiff(retires=tuple(forced))  # the next look starts others for them
     if missing < 0:
         return _surplus(case, supply, -missing)
     revives = _revive(case)[:missing]
@@ -125,20 +127,20 @@ def compare(case: Case) -> Compared:
     return more._replace(revives=revives)
 
 
-def _outdated(case: Case, replica: Replica) -> bool:
+def _outdated(case: PlannedModel, replica: Replica) -> bool:
     """Whether another shall take its place: its spec has changed, or an operator drains where it is."""
-    return replica.spec_hash != case.model.spec_hash() or moving(case.world, replica) is not None
+    return replica.spec_hash != case.model.spec_hash() or find_drain_cordon(case.world, replica) is not None
 
 
-def _forced_out(case: Case, replica: Replica) -> DrainReplica | StopReplica | None:
+def _forced_out(case: PlannedModel, replica: Replica) -> DrainReplica | StopReplica | None:
     """It goes at once, whether or not another is there in its place."""
-    cordon = moving(case.world, replica)
+    cordon = find_drain_cordon(case.world, replica)
     if cordon is None or not (cordon.force or cordon.at_once):
         return None
-    return retire(replica, moving_reason(cordon))
+    return retire_replica(replica, explain_drain(cordon))
 
 
-def _revive(case: Case) -> tuple[ReviveReplica, ...]:
+def _revive(case: PlannedModel) -> tuple[ReviveReplica, ...]:
     """Draining Replicas that may come back, best first: not those whose Slice another Model still waits for."""
     hash = case.model.spec_hash()
     back: list[tuple[int, bool, float, ReplicaId]] = []
@@ -147,7 +149,7 @@ def _revive(case: Case) -> tuple[ReviveReplica, ...]:
         drain = replica.drain
         if replica.state != S.DRAINING or drain is None or replica.spec_hash != hash:
             continue
-        if must_go(case.world, replica) or left_for_good(replica) or is_lost(case.world, replica, case.now_s):
+        if is_stop_ordered(case.world, replica) or is_drain_final(replica) or is_lost(case.world, replica, case.now_s):
             continue
         if drain.victim_of is None or drain.victim_of not in case.pressing:
             back.append((replica.rank, drain.came_from != S.READY, -(replica.ready_s or 0.0), id))
@@ -155,39 +157,39 @@ def _revive(case: Case) -> tuple[ReviveReplica, ...]:
     return tuple(ReviveReplica(replica=id, reason=reason) for *_, id in sorted(back))
 
 
-def _ask(case: Case, have: int, missing: int) -> Compared:
+def _ask(case: PlannedModel, have: int, missing: int) -> ModelDiff:
     """Wants for what is missing, unless a failed start has to wait for its next try."""
     history, answer, name = case.history, case.answer, case.model.name
     due_s = start_after_s(history)
     if case.now_s < due_s:
         why = history.failure or "its last start failed"
-        reason = f"{why}; next try in {seconds(due_s - case.now_s)}"
-        return Compared(unmet=(Unmet(model=name, reason=reason),), next_s=due_s)
+        reason = f"{why}; next try in {format_duration(due_s - case.now_s)}"
+        return ModelDiff(unmet=(Unmet(model=name, reason=reason),), next_s=due_s)
     if case.obstacle:
         if not have:
-            return Compared(fail=FailStart(model=name, reason=case.obstacle))
-        return Compared(unmet=(Unmet(model=name, reason=f"one more cannot start: {case.obstacle}"),))
-    read_by_s = read_by(case)
+            return ModelDiff(fail=FailStart(model=name, reason=case.obstacle))
+        return ModelDiff(unmet=(Unmet(model=name, reason=f"one more cannot start: {case.obstacle}"),))
+    read_by_s = compute_read_deadline_s(case)
     if case.now_s < read_by_s:
-        return Compared(unmet=(Unmet(model=name, reason=UNREAD),), next_s=read_by_s)
+        return ModelDiff(unmet=(Unmet(model=name, reason=UNREAD),), next_s=read_by_s)
     reason = f"wake {name}: {answer.reason}" if not have else f"one more {name}: {answer.reason}"
-    wants: list[Want] = []
-    avoids = avoided(case.world, name, case.now_s)
+    wants: list[PlacementRequest] = []
+    avoids = list_avoided_nodes(case.world, name, case.now_s)
     for ordinal in range(min(missing, WANTS_MAX)):
-        since_s, force = inf, force_of(answer, have + ordinal)
+        since_s, force = inf, choose_eviction_level(answer, have + ordinal)
         if answer.urgent:
             since_s = case.now_s if have + ordinal else unserved_since_s(case.world, name, case.now_s)
-        want = want_of(case.model, ordinal, since_s, force, reason, case.world.settings.pod, avoids)
+        want = build_placement_request(case.model, ordinal, since_s, force, reason, case.world.settings.pod, avoids)
         ahead = answer.begins_s is not None and have + ordinal >= answer.now
         wants.append(want._replace(begins_s=answer.begins_s or 0.0) if ahead else want)
-    return Compared(wants=tuple(wants))
+    return ModelDiff(wants=tuple(wants))
 
 
-def force_of(answer: Wanted, before: int) -> Force:
+def choose_eviction_level(answer: DesiredReplicas, before: int) -> EvictionLevel:
     """Whom one more Replica may evict, beside so many that there are."""
     if not answer.urgent:
-        return Force.LOWER
-    return Force.IDLE if before else Force.BUSY
+        return EvictionLevel.LOWER
+    return EvictionLevel.IDLE if before else EvictionLevel.BUSY
 
 
 def start_after_s(history: History) -> float:
@@ -195,7 +197,7 @@ def start_after_s(history: History) -> float:
     return max(history.retry_at_s, history.refused_until_s)
 
 
-def read_by(case: Case) -> float:
+def compute_read_deadline_s(case: PlannedModel) -> float:
     """No start before this, unless it is known by then how much memory it takes: who leads anew has to hear that first.
     Where the artifact could not be looked at nobody waits.
     """
@@ -205,7 +207,7 @@ def read_by(case: Case) -> float:
     return max(model.unread_s, case.world.leading_since_s) + READ_S_MAX
 
 
-def _surplus(case: Case, supply: Sequence[Replica], many: int) -> Compared:
+def _surplus(case: PlannedModel, supply: Sequence[Replica], many: int) -> ModelDiff:
     """The ones that go: whose place another took, then of an old spec, then starting, then on capacity that costs, then
     with the least Calls, then the youngest.
     """
@@ -224,17 +226,17 @@ def _surplus(case: Case, supply: Sequence[Replica], many: int) -> Compared:
             if replica.rank:
                 break  # no other can go before it
             continue
-        cordon = moving(case.world, replica) if answer.count else None
+        cordon = find_drain_cordon(case.world, replica) if answer.count else None
         move = moves.get(replica.id) if answer.count and cordon is None else None
         if move is not None and replica.id in case.world.undisturbed:
             many -= 1  # both serve until a PodDisruptionBudget lets the old one go
             continue
-        told = reason if cordon is None else moving_reason(cordon)
+        told = reason if cordon is None else explain_drain(cordon)
         if move is not None:
             told = f"another has taken its place, {f'to make room for {move.room_for}' if move.room_for else HOME}"
-        action = retire(replica, told, victim_of=None if move is None else move.room_for or None)
+        action = retire_replica(replica, told, victim_of=None if move is None else move.room_for or None)
         retires += [action] if action is not None else []
-    return Compared(retires=tuple(retires), next_s=next_s)
+    return ModelDiff(retires=tuple(retires), next_s=next_s)
 
 
 def _moves(supply: Sequence[Replica]) -> dict[ReplicaId, Move]:
@@ -242,7 +244,7 @@ def _moves(supply: Sequence[Replica]) -> dict[ReplicaId, Move]:
     return {replica.move.replica: replica.move for replica in supply if replica.move is not None}
 
 
-def _surging(case: Case, supply: Sequence[Replica]) -> int:
+def _surging(case: PlannedModel, supply: Sequence[Replica]) -> int:
     """New Replicas that start beside those whose place they take: so many more than wanted are right."""
     begin = sum(replica.state in BEGINNING and not _outdated(case, replica) for replica in supply)
     moves = _moves(supply)
@@ -250,13 +252,13 @@ def _surging(case: Case, supply: Sequence[Replica]) -> int:
     return min(begin, old, max(1, case.model.spec.rollout.surge))
 
 
-def _going_order(case: Case, replica: Replica) -> tuple[bool, int, bool, bool, int, float, str]:
+def _going_order(case: PlannedModel, replica: Replica) -> tuple[bool, int, bool, bool, int, float, str]:
     new, ready = not _outdated(case, replica), replica.state not in BEGINNING
     home = replica.id not in case.world.rented.guests
     return (new, -replica.rank, ready, home, case.calls.get(replica.id, 0), -replica.created_s, replica.id)
 
 
-def _roll(case: Case, supply: Sequence[Replica]) -> Compared:
+def _roll(case: PlannedModel, supply: Sequence[Replica]) -> ModelDiff:
     """One step of a rollout; nothing when all Replicas have the present spec, or while a step is under way."""
     history, surge = case.history, case.model.spec.rollout.surge
     old = [replica for replica in supply if _outdated(case, replica)]
@@ -265,38 +267,40 @@ def _roll(case: Case, supply: Sequence[Replica]) -> Compared:
     if not old or under_way or begin >= max(1, surge):
         return NOTHING
     first, due_s = min(old, key=lambda replica: _going_order(case, replica)), start_after_s(history)
-    cordon = moving(case.world, first)
+    cordon = find_drain_cordon(case.world, first)
     who = "its changed spec" if cordon is None else "the one that is to take its place"
     if case.now_s < due_s:
-        wait = seconds(due_s - case.now_s)
+        wait = format_duration(due_s - case.now_s)
         reason = f"{who} fails to start, the old one serves; next try in {wait}: {history.failure}"
-        return Compared(unmet=(Unmet(model=case.model.name, reason=reason),), next_s=due_s)
+        return ModelDiff(unmet=(Unmet(model=case.model.name, reason=reason),), next_s=due_s)
     if case.obstacle:
         reason = f"{who} cannot start, the old one serves: {case.obstacle}"
-        return Compared(unmet=(Unmet(model=case.model.name, reason=reason),))
-    if case.now_s < (read_by_s := read_by(case)):
-        return Compared(unmet=(Unmet(model=case.model.name, reason=UNREAD),), next_s=read_by_s)
-    why = "its spec has changed" if cordon is None else moving_reason(cordon)
+        return ModelDiff(unmet=(Unmet(model=case.model.name, reason=reason),))
+    if case.now_s < (read_by_s := compute_read_deadline_s(case)):
+        return ModelDiff(unmet=(Unmet(model=case.model.name, reason=UNREAD),), next_s=read_by_s)
+    why = "its spec has changed" if cordon is None else explain_drain(cordon)
     if not surge and cordon is None:
-        action = None if history.episodes else retire(first, f"{why}, and rollout.surge is 0")
-        return Compared(retires=() if action is None else (action,))
-    drain = retire(first, f"{why} and no Slice is free beside it")
+        action = None if history.episodes else retire_replica(first, f"{why}, and rollout.surge is 0")
+        return ModelDiff(retires=() if action is None else (action,))
+    drain = retire_replica(first, f"{why} and no Slice is free beside it")
     gives_way = drain if isinstance(drain, DrainReplica) and not history.episodes and not begin else None
-    force = Force.NONE
+    force = EvictionLevel.NONE
     if cordon is not None and cordon.why:  # it goes when its time is over; until then another is found, or ordered
-        gives_way, force = None, Force.LOWER
+        gives_way, force = None, EvictionLevel.LOWER
     told = f"roll out the changed spec of {case.model.name}" if cordon is None else f"move {case.model.name}: {why}"
     many = min(max(1, surge), len(old)) - begin
-    defaults, avoids = case.world.settings.pod, avoided(case.world, case.model.name, case.now_s)
-    wants = tuple(want_of(case.model, ordinal, inf, force, told, defaults, avoids) for ordinal in range(many))
-    return Compared(wants=wants, rollout=gives_way)
+    defaults, avoids = case.world.settings.pod, list_avoided_nodes(case.world, case.model.name, case.now_s)
+    wants = tuple(
+        build_placement_request(case.model, ordinal, inf, force, told, defaults, avoids) for ordinal in range(many)
+    )
+    return ModelDiff(wants=wants, rollout=gives_way)
 
 
-class Rest(NamedTuple):
+class SettledModel(NamedTuple):
     """One Model at rest, and what that depends on."""
 
     model: Model
-    load: Load
+    load: ModelLoad
     history: History
     replicas: tuple[Replica, ...]
     since_s: float
@@ -304,25 +308,25 @@ class Rest(NamedTuple):
     """When time alone ends it."""
 
 
-class Resting:
+class SettledModels:
     """Who is known to rest; nobody at first."""
 
     def __init__(self) -> None:
-        self._known: dict[ModelName, Rest] = {}
+        self._known: dict[ModelName, SettledModel] = {}
         self._of_all: tuple[object, ...] = ()
 
     def look(self, world: World, now_s: float) -> None:
         """Forgets everybody if something changed that could end the rest of any."""
         where = world.slices if world.cordons else None  # who is on a cordoned node is told by Slices
         leader = world.leading_since_s, world.epoch
-        of_all = (complete(world, now_s), world.stops, world.cordons, where, world.rented, *leader)
+        of_all = (is_demand_complete(world, now_s), world.stops, world.cordons, where, world.rented, *leader)
         if of_all != self._of_all:
             self._known.clear()
             self._of_all = of_all
         if len(self._known) > len(world.models):
             self._known = {name: rest for name, rest in self._known.items() if name in world.models}
 
-    def rest(self, world: World, model: Model, now_s: float) -> Rest | None:
+    def rest(self, world: World, model: Model, now_s: float) -> SettledModel | None:
         """None: it is not known to rest now."""
         known = self._known.get(model.name)
         if known is None:
@@ -342,4 +346,4 @@ class Resting:
         if not load.waiting:
             replicas = tuple(world.replicas[id] for id in world.by_model.get(name, ()))
             history = world.histories.get(name, NO_HISTORY)
-            self._known[name] = Rest(model, load, history, replicas, now_s, next_s)
+            self._known[name] = SettledModel(model, load, history, replicas, now_s, next_s)

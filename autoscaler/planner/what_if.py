@@ -2,8 +2,8 @@
 
 Owns the question and how it is answered: by the plan itself, again and again, as if every start got ready at once and
 served whom it is for, and as if who goes were gone at once. So the answer is the plan's own; what differs is that no
-time passes. Asked of a World as it is (`ahead`), what is under way there has come to its end, and its Calls go on as
-they are: Calls that wait there already come first. Promises: it ends.
+time passes. Asked of a World as it is (`simulate_world`), what is under way there has come to its end, and its Calls go
+on as they are: Calls that wait there already come first. Promises: it ends.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ import msgspec
 from autoscaler.contract import GatewayId, Level, ModelName, ReplicaId, ReplicaUse, Report, TenantName
 from autoscaler.demand.desired_replicas import BEGINNING, NO_LOAD
 from autoscaler.fold.fold import Observation, fold
-from autoscaler.placement.model.bins import shelves
+from autoscaler.placement.model.bins import build_bins
 from autoscaler.planner.plan import Planner
-from autoscaler.queries.gateways import in_use
+from autoscaler.queries.gateways import count_running_calls
 from autoscaler.rearrange.mig_repartition import WAIT_S
 from autoscaler.spec.load import Documents
 from autoscaler.state.actions import (
     AcquireLease,
     Acted,
     Action,
-    CutNode,
     DrainReplica,
     FailStart,
     Plan,
     ReleaseLease,
+    RepartitionNode,
     StartReplica,
     StopReplica,
     Unmet,
@@ -54,7 +54,7 @@ AHEAD_ROUNDS_MAX = 64
 ENDED = frozenset({S.STOPPING, S.SCRUBBING})
 
 
-class Asked(NamedTuple):
+class AssumedDemand(NamedTuple):
     """The Calls of one Model."""
 
     waiting: int = 0
@@ -120,14 +120,14 @@ class Answer(Fact, frozen=True):
     """It was not followed to its end: it takes more steps than are looked at."""
 
 
-def what_if(documents: Documents, slices: Sequence[Slice], asked: Mapping[ModelName, Asked]) -> Answer:
+def what_if(documents: Documents, slices: Sequence[Slice], asked: Mapping[ModelName, AssumedDemand]) -> Answer:
     """The answer where nothing runs. Every Model of `asked` is one of the documents."""
     seen = DocumentsSeen(models=documents.models, tenants=documents.tenants, settings=documents.settings)
     world, _ = fold(World(epoch=1), (seen, SlicesSeen(slices=tuple(slices)), Synced()), BEGIN_S)
     return _Case(world, asked, cold_wait_s=WAITED_S).answer(BEGIN_S, ROUNDS_MAX)
 
 
-def ahead(world: World, asked: Mapping[ModelName, Asked], now_s: float) -> Answer:
+def simulate_world(world: World, asked: Mapping[ModelName, AssumedDemand], now_s: float) -> Answer:
     """The answer for a World as it is, whose leader has listed what runs. Every Model of `asked` is one of its."""
     return _Case(world, asked, cold_wait_s=0.0).answer(now_s, AHEAD_ROUNDS_MAX)
 
@@ -137,7 +137,7 @@ class _Case:
     they wait until a node would be cut for them.
     """
 
-    def __init__(self, world: World, asked: Mapping[ModelName, Asked], cold_wait_s: float) -> None:
+    def __init__(self, world: World, asked: Mapping[ModelName, AssumedDemand], cold_wait_s: float) -> None:
         self._asked, self._cold_wait_s = asked, cold_wait_s
         self._waiting = {name: world.loads.get(name, NO_LOAD).waiting for name in asked}
         """By the Calls that there are; they come first."""
@@ -186,7 +186,7 @@ class _Case:
                 self._stops.append(Stop(replica=id, model=self._world.replicas[id].model, reason=reason))
             case StopReplica(replica=id, reason=reason) if self._world.replicas[id].state is not S.DRAINING:
                 self._stops.append(Stop(replica=id, model=self._world.replicas[id].model, reason=reason))
-            case CutNode(order=cut, reason=reason):
+            case RepartitionNode(order=cut, reason=reason):
                 self._orders.append(Order(kind="cut", what=cut.node, reason=reason))
             case AcquireLease(order=lease, reason=reason):
                 self._orders.append(Order(kind="acquire", what=lease.id.name, reason=reason))
@@ -222,7 +222,9 @@ class _Case:
     def _calls(self) -> dict[ReplicaId, int]:
         """Those of others on each Replica."""
         mine = self._world.gateways[GATEWAY].uses
-        return {id: many - (mine[id].in_use if id in mine else 0) for id, many in in_use(self._world).items()}
+        return {
+            id: many - (mine[id].in_use if id in mine else 0) for id, many in count_running_calls(self._world).items()
+        }
 
     def _serving(self, name: ModelName) -> list[Replica]:
         there = (self._world.replicas[id] for id in self._world.by_model.get(name, ()))
@@ -239,5 +241,5 @@ def _seen(one: Replica, seen: Seen) -> ReplicaSeen:
 def _left(world: World, now_s: float) -> tuple[Left, ...]:
     return tuple(
         Left(slice=one.slice.id, memory_bytes=one.slice.memory_bytes, free_bytes=max(0, one.free.memory_bytes))
-        for one in shelves(world, now_s)
+        for one in build_bins(world, now_s)
     )

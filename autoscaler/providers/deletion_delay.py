@@ -13,20 +13,20 @@ from collections.abc import Callable
 from math import inf
 from typing import Final
 
-from autoscaler.capacity.attachable_nodes import lent
+from autoscaler.capacity.attachable_nodes import list_leased_nodes
 from autoscaler.providers.kube import NOT_FOUND, AnswerError, Server
-from autoscaler.providers.reconciler import Upkeep
-from autoscaler.spec.ownership import identity
+from autoscaler.providers.reconciler import Reconciler
+from autoscaler.spec.ownership import installation_id
 from autoscaler.state.world import World
 
 NODES: Final = "/api/v1/nodes"
 DELAY: Final = "delay-deletion.cluster-autoscaler.kubernetes.io/pilotlight"
 """Alone it is all installations', as it once was: nobody writes it any more, nor takes it from where others may have
-something. What follows it here is one's own (`key_of`).
+something. What follows it here is one's own (`delay_annotation_key`).
 """
 
 
-class Delaying(Upkeep):
+class DeletionDelay(Reconciler):
     """`leads`: whether this process may write. A listener of the loop (`look`)."""
 
     def __init__(
@@ -34,7 +34,7 @@ class Delaying(Upkeep):
     ) -> None:
         """`place`: our own namespace, and what the Lease of leadership is called."""
         super().__init__(self._write, "nodes are not kept for their detached GPUs")
-        self._server, self._world, self._leads, self._key = server, world, leads, key_of(*place)
+        self._server, self._world, self._leads, self._key = server, world, leads, delay_annotation_key(*place)
         self._noted: set[str] | None = None
         """Nodes that say so; None: it must be read."""
 
@@ -73,14 +73,14 @@ class Delaying(Upkeep):
                 raise
 
 
-def key_of(home: str, lease: str) -> str:
+def delay_annotation_key(home: str, lease: str) -> str:
     """An installation's annotation: of several in one cluster none takes away what another says."""
-    return f"{DELAY}-{identity(home, lease)}"
+    return f"{DELAY}-{installation_id(home, lease)}"
 
 
 def _differ(world: World, noted: set[str]) -> list[tuple[str, bool]]:
     """Nodes that do not say what they are to, and whether they are to say so. Nothing is taken away before all
     providers have said what is theirs.
     """
-    wanted, known = lent(world), world.capacity.listed_s.keys() >= set(world.capacity.providers)
+    wanted, known = list_leased_nodes(world), world.capacity.listed_s.keys() >= set(world.capacity.providers)
     return [(node, node in wanted) for node in sorted(noted ^ wanted if known else wanted - noted)]

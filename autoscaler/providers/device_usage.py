@@ -16,7 +16,7 @@ _NAMES = {"uuid", "parentUUID"}
 _LIVE = "status.phase!=Succeeded,status.phase!=Failed"
 
 
-async def in_use(server: Server, node: str, uuids: Collection[str]) -> str:
+async def find_device_user(server: Server, node: str, uuids: Collection[str]) -> str:
     """Who uses a Device of that node with one of these UUIDs (empty: nobody knows it), or a part of it, or might, in
     words; empty: nobody. Raises AnswerError.
     """

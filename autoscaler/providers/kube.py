@@ -3,9 +3,9 @@
 `Server` is a Protocol, because a provider does not know the driver: `pilotlight.kube` implements it, with writes
 that end with the leadership. Any exception but AnswerError means that the result of the request is unknown.
 
-`together` runs several requests at once and returns all answers or raises the first error; none is left running. It is
-no TaskGroup: if a TaskGroup is cancelled while one of its tasks fails, only the failure is raised, and a caller that
-tries again would never end.
+`gather_or_cancel` runs several requests at once and returns all answers or raises the first error; none is left
+running. It is no TaskGroup: if a TaskGroup is cancelled while one of its tasks fails, only the failure is raised, and a
+caller that tries again would never end.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, NoReturn, Protocol, TypeVar
 
 from autoscaler.providers.provider import RefusedError
 from autoscaler.spec.ownership import Ownership
-from autoscaler.text import unaddressed
+from autoscaler.text import redact_addresses
 
 Object = dict[str, Any]
 """As the API has it."""
@@ -37,7 +37,7 @@ class AnswerError(Exception):
     """The server said no: `status` as HTTP has it, `reason` the API's word for it, `message` for people."""
 
     def __init__(self, status: int, reason: str, message: str) -> None:
-        message = unaddressed(message)  # a webhook that is away, in the words of who called it
+        message = redact_addresses(message)  # a webhook that is away, in the words of who called it
         super().__init__(f"{status} {reason}: {message[:SAID_MAX]}")
         self.status, self.reason, self.message = status, reason, message
 
@@ -76,13 +76,13 @@ class Server(Protocol):
         """Has it deleted, if it is still of that version. What is not there is success."""
 
 
-def served(group: Object | None, versions: Sequence[str]) -> str:
+def choose_served_version(group: Object | None, versions: Sequence[str]) -> str:
     """The first of these versions that an API group (`/apis/NAME`) has; empty: it has none of them, or is not there."""
     there = {one["version"] for one in (group or {}).get("versions") or ()}
     return next((one for one in versions if one in there), "")
 
 
-def refuse(error: AnswerError) -> NoReturn:
+def raise_refusal(error: AnswerError) -> NoReturn:
     """Raises what an order's refusal means for who gave it: RefusedError, or the error itself."""
     if error.status in REFUSALS:
         raise RefusedError(f"the API server refuses it: {error.message[:SAID_MAX]}") from error
@@ -92,7 +92,7 @@ def refuse(error: AnswerError) -> NoReturn:
 Read = TypeVar("Read")
 
 
-async def together(asked: Sequence[Coroutine[Any, Any, Read]]) -> list[Read]:
+async def gather_or_cancel(asked: Sequence[Coroutine[Any, Any, Read]]) -> list[Read]:
     """See the module."""
     running = [asyncio.ensure_future(each) for each in asked]
     try:

@@ -16,9 +16,9 @@ from typing import Final
 import msgspec
 
 from autoscaler.providers.kube import CONFLICT, NOT_FOUND, AnswerError, Server
-from autoscaler.providers.reconciler import Upkeep
+from autoscaler.providers.reconciler import Reconciler
 from autoscaler.providers.runner import Observe
-from autoscaler.state.capacity_orders import GAPS_MAX, STARTS_MAX, Kind, Learnt, LearntSeen
+from autoscaler.state.capacity_orders import GAPS_MAX, STARTS_MAX, LeadTimeStats, LearntSeen, OfferKind
 from autoscaler.state.world import World
 
 NAME: Final = "pilotlight-learnt"
@@ -33,14 +33,14 @@ log = logging.getLogger(__name__)
 class _Kept(msgspec.Struct, frozen=True):
     """Of one Kind. A gap of null is without end, for which JSON has no word."""
 
-    kind: Kind
+    kind: OfferKind
     took_s: tuple[float, ...]
     came: int
     failed: int
     gaps_s: tuple[float | None, ...]
 
 
-class Remembering(Upkeep):
+class LeadTimeStore(Reconciler):
     """`leads`: whether this process may write. A listener of the loop (`look`)."""
 
     def __init__(
@@ -54,7 +54,7 @@ class Remembering(Upkeep):
         self._epoch = 0
         """In which it was read."""
         self._there = False
-        self._saved: Mapping[Kind, Learnt] = {}
+        self._saved: Mapping[OfferKind, LeadTimeStats] = {}
         self._text = ""
         """As it is there."""
 
@@ -81,7 +81,7 @@ class Remembering(Upkeep):
             self._epoch = world.epoch
             return inf
         learnt = world.capacity.learnt
-        text = text_of(learnt)
+        text = encode_lead_times(learnt)
         new = text != self._text and bool(learnt or self._text)
         if new:
             await self._write(text)
@@ -96,7 +96,7 @@ class Remembering(Upkeep):
         if not text:
             return
         try:
-            self._saved = learnt_of(text)
+            self._saved = parse_lead_times(text)
         except msgspec.MsgspecError as error:
             log.warning("ConfigMap %s is none of ours (%s): what Offers take is learnt again", NAME, error)
         else:
@@ -116,7 +116,7 @@ class Remembering(Upkeep):
         self._there = True
 
 
-def text_of(learnt: Mapping[Kind, Learnt]) -> str:
+def encode_lead_times(learnt: Mapping[OfferKind, LeadTimeStats]) -> str:
     """As it is kept, the newest last."""
     left, kept = BYTES_MAX, list[str]()
     for kind, one in reversed([*learnt.items()]):
@@ -130,10 +130,10 @@ def text_of(learnt: Mapping[Kind, Learnt]) -> str:
     return f"[{','.join(reversed(kept))}]"
 
 
-def learnt_of(text: str) -> dict[Kind, Learnt]:
+def parse_lead_times(text: str) -> dict[OfferKind, LeadTimeStats]:
     """What is kept. Raises msgspec's errors."""
     return {
-        one.kind: Learnt(
+        one.kind: LeadTimeStats(
             took_s=one.took_s[-STARTS_MAX:], came=one.came, failed=one.failed,
             gaps_s=tuple(inf if gap is None else gap for gap in one.gaps_s[-GAPS_MAX:]),
         )

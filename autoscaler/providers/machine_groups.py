@@ -4,8 +4,8 @@ Labels of a group's future nodes come from the Settings' `nodes`, from labels as
 from the group's own annotation. If GPUs are attached to such nodes, the annotation is the number that a node can have,
 not the number that it comes with. A MachineSet of a MachineDeployment grows with it and is not counted separately.
 
-`Growing` reads the groups again soon after a change while there are any, otherwise rarely. A group that cannot be read
-counts as absent: what it adds may then be ordered a second time.
+`MachineGroupWatcher` reads the groups again soon after a change while there are any, otherwise rarely. A group that
+cannot be read counts as absent: what it adds may then be ordered a second time.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from autoscaler.capacity.attachable_nodes import DEVICES_MAX, GPU_COUNT, count
+from autoscaler.capacity.attachable_nodes import DEVICES_MAX, GPU_COUNT, parse_device_count
 from autoscaler.providers.kube import Object, Server
-from autoscaler.providers.new_nodes import COUNT, Terms, offer, shape
-from autoscaler.providers.reconciler import Upkeep
+from autoscaler.providers.new_nodes import COUNT, OfferTerms, build_offer, infer_node_shape
+from autoscaler.providers.reconciler import Reconciler
 from autoscaler.spec.pod import GPU, OURS
 from autoscaler.spec.settings import Settings, kind_of
 from autoscaler.state.capacity_orders import Group, GroupsSeen, Offer
@@ -30,22 +30,24 @@ TO_NODES = ("node-role.kubernetes.io", "node-restriction.kubernetes.io", "node.c
 DEPLOYMENT = "MachineDeployment"
 
 
-class Found(NamedTuple):
+class MachineGroupObject(NamedTuple):
     """One object and its kind."""
 
     kind: str
     body: Object
 
 
-def groups(found: Iterable[Found], pods: Sequence[Object], settings: Settings) -> tuple[Group, ...]:
+def read_machine_groups(
+    found: Iterable[MachineGroupObject], pods: Sequence[Object], settings: Settings
+) -> tuple[Group, ...]:
     """`pods`: those that no node has yet."""
     return tuple(sorted((_group(one, pods, settings) for one in found), key=lambda one: one.name))
 
 
-def _group(found: Found, pods: Sequence[Object], settings: Settings) -> Group:
+def _group(found: MachineGroupObject, pods: Sequence[Object], settings: Settings) -> Group:
     metadata, spec, status = found.body["metadata"], found.body["spec"], found.body.get("status") or {}
     notes, labels = metadata.get("annotations") or {}, _labels(found.body)
-    most, name = count(notes.get(GPU_COUNT)), f"{found.kind} {metadata['namespace']}/{metadata['name']}"
+    most, name = parse_device_count(notes.get(GPU_COUNT)), f"{found.kind} {metadata['namespace']}/{metadata['name']}"
     if any(one.get("controller") and one["kind"] == DEPLOYMENT for one in metadata.get("ownerReferences") or ()):
         return Group(name=name, most=most, labels=labels)
     return Group(
@@ -77,10 +79,10 @@ def _brings(name: str, labels: Mapping[str, str], most: int, settings: Settings)
     fabric = any(one.cro is not None or one.redfish is not None for one in settings.capacity)
     filled = kind is not None and kind.devices_max is not None
     if filled or (fabric and most and all(one.devices_max is None for one in settings.nodes)):
-        of = shape(labels, kind) if COUNT in labels else None
+        of = infer_node_shape(labels, kind) if COUNT in labels else None
     else:
-        of = shape({COUNT: str(min(most, DEVICES_MAX)), **labels} if most else labels, kind)
-    return None if of is None or not labels else offer(name, "node", of, labels, Terms(1), settings)
+        of = infer_node_shape({COUNT: str(min(most, DEVICES_MAX)), **labels} if most else labels, kind)
+    return None if of is None or not labels else build_offer(name, "node", of, labels, OfferTerms(1), settings)
 
 
 def _claims(pods: Sequence[Object], labels: Mapping[str, str]) -> Iterator[int]:
@@ -90,7 +92,7 @@ def _claims(pods: Sequence[Object], labels: Mapping[str, str]) -> Iterator[int]:
         ours = any(key.startswith(OURS) for key in metadata.get("labels") or {})
         if not ours and (spec.get("nodeSelector") or {}).items() <= labels.items():
             asked = ((one.get("resources") or {}).get("limits") or {} for one in spec["containers"])
-            yield sum(count(one.get(GPU)) for one in asked)
+            yield sum(parse_device_count(one.get(GPU)) for one in asked)
 
 
 LOOK_S, NONE_S = 5.0, 60.0
@@ -99,9 +101,9 @@ PODS: Final = "/api/v1/pods"
 WAITING: Final = "spec.nodeName=,status.phase=Pending"
 
 
-async def machines(server: Server) -> list[Found]:
+async def list_machine_group_objects(server: Server) -> list[MachineGroupObject]:
     """All MachineDeployments and MachineSets of a cluster. Raises AnswerError."""
-    found: list[Found] = []
+    found: list[MachineGroupObject] = []
     capi = await _version(server, CAPI)
     if capi:
         for kind in (DEPLOYMENT, "MachineSet"):
@@ -117,12 +119,12 @@ async def _version(server: Server, group: str) -> str:
     return "" if said is None else str((said.get("preferredVersion") or said["versions"][0])["groupVersion"])
 
 
-async def _listed(server: Server, kind: str, version: str) -> list[Found]:
+async def _listed(server: Server, kind: str, version: str) -> list[MachineGroupObject]:
     items: list[Object] = await server.items(f"/apis/{version}/{kind.lower()}s")
-    return [Found(kind, {**one, "apiVersion": version}) for one in items]
+    return [MachineGroupObject(kind, {**one, "apiVersion": version}) for one in items]
 
 
-class Growing(Upkeep):
+class MachineGroupWatcher(Reconciler):
     """`observe` is told what there is, at each look."""
 
     def __init__(
@@ -135,8 +137,8 @@ class Growing(Upkeep):
         """Pods that wait matter only where something may come for them. That there are none is told once: what is found
         later is new.
         """
-        found, known = await machines(self._server), self._world().capacity
+        found, known = await list_machine_group_objects(self._server), self._world().capacity
         if found or known.groups or not known.grouped:
             pods = await self._server.items(PODS, fieldSelector=WAITING) if found else []
-            self._observe((GroupsSeen(groups=groups(found, pods, self._world().settings)),))
+            self._observe((GroupsSeen(groups=read_machine_groups(found, pods, self._world().settings)),))
         return LOOK_S if found else NONE_S

@@ -14,13 +14,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from autoscaler.contract import ModelName
-from autoscaler.placement.model.prices import Prices, bought
+from autoscaler.placement.model.prices import Prices, read_capacity_type
 from autoscaler.queries.pod_requests import requests_for
 from autoscaler.spec.pod import GPU, selector_of
 from autoscaler.spec.quantity import whole_number
 from autoscaler.spec.settings import NodeKind, Settings, kind_of
 from autoscaler.state.capacity_orders import Bought, Offer
-from autoscaler.state.node_labels import Taint, asked_for
+from autoscaler.state.node_labels import Taint, filter_provisioning_labels
 from autoscaler.state.world import World
 
 PRODUCT, MEMORY_MIB, COUNT, REPLICAS = (f"{GPU}.{name}" for name in ("product", "memory", "count", "replicas"))
@@ -55,7 +55,7 @@ class Shape(NamedTuple):
     """Pods ask for them by the GPU's resource: who adds nodes may be asked for it, too."""
 
 
-class Terms(NamedTuple):
+class OfferTerms(NamedTuple):
     """How it is given."""
 
     many: int
@@ -72,7 +72,7 @@ class Terms(NamedTuple):
     """None: as the labels tell."""
 
 
-class Needs(NamedTuple):
+class NodeRequirements(NamedTuple):
     """Without which a node would be of no use to whom it is added for."""
 
     where: Mapping[str, str] = {}
@@ -81,15 +81,17 @@ class Needs(NamedTuple):
     """What it requests beside Devices."""
 
 
-def needs(world: World, owner: ModelName) -> Needs:
+def resolve_node_requirements(world: World, owner: ModelName) -> NodeRequirements:
     """Nobody's: any node does."""
     model, defaults = world.models.get(owner), world.settings.pod
     if model is None:
-        return Needs()
-    return Needs(asked_for(selector_of(defaults, model.spec.pod)), requests_for(model, defaults))
+        return NodeRequirements()
+    return NodeRequirements(
+        filter_provisioning_labels(selector_of(defaults, model.spec.pod)), requests_for(model, defaults)
+    )
 
 
-def shape(labels: Mapping[str, str], kind: NodeKind | None) -> Shape | None:
+def infer_node_shape(labels: Mapping[str, str], kind: NodeKind | None) -> Shape | None:
     """None: nobody tells, or only the running node does. Labels go before the Settings, as of nodes that are there."""
     mib, count = whole_number(labels.get(MEMORY_MIB)) or 0, whole_number(labels.get(COUNT)) or 0
     product = labels.get(PRODUCT, "").removesuffix(SHARED)
@@ -115,9 +117,11 @@ def _parts(labels: Mapping[str, str], said: int) -> int:
     return replicas if 1 <= replicas <= PARTS_MAX else said
 
 
-def offer(provider: str, name: str, of: Shape, labels: Mapping[str, str], terms: Terms, settings: Settings) -> Offer:  # noqa: PLR0917  what, of whom, at what price
+def build_offer(  # noqa: PLR0917  what, of whom, at what price
+    provider: str, name: str, of: Shape, labels: Mapping[str, str], terms: OfferTerms, settings: Settings
+) -> Offer:
     """Of such nodes. `labels`: those that each will have."""
-    how = terms.bought or bought(labels)
+    how = terms.bought or read_capacity_type(labels)
     price = 0.0 if how == "owned" else Prices(settings.prices).at(of.product, how)
     return Offer(
         provider=provider, name=name, product=of.product, memory_bytes=of.memory_bytes,
@@ -130,16 +134,18 @@ def offer(provider: str, name: str, of: Shape, labels: Mapping[str, str], terms:
     )  # fmt: skip
 
 
-def of_kinds(provider: str, selector: Mapping[str, str], terms: Terms, settings: Settings) -> Iterator[Offer]:
+def build_node_kind_offers(
+    provider: str, selector: Mapping[str, str], terms: OfferTerms, settings: Settings
+) -> Iterator[Offer]:
     """What a queue could bring, which says nothing of Devices itself: one for each entry of the Settings' `nodes` that
     `selector` does not contradict, and whose Devices pods ask for by the GPU's resource, as those in queues do.
     """
     for kind in settings.nodes:
         labels = {**kind.selector, **selector}
         if kind_of(labels, settings.nodes) is kind and not _is_two(labels, kind, settings.nodes):
-            of = shape(labels, kind)
+            of = infer_node_shape(labels, kind)
             if of is not None and of.counted:
-                yield offer(provider, _name(kind, labels), of, labels, terms, settings)
+                yield build_offer(provider, _name(kind, labels), of, labels, terms, settings)
 
 
 def _is_two(labels: Mapping[str, str], kind: NodeKind, declared: Sequence[NodeKind]) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol, runtime_checkable
 
 from autoscaler.state.capacity_orders import AcquireOrder, Listed, Offer, ReleaseOrder
-from autoscaler.text import unaddressed
+from autoscaler.text import redact_addresses
 
 
 class RefusedError(Exception):
@@ -19,7 +19,7 @@ class RefusedError(Exception):
     """
 
     def __init__(self, says: str) -> None:
-        super().__init__(unaddressed(says))
+        super().__init__(redact_addresses(says))
 
 
 class Provider(Protocol):

@@ -24,7 +24,7 @@ REST_S: Final = (0.5, 30.0)
 log = logging.getLogger(__name__)
 
 
-class Upkeep:
+class Reconciler:
     """`keep` does what there is to do, nothing if there is none, and returns in how many seconds it wants to be asked
     again without news. `fails`: in words, what is not as it should be when that raises.
     """

@@ -32,7 +32,7 @@ from autoscaler.state.capacity_orders import (
     ProviderTroubled,
     ReleaseOrder,
 )
-from autoscaler.text import unaddressed
+from autoscaler.text import redact_addresses
 
 _log = logging.getLogger(__name__)
 Told = ProvidersSeen | OffersSeen | LeasesSeen | LeaseRefused | ProviderTroubled | GroupsSeen | LearntSeen
@@ -55,7 +55,7 @@ ORDERS_MAX: Final = 256
 """That wait at one Provider; further ones are dropped, and given anew by who decides."""
 
 
-class Supplying:
+class ProviderRunner:
     """A Supplier for all Providers, by name. `hedges`: who may be started beside another for one lack; `closing`: who
     only keeps what there is until it is given back.
     """
@@ -71,7 +71,7 @@ class Supplying:
         self._observe = observe
         self._known = ProvidersSeen(providers=tuple(sorted(providers)), hedges=hedges)
         self._desks = {
-            name: _Desk(name, one, observe, clock, closing=name in closing) for name, one in providers.items()
+            name: ProviderWorker(name, one, observe, clock, closing=name in closing) for name, one in providers.items()
         }
 
     def acquire(self, order: AcquireOrder) -> None:
@@ -101,7 +101,7 @@ class Supplying:
             desk.put(order)
 
 
-class _Desk:
+class ProviderWorker:
     """One Provider."""
 
     def __init__(
@@ -202,7 +202,7 @@ class _Desk:
             self._trouble(error)
             return False
         if len(offers) <= OFFERS_MAX and all(one.provider == self._name for one in offers):
-            lacks = unaddressed(self._provider.lacks) if isinstance(self._provider, Lacking) else ""
+            lacks = redact_addresses(self._provider.lacks) if isinstance(self._provider, Lacking) else ""
             part = (ProviderTroubled(provider=self._name, says=lacks, listing=False),) if lacks else ()
             self._observe((OffersSeen(provider=self._name, offers=offers), *part))  # at once: it ends with new offers
         else:
@@ -218,4 +218,4 @@ class _Desk:
 
 def _unaddressed(one: Listed) -> Listed:
     """Conditions, events and webhooks say what they like: of all Providers it is taken out here."""
-    return replace(one, says=unaddressed(one.says)) if one.says else one
+    return replace(one, says=redact_addresses(one.says)) if one.says else one

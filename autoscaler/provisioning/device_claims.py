@@ -17,9 +17,18 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from autoscaler.capacity.availability import SILENT, barred, heard, left
+from autoscaler.capacity.availability import SILENT, compute_remaining_offer, find_offer_backoff, has_current_offers
 from autoscaler.state.capacity_orders import Lease, Offer, OfferId
-from autoscaler.state.device_claims import FAILED, OVER, READY, RESCHEDULE, Awaited, device_of, kind_of, pool_of
+from autoscaler.state.device_claims import (
+    FAILED,
+    OVER,
+    READY,
+    RESCHEDULE,
+    PendingDeviceClaim,
+    device_of,
+    kind_of,
+    pool_of,
+)
 from autoscaler.state.world import World
 
 PUBLISHED_MAX = 64
@@ -34,10 +43,10 @@ TEXT_MAX = 64
 """Of an attribute (resource.k8s.io)."""
 
 
-class Pledge(NamedTuple):
+class ClaimCommitment(NamedTuple):
     """One claim's."""
 
-    awaited: Awaited
+    awaited: PendingDeviceClaim
     lease: Lease | None = None
     """On its way, or here and nobody's yet."""
     offer: Offer | None = None
@@ -47,7 +56,7 @@ class Pledge(NamedTuple):
     says: str = ""
 
 
-class Pool(NamedTuple):
+class DevicePool(NamedTuple):
     """What could be attached to one node."""
 
     name: str
@@ -56,7 +65,7 @@ class Pool(NamedTuple):
     """As a ResourceSlice has them."""
 
 
-class Told(NamedTuple):
+class ClaimStatus(NamedTuple):
     """What is written into one claim's status."""
 
     namespace: str
@@ -69,65 +78,71 @@ class Told(NamedTuple):
 class Published(NamedTuple):
     """All that a cluster is to be shown."""
 
-    pools: tuple[Pool, ...] = ()
-    told: tuple[Told, ...] = ()
+    pools: tuple[DevicePool, ...] = ()
+    told: tuple[ClaimStatus, ...] = ()
 
 
-def pledge(one: Awaited, world: World, leases: Collection[Lease], now_s: float) -> Pledge:
+def commit_claim(one: PendingDeviceClaim, world: World, leases: Collection[Lease], now_s: float) -> ClaimCommitment:
     """`leases`: with those that are ordered now, by the order in which claims are looked at."""
     capacity = world.capacity
     mine = [each for each in leases if each.owner == one.owner and _is_of(one, each.offer) and not each.leaving]
     for lease in sorted(mine, key=lambda each: each.id):
         if len(one.devices) <= lease.devices and (lease.coming(now_s) or (lease.here_s is not None and not lease.used)):
-            return Pledge(one, lease)
-    if one.provider not in publishing(world):
-        return Pledge(one, reason="NotPublished", says=f"{one.provider} publishes nothing any more")
-    if (bar := barred(capacity, OfferId(one.provider, one.owner), now_s)) is not None:
-        return Pledge(one, reason="NotTaken", says=f"what was attached for it was not taken: {bar.why}")
+            return ClaimCommitment(one, lease)
+    if one.provider not in list_publishing_providers(world):
+        return ClaimCommitment(one, reason="NotPublished", says=f"{one.provider} publishes nothing any more")
+    if (bar := find_offer_backoff(capacity, OfferId(one.provider, one.owner), now_s)) is not None:
+        return ClaimCommitment(one, reason="NotTaken", says=f"what was attached for it was not taken: {bar.why}")
     if one.provider not in capacity.offers:
-        return Pledge(one)
-    if not heard(capacity, one.provider, now_s):
-        return Pledge(one, says=SILENT)
+        return ClaimCommitment(one)
+    if not has_current_offers(capacity, one.provider, now_s):
+        return ClaimCommitment(one, says=SILENT)
     offer = next((each for each in capacity.offers[one.provider] if _is_of(one, each)), None)
-    rest = "nothing of its kind is left for that node" if offer is None else left(capacity, leases, offer, now_s)
+    rest = (
+        "nothing of its kind is left for that node"
+        if offer is None
+        else compute_remaining_offer(capacity, leases, offer, now_s)
+    )
     if isinstance(rest, str):
-        return Pledge(one, reason="NotAttached", says=rest)
+        return ClaimCommitment(one, reason="NotAttached", says=rest)
     if rest.devices_max < len(one.devices):
-        return Pledge(one, reason="NotAttached", says=f"only {rest.devices_max} of its kind are left for that node")
-    return Pledge(one, offer=rest)
+        return ClaimCommitment(
+            one, reason="NotAttached", says=f"only {rest.devices_max} of its kind are left for that node"
+        )
+    return ClaimCommitment(one, offer=rest)
 
 
-def published(world: World, now_s: float, were: Collection[str] = ()) -> Published | None:
+def find_published_devices(world: World, now_s: float, were: Collection[str] = ()) -> Published | None:
     """As it is now; None: it is not known yet, and what is there stays. `were`: providers that the Settings named once.
     What claims were given of others is for another installation of the cluster to tell.
     """
-    unknown = publishing(world) - (world.capacity.offers.keys() & world.capacity.listed_s.keys())
+    unknown = list_publishing_providers(world) - (world.capacity.offers.keys() & world.capacity.listed_s.keys())
     if not world.leads or (unknown and now_s < world.leading_since_s + UNKNOWN_S):
         return None
     leases = [*world.capacity.leases.values()]
     ours = {*were, *(one.name for one in world.settings.capacity)}
-    found = [pledge(one, world, leases, now_s) for one in world.capacity.awaited if one.provider in ours]
+    found = [commit_claim(one, world, leases, now_s) for one in world.capacity.awaited if one.provider in ours]
     told = tuple(_told(found))
     over = {one.uid for one in told}
     waiting = [one for one in found if one.awaited.uid not in over]
     return Published(tuple(_pools(world, leases, waiting, now_s)), told)
 
 
-def publishing(world: World) -> set[str]:
+def list_publishing_providers(world: World) -> set[str]:
     """Providers that the Settings have publish."""
     return {one.name for one in world.settings.capacity if one.redfish is not None and one.redfish.publish}
 
 
-def _is_of(one: Awaited, offer: Offer) -> bool:
+def _is_of(one: PendingDeviceClaim, offer: Offer) -> bool:
     return (offer.provider, offer.node, kind_of(offer.product)) == (one.provider, one.node, one.kind)
 
 
 # --- claims -----------------------------------------------------------------------------------------------------------
 
 
-def _told(pledges: Sequence[Pledge]) -> Iterator[Told]:
+def _told(pledges: Sequence[ClaimCommitment]) -> Iterator[ClaimStatus]:
     """A claim is told once all of it is here, or some of it cannot be had."""
-    claims: dict[str, list[Pledge]] = {}
+    claims: dict[str, list[ClaimCommitment]] = {}
     for one in pledges:
         claims.setdefault(one.awaited.uid, []).append(one)
     for uid, mine in sorted(claims.items()):
@@ -135,10 +150,10 @@ def _told(pledges: Sequence[Pledge]) -> Iterator[Told]:
         if failed or all(one.lease is not None and one.lease.here_s is not None for one in mine):
             devices = {name: _condition(one) for one in failed or mine for name in one.awaited.devices}
             first = mine[0].awaited
-            yield Told(first.namespace, first.name, uid, devices)
+            yield ClaimStatus(first.namespace, first.name, uid, devices)
 
 
-def _condition(one: Pledge) -> tuple[str, str, str]:
+def _condition(one: ClaimCommitment) -> tuple[str, str, str]:
     if one.reason:
         return FAILED, one.reason, one.says[:SAID_MAX]
     return (
@@ -151,8 +166,10 @@ def _condition(one: Pledge) -> tuple[str, str, str]:
 # --- pools ------------------------------------------------------------------------------------------------------------
 
 
-def _pools(world: World, leases: Sequence[Lease], waiting: Sequence[Pledge], now_s: float) -> Iterator[Pool]:
-    for provider in sorted(publishing(world)):
+def _pools(
+    world: World, leases: Sequence[Lease], waiting: Sequence[ClaimCommitment], now_s: float
+) -> Iterator[DevicePool]:
+    for provider in sorted(list_publishing_providers(world)):
         offers = world.capacity.offers.get(provider, ())
         some = {one.node: None for one in offers} | {one.awaited.node: None for one in waiting}
         for node in sorted(filter(None, some)):
@@ -162,7 +179,7 @@ def _pools(world: World, leases: Sequence[Lease], waiting: Sequence[Pledge], now
                 for name in _names(world, leases, [one for one in waiting if _is_of(one.awaited, offer)], offer, now_s)
             ]
             if devices:
-                yield Pool(pool_of(provider, node), node, tuple(devices[:PUBLISHED_MAX]))
+                yield DevicePool(pool_of(provider, node), node, tuple(devices[:PUBLISHED_MAX]))
 
 
 def _products(offers: Sequence[Offer], leases: Sequence[Lease], provider: str, node: str) -> list[Offer]:
@@ -172,11 +189,17 @@ def _products(offers: Sequence[Offer], leases: Sequence[Lease], provider: str, n
     return [found[product] for product in sorted(found)]
 
 
-def _names(world: World, leases: Sequence[Lease], waiting: Sequence[Pledge], offer: Offer, now_s: float) -> list[str]:
+def _names(
+    world: World, leases: Sequence[Lease], waiting: Sequence[ClaimCommitment], offer: Offer, now_s: float
+) -> list[str]:
     """Those that are pledged, and as many more as could be had beside them."""
     kept = sorted({name for one in waiting for name in one.awaited.devices})
     there = any(one.id == offer.id for one in world.capacity.offers.get(offer.provider, ()))
-    rest = left(world.capacity, leases, offer, now_s) if there and heard(world.capacity, offer.provider, now_s) else ""
+    rest = (
+        compute_remaining_offer(world.capacity, leases, offer, now_s)
+        if there and has_current_offers(world.capacity, offer.provider, now_s)
+        else ""
+    )
     unordered = sum(len(one.awaited.devices) for one in waiting if one.lease is None)
     many = 0 if isinstance(rest, str) else max(0, rest.devices_max - unordered)
     fresh = (name for number in range(len(kept) + many) if (name := device_of(offer.product, number)) not in kept)

@@ -1,9 +1,9 @@
 """Whether a Model fits on any Device at all: known without a Call, from its document and the Slices that exist, that
 nodes could be cut into, or that providers of capacity offer.
 
-Owns the question, and what it depends on (`as_before`); the answer is the packer's own (`WhyNot.never`), so that people
-read what a Call gets. Keeps nothing: a Device that comes, or a document that changes, gives another answer at once. It
-must not ask what is free now.
+Owns the question, and what it depends on (`is_fit_unchanged`); the answer is the packer's own (`WhyNot.never`), so that
+people read what a Call gets. Keeps nothing: a Device that comes, or a document that changes, gives another answer at
+once. It must not ask what is free now.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from math import inf
 
 from msgspec.structs import replace
 
-from autoscaler.capacity.availability import barred, heard
+from autoscaler.capacity.availability import find_offer_backoff, has_current_offers
 from autoscaler.contract import ModelName
 from autoscaler.faults import Failure, attempt
-from autoscaler.placement.index.index import Yard
-from autoscaler.placement.mig_candidates import possible
-from autoscaler.placement.model.bins import empty_shelves, want_of
-from autoscaler.placement.model.types import Force, Want
-from autoscaler.placement.simulate import to_come
-from autoscaler.placement.whole_gpus import rejoined
+from autoscaler.placement.index.index import SliceIndex
+from autoscaler.placement.mig_candidates import list_mig_candidates
+from autoscaler.placement.model.bins import build_empty_bins, build_placement_request
+from autoscaler.placement.model.types import EvictionLevel, PlacementRequest
+from autoscaler.placement.simulate import list_obtainable_slices
+from autoscaler.placement.whole_gpus import list_rejoinable_gpus
 from autoscaler.spec.model import Model
 from autoscaler.state.world import SliceId, World
 
@@ -34,9 +34,9 @@ class Fitting:
 
     def __init__(self, world: World) -> None:
         self._listed = world.synced
-        added = {one.id: one for one in to_come(world)}
-        there = empty_shelves(replace(world, slices={**world.slices, **added}) if added else world)
-        self._yard = Yard((*there, *possible(world), *rejoined(world)), world.hosts)
+        added = {one.id: one for one in list_obtainable_slices(world)}
+        there = build_empty_bins(replace(world, slices={**world.slices, **added}) if added else world)
+        self._yard = SliceIndex((*there, *list_mig_candidates(world), *list_rejoinable_gpus(world)), world.hosts)
         self._defaults = world.settings.pod
 
     def never(self, model: Model) -> str:
@@ -46,20 +46,20 @@ class Fitting:
             return ""
         return self._yard.why.never(want) or ""
 
-    def _want(self, model: Model) -> Want:
-        return want_of(model, 0, inf, Force.NONE, "", self._defaults)
+    def _want(self, model: Model) -> PlacementRequest:
+        return build_placement_request(model, 0, inf, EvictionLevel.NONE, "", self._defaults)
 
 
-def some_day(world: World, now_s: float) -> Callable[[ModelName], bool]:
+def build_future_fit_check(world: World, now_s: float) -> Callable[[ModelName], bool]:
     """Whether a Model that fits on no Device that is there fits on what could come, comes, or was here and goes, beside
     what its nodes have: then it is not refused, though all of that is another's now. What is left alone since it did
     not come is no hope, nor is what a provider could bring that is away: its Calls are told at once. What was ordered
     of that one may still come.
     """
     capacity = world.capacity
-    answering = {provider for provider in capacity.providers if heard(capacity, provider, now_s)}
+    answering = {provider for provider in capacity.providers if has_current_offers(capacity, provider, now_s)}
     open_ = {
-        provider: tuple(one for one in offers if barred(capacity, one.id, now_s) is None)
+        provider: tuple(one for one in offers if find_offer_backoff(capacity, one.id, now_s) is None)
         for provider, offers in capacity.offers.items()
         if provider in answering
     }
@@ -68,7 +68,7 @@ def some_day(world: World, now_s: float) -> Callable[[ModelName], bool]:
         for id, one in capacity.leases.items()
         if not one.leaving or (one.here_s is not None and id.provider in answering)
     }
-    added = to_come(replace(world, capacity=replace(capacity, offers=open_, leases=leases)))
+    added = list_obtainable_slices(replace(world, capacity=replace(capacity, offers=open_, leases=leases)))
     nodes = {one.node for one in added}
     there = {id: one for id, one in world.slices.items() if one.node in nodes}
     fitting = Fitting(replace(world, slices=there)) if added else None
@@ -80,7 +80,7 @@ def some_day(world: World, now_s: float) -> Callable[[ModelName], bool]:
     return one
 
 
-def as_before(before: World, after: World) -> bool:
+def is_fit_unchanged(before: World, after: World) -> bool:
     """Whether nothing has changed by which other Models may fit on no Device. That a node has less or more CPU beside
     its Devices comes with its Slices, or at the next look.
     """
@@ -97,10 +97,12 @@ def as_before(before: World, after: World) -> bool:
 def _to_come(world: World) -> Set[SliceId]:
     if not (world.capacity.offers or world.capacity.leases):
         return frozenset()
-    return {one.id for one in to_come(world)}
+    return {one.id for one in list_obtainable_slices(world)}
 
 
-def misfits(world: World, fault: Callable[[ModelName, Exception], None] | None = None) -> dict[ModelName, str]:
+def list_unplaceable_models(
+    world: World, fault: Callable[[ModelName, Exception], None] | None = None
+) -> dict[ModelName, str]:
     """The Models of the documents that fit on no Device -> why, in order of names.
 
     `fault` gets each Model that raises an exception, which then does not affect the others; None: it is raised.

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
-from autoscaler.capacity.interruptions import ends, unneeded
-from autoscaler.capacity.lead_times import NO_LEARNT, expected
-from autoscaler.capacity.ordered_slices import is_of, shut
+from autoscaler.capacity.interruptions import is_lease_ending, is_on_unneeded_node
+from autoscaler.capacity.lead_times import NO_LEARNT, estimate_lead_time
+from autoscaler.capacity.ordered_slices import is_slice_of_lease, list_withheld_slices
 from autoscaler.contract import ModelName
-from autoscaler.placement.simulate import Ground
-from autoscaler.queries.cordons import closed, detached
+from autoscaler.placement.simulate import SimulationContext
+from autoscaler.queries.cordons import explain_closed_slice, is_force_drained
 from autoscaler.state.capacity_orders import Lease, LeaseId, Offer, OfferId
 from autoscaler.state.world import DeviceId, Slice, World
 
@@ -33,12 +33,12 @@ class Headroom(NamedTuple):
 NONE = Headroom(frozenset(), {})
 
 
-def owner(provider: str) -> ModelName:
+def headroom_owner(provider: str) -> ModelName:
     """Whose its Leases are, before a Model is on them: nobody's but the provider's own."""
     return ModelName(f"{_OWNER}{provider}")
 
 
-def headroom(ground: Ground, leases: Collection[Lease], waited: Collection[LeaseId]) -> Headroom:
+def compute_headroom(ground: SimulationContext, leases: Collection[Lease], waited: Collection[LeaseId]) -> Headroom:
     """`leases`: with those that are ordered now; `waited`: those of them that somebody waits for."""
     entries = [one for one in ground.world.settings.capacity if one.headroom and not one.closing]
     if not entries:
@@ -50,7 +50,7 @@ def headroom(ground: Ground, leases: Collection[Lease], waited: Collection[Lease
         offers = world.capacity.offers.get(entry.name, ())
         products = {one.product for one in (*offers, *(one.offer for one in mine))}
         there = {of: one for of, one in free.items() if one.product in products}
-        leased = {one.id: {of for of, slice_ in there.items() if is_of(one, slice_)} for one in mine}
+        leased = {one.id: {of for of, slice_ in there.items() if is_slice_of_lease(one, slice_)} for one in mine}
         lacks = entry.headroom - len(there.keys() - set[DeviceId]().union(*leased.values()))
         for one in sorted(mine, key=lambda one: (one.here_s is None, one.id)):
             counts = _counts(world, one, len(leased[one.id]), ground.now_s, waited)
@@ -61,18 +61,21 @@ def headroom(ground: Ground, leases: Collection[Lease], waited: Collection[Lease
     return Headroom(frozenset(kept), lacking)
 
 
-def comes(offer: Offer, lacks: int) -> int:
+def compute_order_devices(offer: Offer, lacks: int) -> int:
     """With so many Devices it is ordered where so many are lacking: a node comes whole."""
     return min(max(lacks, offer.devices_min), offer.devices_max)
 
 
-def cheapest(world: World, offers: Iterable[Offer], lacks: int) -> Offer | None:
+def find_cheapest_offer(world: World, offers: Iterable[Offer], lacks: int) -> Offer | None:
     """Of which it is ordered, by what each of the Devices that are lacking costs: then what comes the soonest. None:
     there is none.
     """
 
     def key(one: Offer) -> tuple[float, float, OfferId]:
-        takes, many = expected(one, world.capacity.learnt.get(one.kind, NO_LEARNT)), comes(one, lacks)
+        takes, many = (
+            estimate_lead_time(one, world.capacity.learnt.get(one.kind, NO_LEARNT)),
+            compute_order_devices(one, lacks),
+        )
         return one.price_per_hour * many / min(many, lacks), takes.p50_s, one.id
 
     return min(offers, key=key, default=None)
@@ -82,15 +85,21 @@ def _counts(world: World, lease: Lease, free: int, now_s: float, waited: Collect
     """So many Devices of a Lease are free, or will be."""
     if lease.here_s is None:
         return lease.devices if lease.coming(now_s) and lease.id not in waited else 0
-    going = lease.leaving or lease.failed or ends(world, lease) or unneeded(world, lease) or detached(world, lease)
+    going = (
+        lease.leaving
+        or lease.failed
+        or is_lease_ending(world, lease)
+        or is_on_unneeded_node(world, lease)
+        or is_force_drained(world, lease)
+    )
     return 0 if going else free
 
 
-def _free(ground: Ground) -> dict[DeviceId, Slice]:
+def _free(ground: SimulationContext) -> dict[DeviceId, Slice]:
     """One Slice of each Device on which nothing is, and of which nothing is given to anybody. Where others' pods are
     counted on a node and nobody knows on which Device, so many fewer are.
     """
-    world, shut_ = ground.world, shut(ground.world)
+    world, shut_ = ground.world, list_withheld_slices(ground.world)
     of: dict[DeviceId, list[Slice]] = {}
     for one in world.slices.values():
         of.setdefault(one.device, []).append(one)
@@ -106,7 +115,7 @@ def _free(ground: Ground) -> dict[DeviceId, Slice]:
     return found
 
 
-def _open(ground: Ground, one: Slice, shut_: Collection[object]) -> bool:
+def _open(ground: SimulationContext, one: Slice, shut_: Collection[object]) -> bool:
     world = ground.world
     taken = one.id in ground.taken or one.id in shut_ or one.theirs or world.by_slice.get(one.id)
-    return one.healthy and not taken and not closed(world, one)
+    return one.healthy and not taken and not explain_closed_slice(world, one)

@@ -10,39 +10,39 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from math import inf
 
-from autoscaler.capacity.lead_times import NO_LEARNT, Expected, expected
+from autoscaler.capacity.lead_times import NO_LEARNT, Expected, estimate_lead_time
 from autoscaler.contract import ModelName
-from autoscaler.demand.schedule import floor
-from autoscaler.placement.model.types import Want
+from autoscaler.demand.schedule import compute_replica_floor
+from autoscaler.placement.model.types import PlacementRequest
 from autoscaler.state.capacity_orders import Capacity, Lease, Offer
-from autoscaler.state.node_labels import Coming, may_come, repels
+from autoscaler.state.node_labels import PendingLabels, can_label_appear, find_untolerated_taint
 from autoscaler.state.world import NodeId, World
 
 
-def offered(capacity: Capacity) -> tuple[Offer, ...]:
+def list_offers(capacity: Capacity) -> tuple[Offer, ...]:
     """All that is on offer."""
     return tuple(one for each in capacity.offers.values() for one in each)
 
 
-def takes(capacity: Capacity, offer: Offer) -> Expected:
+def estimate_delivery(capacity: Capacity, offer: Offer) -> Expected:
     """How long it takes, by what was learnt."""
-    return expected(offer, capacity.learnt.get(offer.kind, NO_LEARNT))
+    return estimate_lead_time(offer, capacity.learnt.get(offer.kind, NO_LEARNT))
 
 
-def hopeful(world: World, coming: Iterable[Offer]) -> Callable[[Want], bool]:
+def build_offer_filter(world: World, coming: Iterable[Offer]) -> Callable[[PlacementRequest], bool]:
     """Whether any Offer suits a Want, or what is on its way has the size that it needs and is a product that it takes:
     so who can have nothing stands before nobody.
     """
-    offers, sizes = offered(world.capacity), {(one.product, one.memory_bytes // one.parts) for one in coming}
+    offers, sizes = list_offers(world.capacity), {(one.product, one.memory_bytes // one.parts) for one in coming}
     known: dict[tuple[object, ...], bool] = {}
     there = devices_by_node(world)
 
-    def one(want: Want) -> bool:
+    def one(want: PlacementRequest) -> bool:
         least_bytes = want.memory_bytes - want.spare_bytes
         key = want.products, least_bytes, want.devices, want.selector, want.tolerations
         if key not in known:
             known[key] = any(least_bytes <= size and want.kind.rank(of) is not None for of, size in sizes) or any(
-                suits(want, offer, there.get(NodeId(offer.node), 0)) for offer in offers
+                is_offer_suitable(want, offer, there.get(NodeId(offer.node), 0)) for offer in offers
             )
         return known[key]
 
@@ -54,45 +54,48 @@ def devices_by_node(world: World) -> Mapping[NodeId, int]:
     return Counter(node for node, _ in {(one.node, one.device) for one in world.slices.values()})
 
 
-def suits(want: Want, offer: Offer, there: int) -> bool:
+def is_offer_suitable(want: PlacementRequest, offer: Offer, there: int) -> bool:
     """Whether nothing that is told of an Offer keeps a Want away. `there`: Devices that its node has now."""
     fits = want.memory_bytes - want.spare_bytes <= offer.memory_bytes // offer.parts
     enough = want.devices <= offer.devices_max + there and want.kind.rank(offer.product) is not None
-    return fits and enough and _labelled(want, offer) and repels(offer.taints, want.tolerations) is None
+    return fits and enough and _labelled(want, offer) and find_untolerated_taint(offer.taints, want.tolerations) is None
 
 
-def _labelled(want: Want, offer: Offer) -> bool:
-    labels, coming = offer.labels, Coming.DEVICES if offer.node else Coming.NODE
+def _labelled(want: PlacementRequest, offer: Offer) -> bool:
+    labels, coming = offer.labels, PendingLabels.DEVICES if offer.node else PendingLabels.NODE
     untold = bool(offer.node) and not labels
     return all(
-        labels[key] == value if key in labels else untold or may_come(key, coming) for key, value in want.selector
+        labels[key] == value if key in labels else untold or can_label_appear(key, coming)
+        for key, value in want.selector
     )
 
 
-def left_s(capacity: Capacity, lease: Lease, now_s: float) -> float:
+def remaining_delivery_s(capacity: Capacity, lease: Lease, now_s: float) -> float:
     """So much longer it takes; infinite: nobody can say, or of a queue not any more."""
-    of, past_s = takes(capacity, lease.offer), now_s - lease.asked_s
+    of, past_s = estimate_delivery(capacity, lease.offer), now_s - lease.asked_s
     dry = lease.listed is not None and lease.listed.dry
     return inf if lease.offer.queued and (dry or past_s >= of.p95_s) else of.left_s(past_s)
 
 
-def stands(world: World, lease: Lease, start_s: float, now_s: float) -> bool:
+def is_order_too_slow(world: World, lease: Lease, start_s: float, now_s: float) -> bool:
     """Whether nobody waits for what it brings out of its queue: nobody can say when that is, or no Call of its owner
     waits for as long as such take. Other rungs are taken meanwhile. `start_s`: of its owner. Not by what is left of
     that, which falls and rises again: it would be waited for, and given up, in turn.
     """
-    left, model = left_s(world.capacity, lease, now_s), world.models.get(lease.owner)
+    left, model = remaining_delivery_s(world.capacity, lease, now_s), world.models.get(lease.owner)
     if left == inf or not lease.offer.queued:
         return left == inf
-    long_s = takes(world.capacity, lease.offer).p50_s + start_s
+    long_s = estimate_delivery(world.capacity, lease.offer).p50_s + start_s
     return model is not None and long_s > model.spec.queue.wait_seconds_max
 
 
-def deadline(world: World, model: ModelName, now_s: float) -> float:
+def compute_deadline_s(world: World, model: ModelName, now_s: float) -> float:
     """When the first of the Calls that wait for a Model gives up, or a window that it is to be there for begins;
     infinite: none does.
     """
     levels = ((g.seen_s, one) for g in world.gateways.values() for one in g.levels.get(model, ()))
     waits = ((seen_s, one.soonest_deadline_s) for seen_s, one in levels if one.waiting)
     given_up_s = min((seen_s + left for seen_s, left in waits if left is not None), default=inf)
-    return min(given_up_s, floor(world, world.models[model], now_s).begins_s if model in world.models else inf)
+    return min(
+        given_up_s, compute_replica_floor(world, world.models[model], now_s).begins_s if model in world.models else inf
+    )

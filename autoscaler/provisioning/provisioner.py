@@ -17,26 +17,51 @@ from functools import cached_property
 from math import inf
 from typing import NamedTuple
 
-from autoscaler.capacity.availability import SILENT, barred, heard, left
+from autoscaler.capacity.availability import SILENT, compute_remaining_offer, find_offer_backoff, has_current_offers
 from autoscaler.capacity.lead_times import Expected, due_after_s
-from autoscaler.capacity.machine_groups import on_their_way
+from autoscaler.capacity.machine_groups import list_group_leases
 from autoscaler.contract import ModelName
 from autoscaler.demand.desired_replicas import NO_LOAD
 from autoscaler.demand.schedule import STARTS
-from autoscaler.placement.model.types import Force, Missing, Packing, Want
-from autoscaler.placement.packer import order
-from autoscaler.placement.simulate import Answers, Ground, covered, fewest
-from autoscaler.provisioning.device_claims import Pledge, pledge
-from autoscaler.provisioning.feasibility import some_day
-from autoscaler.provisioning.headroom import NONE, cheapest, comes, headroom, owner
-from autoscaler.provisioning.offer_filter import deadline, hopeful, left_s, stands, takes
-from autoscaler.provisioning.offer_selection import Chosen, Rung, Trials, alike, climb, first, rung
-from autoscaler.provisioning.release import returned
+from autoscaler.placement.model.types import EvictionLevel, PackResult, PlacementRequest, Unplaced
+from autoscaler.placement.packer import request_sort_key
+from autoscaler.placement.simulate import (
+    SimulationCache,
+    SimulationContext,
+    compute_min_devices,
+    match_requests_to_orders,
+)
+from autoscaler.provisioning.device_claims import ClaimCommitment, commit_claim
+from autoscaler.provisioning.feasibility import build_future_fit_check
+from autoscaler.provisioning.headroom import (
+    NONE,
+    compute_headroom,
+    compute_order_devices,
+    find_cheapest_offer,
+    headroom_owner,
+)
+from autoscaler.provisioning.offer_filter import (
+    build_offer_filter,
+    compute_deadline_s,
+    estimate_delivery,
+    is_order_too_slow,
+    remaining_delivery_s,
+)
+from autoscaler.provisioning.offer_selection import (
+    Chosen,
+    RatedOffer,
+    TrialBudget,
+    choose_sorted_offer,
+    normalize_request,
+    rank_offers_lazily,
+    rate_offer,
+)
+from autoscaler.provisioning.release import plan_releases
 from autoscaler.state.actions import AcquireLease, ReleaseLease
-from autoscaler.state.capacity_orders import AcquireOrder, Lease, LeaseId, Offer, OfferId, next_name
-from autoscaler.state.device_claims import is_claims
+from autoscaler.state.capacity_orders import AcquireOrder, Lease, LeaseId, Offer, OfferId, next_lease_name
+from autoscaler.state.device_claims import is_claim_owner
 from autoscaler.state.world import Replica
-from autoscaler.text import seconds
+from autoscaler.text import format_duration
 
 WANTS_MAX = 512
 """So many are looked at in one Plan, those that go first; the others lack room still at the next."""
@@ -50,52 +75,56 @@ REORDER_S = 15.0
 """A list that began so long after an order and does not show it: it was lost, and is said again, by the same name."""
 
 
-class Found(NamedTuple):
+class ProvisioningResult(NamedTuple):
     """What is ordered, who waits for what, and when time alone changes that."""
 
     actions: tuple[AcquireLease | ReleaseLease, ...]
-    unmet: tuple[Missing, ...]
+    unmet: tuple[Unplaced, ...]
     next_s: float = inf
 
 
-def settle(packing: Packing, starts: Iterable[Replica], ground: Ground) -> Found:
+def provision_capacity(packing: PackResult, starts: Iterable[Replica], ground: SimulationContext) -> ProvisioningResult:
     """For one Plan: the packer's answer, and what the Plan starts."""
     capacity = ground.world.capacity
     if not (capacity.providers or capacity.offers or capacity.leases):
-        return Found((), packing.unmet)
+        return ProvisioningResult((), packing.unmet)
     taken = {id for one in packing.placements for id in one.slices}
     taken |= {id for one in packing.unmet if one.promised for id in one.slices}
     taken |= {id for one in starts for id in one.slices}
-    return _Ledger(ground._replace(taken=frozenset(taken)), packing.unmet).settled()
+    return Provisioner(ground._replace(taken=frozenset(taken)), packing.unmet).settled()
 
 
-def judged(ground: Ground, want: Want) -> list[tuple[Offer, Rung | str]]:
+def evaluate_offers(ground: SimulationContext, want: PlacementRequest) -> list[tuple[Offer, RatedOffer | str]]:
     """Every Offer as it is for a Want that lacks room: a Rung, or why it would not do now. For people."""
-    return [*_Ledger(ground, [Missing(want, "")]).judged(want)]
+    return [*Provisioner(ground, [Unplaced(want, "")]).judged(want)]
 
 
-class _Ledger:
+class Provisioner:
     """One Plan's."""
 
-    def __init__(self, ground: Ground, unmet: Sequence[Missing]) -> None:
-        self.ground, self.unmet = ground._replace(answers=Answers()), unmet
+    def __init__(self, ground: SimulationContext, unmet: Sequence[Unplaced]) -> None:
+        self.ground, self.unmet = ground._replace(answers=SimulationCache()), unmet
         self.world, self.now_s, self.capacity = ground.world, ground.now_s, ground.world.capacity
         self.next_s = inf
         ground = self.ground
-        self.others = {one.id: one for one in on_their_way(self.world, self.now_s)}
+        self.others = {one.id: one for one in list_group_leases(self.world, self.now_s)}
         """What somebody else's machines bring: waited for, and never given back."""
         there = (*self.capacity.leases.values(), *self.others.values())
-        coming = [one for one in there if one.coming(self.now_s) and not is_claims(one.owner)]
+        coming = [one for one in there if one.coming(self.now_s) and not is_claim_owner(one.owner)]
         coming.sort(key=lambda one: (one.asked_s + self._expected(one.offer).p50_s, one.id))
-        lacking = [one.want for one in unmet if not one.promised and one.want.force > Force.NONE]
-        fits = hopeful(self.world, [one.offer for one in coming])
-        able = sorted(filter(fits, lacking), key=order)
+        lacking = [one.want for one in unmet if not one.promised and one.want.force > EvictionLevel.NONE]
+        fits = build_offer_filter(self.world, [one.offer for one in coming])
+        able = sorted(filter(fits, lacking), key=request_sort_key)
         self.wants, self.later_wants = able[:WANTS_MAX], {one.model for one in able[WANTS_MAX:]}
         self.vain = [one for one in lacking if not fits(one)]
         queued = {one.id for one in coming if self._stands(one)}
         self.queued = self._placed([one for one in coming if one.id in queued])
-        self.hedged = covered(ground, self.wants, [one for one in coming if one.id not in queued and one.hedge])
-        due = covered(ground, self.wants, [one for one in coming if one.id not in queued and not one.hedge])
+        self.hedged = match_requests_to_orders(
+            ground, self.wants, [one for one in coming if one.id not in queued and one.hedge]
+        )
+        due = match_requests_to_orders(
+            ground, self.wants, [one for one in coming if one.id not in queued and not one.hedge]
+        )
         self.got = {**self.hedged, **due}
         self.orders: list[AcquireLease] = []
         self.leases: dict[LeaseId, Lease] = dict(self.capacity.leases)
@@ -105,11 +134,11 @@ class _Ledger:
             self._of.setdefault(_whose(lease.offer), []).append(lease)
         self.pledged: set[LeaseId] = set()
         """What claims wait for."""
-        self.said: dict[Want, str] = {}
-        self.asked: set[Want] = set()
+        self.said: dict[PlacementRequest, str] = {}
+        self.asked: set[PlacementRequest] = set()
         """Who has something in a queue from this Plan on."""
-        self.trials = Trials(self.ground, (one for one in self.wants if one not in self.got))
-        self.sought: dict[tuple[Want, bool], bool] = {}
+        self.trials = TrialBudget(self.ground, (one for one in self.wants if one not in self.got))
+        self.sought: dict[tuple[PlacementRequest, bool], bool] = {}
         """Kinds of Wants, and whether there was an Offer for the last of them."""
         self.room = NONE
         """What is kept free ahead of need."""
@@ -122,31 +151,34 @@ class _Ledger:
             self.next_s = at_s
 
     def _expected(self, offer: Offer) -> Expected:
-        return takes(self.capacity, offer)
+        return estimate_delivery(self.capacity, offer)
 
     def _stands(self, lease: Lease) -> bool:
         if lease.offer.queued:
             self.later(lease.asked_s + self._expected(lease.offer).p95_s)
-        return stands(self.world, lease, self._start_s(lease.owner), self.now_s)
+        return is_order_too_slow(self.world, lease, self._start_s(lease.owner), self.now_s)
 
     def _left_s(self, lease: Lease) -> float:
-        return left_s(self.capacity, lease, self.now_s)
+        return remaining_delivery_s(self.capacity, lease, self.now_s)
 
     def _start_s(self, model: ModelName) -> float:
         return self.ground.outlook.restart_s(model)
 
-    def _placed(self, queued: Sequence[Lease]) -> dict[Want, LeaseId]:
+    def _placed(self, queued: Sequence[Lease]) -> dict[PlacementRequest, LeaseId]:
         """Whom what is in queues stands for: its owner before all others, who ask for more meanwhile. Else the owner
         would queue once more.
         """
         owners, priorities = {one.owner for one in queued}, [one.priority for one in self.wants]
         above = max(priorities, default=0) - min(priorities, default=0) + 1
         wants = {one._replace(priority=one.priority + above * (one.model in owners)): one for one in self.wants}
-        return {wants[one]: lease for one, lease in covered(self.ground, sorted(wants, key=order), queued).items()}
+        return {
+            wants[one]: lease
+            for one, lease in match_requests_to_orders(self.ground, sorted(wants, key=request_sort_key), queued).items()
+        }
 
-    def settled(self) -> Found:
+    def settled(self) -> ProvisioningResult:
         """All of it."""
-        pledges = [pledge(one, self.world, self.leases.values(), self.now_s) for one in self.capacity.awaited]
+        pledges = [commit_claim(one, self.world, self.leases.values(), self.now_s) for one in self.capacity.awaited]
         self.pledged = {one.lease.id for one in pledges if one.lease is not None}
         self.asks = not self._may_order()
         if not self.asks:
@@ -155,7 +187,7 @@ class _Ledger:
         released = [*self._released()]
         gone = {one.order.id for one in released}
         orders = (one for one in self.orders if one.order.id not in gone)
-        return Found((*released, *orders), tuple(map(self._told, self.unmet)), self.next_s)
+        return ProvisioningResult((*released, *orders), tuple(map(self._told, self.unmet)), self.next_s)
 
     # --- orders -------------------------------------------------------------------------------------------------------
 
@@ -175,42 +207,42 @@ class _Ledger:
                 )  # fmt: skip
                 self.orders.append(AcquireLease(order=again, reason="nobody has seen it: the order may be lost"))
         for awaited in self.capacity.awaited:
-            self._pledge(pledge(awaited, self.world, self.leases.values(), self.now_s))
+            self._pledge(commit_claim(awaited, self.world, self.leases.values(), self.now_s))
         if self.vain:
             self.said |= dict.fromkeys(self.vain, self._none())
         for want in self.wants:
             if want not in self.got and len(self.orders) < ORDERS_MAX:
                 self._seek(want)
 
-    def _seek(self, want: Want) -> None:
+    def _seek(self, want: PlacementRequest) -> None:
         """An Offer, unless there was none for its like before: what can be had only gets less."""
-        kind = alike(want), want in self.queued
+        kind = normalize_request(want), want in self.queued
         if not self.sought.get(kind, len(self.sought) < KINDS_MAX):
             self.said[want] = self._none()
             return
         hedges = self.capacity.hedges if want not in self.hedged and self._waited(want) else frozenset()
-        chosen = first(self._rungs(want), hedges)
+        chosen = choose_sorted_offer(self._rungs(want), hedges)
         self.sought[kind] = chosen is not None
         if chosen is not None and chosen.rung.sure and not self._timely(want, chosen.rung):
             self.said[want] = f"{chosen.rung.offer.provider} is asked in time for that"
-            chosen = first(self._rungs(want, endless=True))
+            chosen = choose_sorted_offer(self._rungs(want, endless=True))
         elif chosen is None:
             self.said[want] = self._none()
         if chosen is not None:
             self._take(want, chosen)
 
-    def _timely(self, want: Want, one: Rung) -> bool:
+    def _timely(self, want: PlacementRequest, one: RatedOffer) -> bool:
         """Whether it is ordered by now for what is needed from some moment on: what comes sooner is paid for idle."""
         takes_s = one.expected.p95_s
         from_s = -inf if takes_s == inf else want.begins_s - takes_s - STARTS * self._start_s(want.model)
         self.later(from_s)
         return self.now_s >= from_s
 
-    def _waited(self, want: Want) -> bool:
+    def _waited(self, want: PlacementRequest) -> bool:
         """Whether anybody waits for it now, for whom two are started where one is not sure."""
         return self.world.loads.get(want.model, NO_LOAD).waiting > 0
 
-    def _pledge(self, one: Pledge) -> None:
+    def _pledge(self, one: ClaimCommitment) -> None:
         """The scheduler gave it to a claim: that goes before what is merely lacked."""
         if one.offer is not None and len(self.orders) < ORDERS_MAX:
             awaited = one.awaited
@@ -222,33 +254,35 @@ class _Ledger:
         waits = lease.listed is None and lease.coming(self.now_s)
         return waits and self.capacity.listed_s.get(lease.id.provider, -inf) >= due_s
 
-    def judged(self, want: Want) -> Iterator[tuple[Offer, Rung | str]]:
+    def judged(self, want: PlacementRequest) -> Iterator[tuple[Offer, RatedOffer | str]]:
         """Every Offer: as a Rung, or why it would not do now."""
-        deadline_s = deadline(self.world, want.model, self.now_s) - self.now_s
+        deadline_s = compute_deadline_s(self.world, want.model, self.now_s) - self.now_s
         for offer, rest in self._open(want):
             if isinstance(rest, str):
                 yield offer, rest
             else:
-                found = self._tried_rung(want, rest, self._rung(want, offer, fewest(want, rest), deadline_s))
+                found = self._tried_rung(
+                    want, rest, self._rung(want, offer, compute_min_devices(want, rest), deadline_s)
+                )
                 yield offer, found or "it would not have room there"
 
-    def _rungs(self, want: Want, *, endless: bool = False) -> Iterator[Rung]:
+    def _rungs(self, want: PlacementRequest, *, endless: bool = False) -> Iterator[RatedOffer]:
         """Those that would do now, the best first. `endless`: of which nobody can say when they come."""
-        deadline_s = deadline(self.world, want.model, self.now_s) - self.now_s
+        deadline_s = compute_deadline_s(self.world, want.model, self.now_s) - self.now_s
         found = ((offer, rest) for offer, rest in self._open(want) if not isinstance(rest, str))
         open_ = {offer.id: (offer, rest) for offer, rest in found if not endless or self._expected(offer).p50_s == inf}
-        rungs = (self._rung(want, offer, fewest(want, rest), deadline_s) for offer, rest in open_.values())
-        return climb(rungs, lambda one: self._tried_rung(want, open_[one.offer.id][1], one))
+        rungs = (self._rung(want, offer, compute_min_devices(want, rest), deadline_s) for offer, rest in open_.values())
+        return rank_offers_lazily(rungs, lambda one: self._tried_rung(want, open_[one.offer.id][1], one))
 
-    def _tried_rung(self, want: Want, rest: Offer, one: Rung) -> Rung | None:
+    def _tried_rung(self, want: PlacementRequest, rest: Offer, one: RatedOffer) -> RatedOffer | None:
         """With as many Devices as do; None: no number does."""
         many = self.trials.devices(want, rest)
         return None if many is None else one._replace(devices=many)
 
-    def _rung(self, want: Want, offer: Offer, devices: int, deadline_s: float) -> Rung:
-        return rung(offer, devices, self._expected(offer), deadline_s, self.ground.outlook.restart_s(want.model))
+    def _rung(self, want: PlacementRequest, offer: Offer, devices: int, deadline_s: float) -> RatedOffer:
+        return rate_offer(offer, devices, self._expected(offer), deadline_s, self.ground.outlook.restart_s(want.model))
 
-    def _open(self, want: Want) -> Iterator[tuple[Offer, Offer | str]]:
+    def _open(self, want: PlacementRequest) -> Iterator[tuple[Offer, Offer | str]]:
         """Every Offer, with what can be had of it, or why nothing."""
         for provider in sorted(self.capacity.offers):
             for offer in sorted(self.capacity.offers[provider], key=lambda one: one.name):
@@ -259,13 +293,13 @@ class _Ledger:
 
     def _left(self, offer: Offer) -> Offer | str:
         """What of it can still be had, or why nothing: what was ordered since it was offered is not in it any more."""
-        if not heard(self.capacity, offer.provider, self.now_s):
+        if not has_current_offers(self.capacity, offer.provider, self.now_s):
             return SILENT
-        if (bar := barred(self.capacity, offer.id, self.now_s)) is not None:
+        if (bar := find_offer_backoff(self.capacity, offer.id, self.now_s)) is not None:
             self.later(bar.until_s)
-        return left(self.capacity, self._of.get(_whose(offer), ()), offer, self.now_s)
+        return compute_remaining_offer(self.capacity, self._of.get(_whose(offer), ()), offer, self.now_s)
 
-    def _take(self, want: Want, chosen: Chosen) -> None:
+    def _take(self, want: PlacementRequest, chosen: Chosen) -> None:
         for one, hedge in ((chosen.rung, False), (chosen.beside, True)):
             if one is None:
                 continue
@@ -277,14 +311,14 @@ class _Ledger:
             elif not hedge:
                 self.got[want] = made.id
                 rest = [each for each in self.wants if each not in self.got]
-                self.got |= covered(self.ground, [want, *rest], [made])
+                self.got |= match_requests_to_orders(self.ground, [want, *rest], [made])
 
     def _make(
         self, owner: ModelName, offer: Offer, devices: int, takes: Expected, reason: str, *, hedge: bool = False
     ) -> Lease:
         """It is ordered."""
         whose = f"{self.world.installation}/{offer.provider}" if self.world.installation else offer.provider
-        name = next_name(whose, owner, {id.name for id in self.leases})
+        name = next_lease_name(whose, owner, {id.name for id in self.leases})
         due_s = self.now_s + due_after_s(offer, takes)
         made = AcquireOrder(
             id=LeaseId(offer.provider, name), offer=offer, devices=devices, owner=owner, epoch=self.world.epoch,
@@ -303,14 +337,14 @@ class _Ledger:
         """A Lease is ordered of each provider of which more is to be free than is: the next Plan orders what still
         lacks.
         """
-        self.room = headroom(self.ground, self.leases.values(), self._wanted())
+        self.room = compute_headroom(self.ground, self.leases.values(), self._wanted())
         for provider, lacks in () if self.asks else self.room.lacking.items():
             rests = map(self._left, self.capacity.offers.get(provider, ()))
-            offer = cheapest(self.world, [one for one in rests if not isinstance(one, str)], lacks)
+            offer = find_cheapest_offer(self.world, [one for one in rests if not isinstance(one, str)], lacks)
             if offer is not None:
-                many = comes(offer, lacks)
+                many = compute_order_devices(offer, lacks)
                 reason = f"{lacks} more of its devices are to be free"
-                made = self._make(owner(provider), offer, many, self._expected(offer), reason)
+                made = self._make(headroom_owner(provider), offer, many, self._expected(offer), reason)
                 self.room = self.room._replace(kept=self.room.kept | {made.id})
 
     def _wanted(self) -> frozenset[LeaseId]:
@@ -319,11 +353,11 @@ class _Ledger:
         return frozenset(wanted | {one.id for one in self.capacity.leases.values() if one.owner in self.later_wants})
 
     def _released(self) -> Iterator[ReleaseLease]:
-        return returned(self.ground, self._wanted(), self.room.kept, self.later)
+        return plan_releases(self.ground, self._wanted(), self.room.kept, self.later)
 
     # --- words --------------------------------------------------------------------------------------------------------
 
-    def _told(self, missing: Missing) -> Missing:
+    def _told(self, missing: Unplaced) -> Unplaced:
         """Who waits for a Lease is not told that there is no room."""
         want = missing.want
         got = self.got.get(want)
@@ -332,7 +366,7 @@ class _Ledger:
             left = self._left_s(lease)
             where = f" on {lease.offer.node}" if lease.offer.node else ""
             what = f"{lease.devices} x {lease.offer.product}{where}"
-            reason = f"{lease.id.provider} brings {what}, in about {seconds(left)}"
+            reason = f"{lease.id.provider} brings {what}, in about {format_duration(left)}"
             ready_s = left + self._start_s(want.model)
             return missing._replace(
                 reason=reason, never=False, promised=True, slices=(), ready_s=ready_s, lease=lease.id
@@ -351,18 +385,18 @@ class _Ledger:
     @cached_property
     def _some_day(self) -> Callable[[ModelName], bool]:
         """Looked at only where somebody fits on nothing that is there."""
-        return some_day(self.world, self.now_s)
+        return build_future_fit_check(self.world, self.now_s)
 
     def _queued(self, lease: Lease) -> str:
         """Nobody waits for it: that it was asked for is told beside what else is lacking."""
         asked_s, listed, left = self.now_s - lease.asked_s, lease.listed, self._left_s(lease)
-        when = "cannot say when" if left == inf else f"brings it in about {seconds(left)}"
+        when = "cannot say when" if left == inf else f"brings it in about {format_duration(left)}"
         said = "" if listed is None or not listed.says else f": {listed.says}"
-        return f"{lease.id.provider} was asked {seconds(asked_s)} ago, and {when}{said}"
+        return f"{lease.id.provider} was asked {format_duration(asked_s)} ago, and {when}{said}"
 
     def _none(self) -> str:
         bars = ((of, one) for of, one in self.capacity.barred.items() if self.now_s < one.until_s)
-        told = [one.why for of, one in bars if not is_claims(ModelName(of.name))][-1:]
+        told = [one.why for of, one in bars if not is_claim_owner(ModelName(of.name))][-1:]
         told += [f"{provider} {says}" for provider, says in self.capacity.wrong()]
         return "; ".join(("no provider offers what it needs now", *told))
 

@@ -18,26 +18,26 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from math import inf
 from typing import Final
 
-from autoscaler.capacity.fabric_agents import failed
-from autoscaler.capacity.interruptions import ends, unneeded
-from autoscaler.capacity.lead_times import DUE_S, NO_LEARNT, expected, keep_s
-from autoscaler.capacity.ordered_slices import beside, hindered, slices_of
-from autoscaler.placement.simulate import Ground
+from autoscaler.capacity.fabric_agents import explain_attach_failure
+from autoscaler.capacity.interruptions import is_lease_ending, is_on_unneeded_node
+from autoscaler.capacity.lead_times import DUE_S, NO_LEARNT, estimate_lead_time, keep_s
+from autoscaler.capacity.ordered_slices import has_replica_on_node, is_release_blocked, slices_of
+from autoscaler.placement.simulate import SimulationContext
 from autoscaler.provisioning.device_claims import CLAIM_S
-from autoscaler.queries.cordons import detached
-from autoscaler.queries.gateways import complete
-from autoscaler.spec.capacity import keeps
+from autoscaler.queries.cordons import is_force_drained
+from autoscaler.queries.gateways import is_demand_complete
+from autoscaler.spec.capacity import provider_keep_seconds
 from autoscaler.state.actions import ReleaseLease
 from autoscaler.state.capacity_orders import Capacity, Lease, LeaseId, ReleaseOrder
-from autoscaler.state.device_claims import is_claims
-from autoscaler.text import seconds
+from autoscaler.state.device_claims import is_claim_owner
+from autoscaler.text import format_duration
 
 STUCK_S: Final = 300.0
 """A fabric lets go of a GPU in seconds, a cloud of a machine in some minutes, and by then the order was given seven
 times: what is there after so long a person has to look at. The alert has the same number."""
 
 
-def leaves(lease: Lease) -> bool:
+def is_leaving(lease: Lease) -> bool:
     """It was ordered to go, or its provider takes it away."""
     return lease.leaving or (lease.listed is not None and lease.listed.phase == "leaving")
 
@@ -53,7 +53,7 @@ class Leaving:
         """Takes what there is now."""
         before = self._since_s
         self._since_s = {
-            id: before.get(id, now_s) for id, one in capacity.leases.items() if leaves(one) and not one.in_use
+            id: before.get(id, now_s) for id, one in capacity.leases.items() if is_leaving(one) and not one.in_use
         }
         self._now_s = now_s
 
@@ -78,8 +78,8 @@ RETRY_S = (10.0, 60.0)
 FORCED = "; it does not go, so it is detached by force"
 
 
-def returned(
-    ground: Ground, wanted: Collection[LeaseId], kept: Collection[LeaseId], later: Callable[[float], None]
+def plan_releases(
+    ground: SimulationContext, wanted: Collection[LeaseId], kept: Collection[LeaseId], later: Callable[[float], None]
 ) -> Iterator[ReleaseLease]:
     """In order of their ids. `wanted`: what somebody waits for; `kept`: what is to be free; `later`: is told when time
     alone changes the answer.
@@ -91,25 +91,29 @@ class _Returning:
     """One Plan's."""
 
     def __init__(
-        self, ground: Ground, wanted: Collection[LeaseId], kept: Collection[LeaseId], later: Callable[[float], None]
+        self,
+        ground: SimulationContext,
+        wanted: Collection[LeaseId],
+        kept: Collection[LeaseId],
+        later: Callable[[float], None],
     ) -> None:
         self.world, self.now_s, self.taken = ground.world, ground.now_s, ground.taken
         self.capacity, self.wanted, self.kept, self.later = ground.world.capacity, wanted, kept, later
 
     def all(self) -> Iterator[ReleaseLease]:
         """See returned."""
-        told = complete(self.world, self.now_s)
+        told = is_demand_complete(self.world, self.now_s)
         for lease in sorted(self.capacity.leases.values(), key=lambda one: one.id):
             if lease.leaving:
                 why, uncommitted = self._again(lease), lease.uncommitted
             elif self._taken(lease):
                 continue
             elif lease.here_s is not None and not (lease.failed and not lease.in_use):
-                sure = (told or (is_claims(lease.owner) and not lease.used)) and lease.id not in self.kept
+                sure = (told or (is_claim_owner(lease.owner) and not lease.used)) and lease.id not in self.kept
                 why, uncommitted = self._idle(lease) if sure else "", False
             else:
                 why, uncommitted = self._late(lease)
-                if not why and (told or is_claims(lease.owner)) and lease.id not in {*self.wanted, *self.kept}:
+                if not why and (told or is_claim_owner(lease.owner)) and lease.id not in {*self.wanted, *self.kept}:
                     why, uncommitted = self._unwanted(lease), True
             if why:
                 force = lease.leaving and self._forced(lease)  # at first it goes as any other does
@@ -121,7 +125,7 @@ class _Returning:
         return any(one.id in self.taken for one in slices_of(self.world, lease))
 
     def _forced(self, lease: Lease) -> bool:
-        return detached(self.world, lease) and not beside(self.world, lease)
+        return is_force_drained(self.world, lease) and not has_replica_on_node(self.world, lease)
 
     def _again(self, lease: Lease) -> str:
         since_s = lease.release_s if lease.release_s is not None else self.now_s
@@ -139,10 +143,10 @@ class _Returning:
         if self.now_s < due_s:
             return "", False
         shown = self.capacity.listed_s.get(lease.id.provider, -inf) >= due_s
-        unseen = failed(lease, self.world.nodes, self.world.settings)
+        unseen = explain_attach_failure(lease, self.world.nodes, self.world.settings)
         if unseen:
             return f"it failed: {unseen}", False
-        return f"not here after {seconds(self.now_s - lease.asked_s)}", not (shown and lease.committed)
+        return f"not here after {format_duration(self.now_s - lease.asked_s)}", not (shown and lease.committed)
 
     def _unwanted(self, lease: Lease) -> str:
         """What has come so far that it is paid for comes."""
@@ -154,28 +158,28 @@ class _Returning:
 
     def _idle(self, lease: Lease) -> str:
         since_s, mine = lease.idle_since_s, slices_of(self.world, lease)
-        if detached(self.world, lease) and not any(self.world.by_slice.get(one.id) for one in mine):
+        if is_force_drained(self.world, lease) and not any(self.world.by_slice.get(one.id) for one in mine):
             return "an operator drains it by force"  # though others' pods are on it
         if lease.in_use or since_s is None:
             return ""
         idle_s, learnt = self.now_s - since_s, self.capacity.learnt.get(lease.offer.kind, NO_LEARNT)
-        attach_s = expected(lease.offer, learnt).p50_s
-        said = keeps(self.world.settings.capacity, lease.id.provider)
+        attach_s = estimate_lead_time(lease.offer, learnt).p50_s
+        said = provider_keep_seconds(self.world.settings.capacity, lease.id.provider)
         kept_s = keep_s(learnt, min(attach_s, DUE_S[1]), idle_s) if said == "auto" else said
         kept_s = STRAY_S if lease.stray and not lease.used else kept_s
-        unclaimed = is_claims(lease.owner) and not lease.used
+        unclaimed = is_claim_owner(lease.owner) and not lease.used
         kept_s = CLAIM_S if unclaimed else kept_s
-        if ends(self.world, lease):
+        if is_lease_ending(self.world, lease):
             return "it ends, and nobody is on it"
-        with_node = unneeded(self.world, lease)
+        with_node = is_on_unneeded_node(self.world, lease)
         kept_s = min(kept_s, STRAY_S) if with_node else kept_s
         self.later(since_s + kept_s)
         self.later(since_s + min((gap for gap in learnt.gaps_s if gap > idle_s), default=inf))  # it is worth less then
-        if idle_s < kept_s or hindered(self.world, lease):
+        if idle_s < kept_s or is_release_blocked(self.world, lease):
             return ""
         if with_node:
             return f"nobody is on it, and node {lease.offer.node} is to be removed as unneeded"
         if unclaimed:
-            return f"nobody was given it in {seconds(idle_s)}"
+            return f"nobody was given it in {format_duration(idle_s)}"
         why = "to have it again is worth" if said == "auto" else "its provider's keepSeconds is"
-        return f"idle for {seconds(idle_s)}, and {why} {seconds(kept_s)}"
+        return f"idle for {format_duration(idle_s)}, and {why} {format_duration(kept_s)}"

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from math import inf
 
 from autoscaler.contract import ReplicaId
-from autoscaler.queries.mig_status import shut
+from autoscaler.queries.mig_status import explain_closed_node
 from autoscaler.state.capacity_orders import Lease
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.operator_orders import Cordon, Place
+from autoscaler.state.operator_orders import Cordon, CordonTarget
 from autoscaler.state.world import Replica, Slice, World
 
 FORCE_S = 10.0
@@ -30,22 +30,22 @@ STILL_THERE = frozenset({S.PENDING, S.STARTING, S.READY, S.UNREADY, S.WAKING, S.
 
 def cordons_on(world: World, slice_: Slice) -> Iterator[Cordon]:
     """The orders about a Slice's Device and node."""
-    for place in (Place("device", slice_.device), Place("node", slice_.node)):
+    for place in (CordonTarget("device", slice_.device), CordonTarget("node", slice_.node)):
         if place in world.cordons:
             yield world.cordons[place]
 
 
-def closed(world: World, slice_: Slice) -> str:
+def explain_closed_slice(world: World, slice_: Slice) -> str:
     """Why nothing new is put on a Slice, in words; empty: neither its driver nor an operator minds,
     nor is its node being cut anew.
     """
-    why = (shut(world, slice_.node) if world.cuttable else "") or slice_.closed
+    why = (explain_closed_node(world, slice_.node) if world.cuttable else "") or slice_.closed
     if why or not world.cordons:
         return why
     return next((cordon.why or f"{_named(cordon.place)} is {CLOSED}" for cordon in cordons_on(world, slice_)), "")
 
 
-def moving(world: World, replica: Replica) -> Cordon | None:
+def find_drain_cordon(world: World, replica: Replica) -> Cordon | None:
     """The order by which a Replica leaves its Slices, the most urgent first; None: none does."""
     if not world.cordons:
         return None
@@ -54,21 +54,21 @@ def moving(world: World, replica: Replica) -> Cordon | None:
     return max(drains, key=lambda cordon: (cordon.force, cordon.at_once), default=None)
 
 
-def moving_reason(cordon: Cordon) -> str:
+def explain_drain(cordon: Cordon) -> str:
     """`node n1 is drained by an operator`."""
     return cordon.why or f"{_named(cordon.place)} is drained by an operator"
 
 
-def must_go(world: World, replica: Replica) -> bool:
+def is_stop_ordered(world: World, replica: Replica) -> bool:
     """Whether an operator wants this Replica to end: it is not revived, and its end tells nothing of idleness."""
     stop = world.stops.get(replica.model)
-    return (stop is not None and replica.created_s <= stop.since_s) or moving(world, replica) is not None
+    return (stop is not None and replica.created_s <= stop.since_s) or find_drain_cordon(world, replica) is not None
 
 
-def limit_s(world: World, replica: Replica) -> float:
+def forced_stop_deadline_s(world: World, replica: Replica) -> float:
     """When a draining Replica is stopped, whatever runs on it, because an operator forces it; infinite: not so."""
     since_s = replica.since_s if replica.drain is None else replica.drain.since_s
-    stop, cordon, limit = world.stops.get(replica.model), moving(world, replica), inf
+    stop, cordon, limit = world.stops.get(replica.model), find_drain_cordon(world, replica), inf
     if stop is not None and stop.force and replica.created_s <= stop.since_s:
         limit = max(since_s, stop.since_s) + FORCE_S
     if cordon is not None and cordon.force:
@@ -76,30 +76,30 @@ def limit_s(world: World, replica: Replica) -> float:
     return limit
 
 
-def detached(world: World, lease: Lease) -> bool:
+def is_force_drained(world: World, lease: Lease) -> bool:
     """Whether an operator drains by force all of a Lease of Devices that are attached to a node: the node, or each."""
     listed = lease.listed
     if listed is None or not lease.offer.node or not world.cordons:
         return False
     forced = {place for place, cordon in world.cordons.items() if cordon.drain and cordon.force}
-    devices = {Place("device", one) for one in listed.device_ids}
-    return Place("node", lease.offer.node) in forced or (bool(devices) and devices <= forced)
+    devices = {CordonTarget("device", one) for one in listed.device_ids}
+    return CordonTarget("node", lease.offer.node) in forced or (bool(devices) and devices <= forced)
 
 
-def on_place(world: World, place: Place) -> tuple[Replica, ...]:
+def list_target_replicas(world: World, place: CordonTarget) -> tuple[Replica, ...]:
     """Replicas that hold something of a Place, in order of ids."""
     found: dict[ReplicaId, None] = {}
     for slice_ in world.slices.values():
-        if place in (Place("device", slice_.device), Place("node", slice_.node)):
+        if place in (CordonTarget("device", slice_.device), CordonTarget("node", slice_.node)):
             found.update(dict.fromkeys(world.by_slice.get(slice_.id, ())))
     return tuple(world.replicas[id] for id in sorted(found))
 
 
-def places(world: World) -> set[Place]:
+def list_cordon_targets(world: World) -> set[CordonTarget]:
     """Every Device and node that can be named."""
-    devices = {Place("device", slice_.device) for slice_ in world.slices.values()}
-    return devices | {Place("node", slice_.node) for slice_ in world.slices.values()} | world.cordons.keys()
+    devices = {CordonTarget("device", slice_.device) for slice_ in world.slices.values()}
+    return devices | {CordonTarget("node", slice_.node) for slice_ in world.slices.values()} | world.cordons.keys()
 
 
-def _named(place: Place) -> str:
+def _named(place: CordonTarget) -> str:
     return f"{place.kind} {place.name}"

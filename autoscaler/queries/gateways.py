@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from autoscaler.contract import REPORT_EXPIRY_S, GatewayId, ReplicaId
-from autoscaler.queries.cordons import limit_s
+from autoscaler.queries.cordons import forced_stop_deadline_s
 from autoscaler.spec.model import ModelSpec
 from autoscaler.state.world import Gateway, Replica, World
-from autoscaler.text import seconds
+from autoscaler.text import format_duration
 
 LEADER_WAIT_S = 10.0
 """A new leader stops nothing before every known gateway has reported to it, or for so long."""
@@ -30,56 +30,56 @@ class Verdict(NamedTuple):
     next_s: float | None = None
 
 
-def known(world: World) -> Iterator[Gateway]:
+def list_known_gateways(world: World) -> Iterator[Gateway]:
     """Every gateway that reported or exists, and is not proven gone."""
     return (gateway for gateway in world.gateways.values() if not gateway.gone)
 
 
-def silent(world: World, now_s: float) -> tuple[GatewayId, ...]:
+def list_silent_gateways(world: World, now_s: float) -> tuple[GatewayId, ...]:
     """Known gateways whose Demand is unknown: nothing in this epoch, or a report that has expired."""
-    return tuple(g.id for g in known(world) if not g.in_epoch or now_s >= g.seen_s + REPORT_EXPIRY_S)
+    return tuple(g.id for g in list_known_gateways(world) if not g.in_epoch or now_s >= g.seen_s + REPORT_EXPIRY_S)
 
 
-def complete(world: World, now_s: float) -> bool:
+def is_demand_complete(world: World, now_s: float) -> bool:
     """Whether the Demand of all gateways is known. While no gateway is known at all, a new leader waits for one."""
-    if not any(True for _ in known(world)):
+    if not any(True for _ in list_known_gateways(world)):
         return now_s >= world.leading_since_s + LEADER_WAIT_S
-    return not silent(world, now_s)
+    return not list_silent_gateways(world, now_s)
 
 
 def next_change_s(world: World, now_s: float) -> float | None:
-    """When `complete`, or the sum of Demand, next changes by time alone."""
-    ends = [g.seen_s + REPORT_EXPIRY_S for g in known(world) if g.report is not None]
+    """When `is_demand_complete`, or the sum of Demand, next changes by time alone."""
+    ends = [g.seen_s + REPORT_EXPIRY_S for g in list_known_gateways(world) if g.report is not None]
     ends.append(world.leading_since_s + LEADER_WAIT_S)
     return min((end for end in ends if end > now_s), default=None)
 
 
-def in_use(world: World) -> dict[ReplicaId, int]:
+def count_running_calls(world: World) -> dict[ReplicaId, int]:
     """Calls on each Replica that has any, as gateways last said."""
     calls: dict[ReplicaId, int] = {}
-    for gateway in known(world):
+    for gateway in list_known_gateways(world):
         for replica, use in gateway.uses.items():
             if use.in_use:
                 calls[replica] = calls.get(replica, 0) + use.in_use
     return calls
 
 
-def verdict(world: World, replica: Replica, now_s: float) -> Verdict:
+def decide_stop(world: World, replica: Replica, now_s: float) -> Verdict:
     """What to do with a draining Replica."""
     model = world.models.get(replica.model)
     drain = replica.drain
     since_s = replica.since_s if drain is None else drain.since_s
     end_s = since_s + (DRAIN_SECONDS_MAX if model is None else model.spec.drain_seconds_max)
-    end_s = min(end_s, limit_s(world, replica))
+    end_s = min(end_s, forced_stop_deadline_s(world, replica))
     lead_s = world.leading_since_s + LEADER_WAIT_S
-    if now_s < lead_s and (not world.gateways or any(not g.in_epoch for g in known(world))):
+    if now_s < lead_s and (not world.gateways or any(not g.in_epoch for g in list_known_gateways(world))):
         return Verdict(False, "this leader is new and not every gateway has reported to it", lead_s)
     if now_s >= end_s:
-        return Verdict(True, f"drained for {seconds(now_s - since_s)}, its grace is over")
-    waits = [why for gateway in known(world) if (why := _holds(gateway, replica))]
+        return Verdict(True, f"drained for {format_duration(now_s - since_s)}, its grace is over")
+    waits = [why for gateway in list_known_gateways(world) if (why := _holds(gateway, replica))]
     if waits:
         return Verdict(False, "; ".join(waits), end_s)
-    return Verdict(True, f"drained in {seconds(now_s - since_s)}, every gateway has acknowledged")
+    return Verdict(True, f"drained in {format_duration(now_s - since_s)}, every gateway has acknowledged")
 
 
 def _holds(gateway: Gateway, replica: Replica) -> str:

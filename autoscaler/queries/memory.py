@@ -23,7 +23,7 @@ from autoscaler.spec.model import Model
 from autoscaler.spec.quantity import SIZE_MAX
 from autoscaler.state.resources import NO_GROWTH, Growth
 from autoscaler.state.world import History, Replica, Used
-from autoscaler.text import size
+from autoscaler.text import format_size
 
 SERVED_S = 600.0
 """Ready for so long, with Calls in that time: what it uses then is near what it will."""
@@ -33,7 +33,7 @@ NOTICED_BYTES = 16 << 20
 """More than before by less is no news."""
 
 
-def known(history: History, model: Model) -> Used | None:
+def find_measured_memory(history: History, model: Model) -> Used | None:
     """What was measured of the Model as it is now."""
     used = history.used
     if used is None or used.estimated_bytes != model.estimated_bytes or used.spec_hash != model.spec_hash():
@@ -41,9 +41,9 @@ def known(history: History, model: Model) -> Used | None:
     return used
 
 
-def seen(history: History, model: Model, used_bytes: int, *, served: bool) -> History:
+def record_measured_memory(history: History, model: Model, used_bytes: int, *, served: bool) -> History:
     """A Replica of the Model as it is now uses `used_bytes`; `served`: and has served for a while."""
-    before = known(history, model)
+    before = find_measured_memory(history, model)
     if before is None:
         before = Used(spec_hash=model.spec_hash(), estimated_bytes=model.estimated_bytes, bytes=0)
     grew = used_bytes >= before.bytes + NOTICED_BYTES or before.bytes == 0
@@ -53,11 +53,11 @@ def seen(history: History, model: Model, used_bytes: int, *, served: bool) -> Hi
     return replace(history, used=replace(before, bytes=most, served=served or before.served))
 
 
-def corrected(model: Model, history: History) -> Model:
+def correct_memory_estimate(model: Model, history: History) -> Model:
     """The Model with the memory that the plan counts for its next Replica."""
     if model.estimated_bytes == 0:
         return model
-    memory_bytes, used = model.estimated_bytes, known(history, model)
+    memory_bytes, used = model.estimated_bytes, find_measured_memory(history, model)
     if used is not None:
         roomy = int(used.bytes * MARGIN) if used.served else memory_bytes
         memory_bytes = max(used.bytes, min(memory_bytes, roomy))
@@ -91,18 +91,18 @@ AS_ASKED: Final = Given()
 def spare_bytes(model: Model) -> int:
     """With so much less than it asks for a Replica makes do; 0: with nothing less."""
     percent, asked = model.spec.gpu.elastic_percent, model.memory_bytes
-    if not percent or not asked or model.spec.gpu.count != 1 or model.adopted is not None or is_least(model):
+    if not percent or not asked or model.spec.gpu.count != 1 or model.adopted is not None or is_memory_minimum(model):
         return 0
     return min(asked * percent // 100, _most(model), asked - 1)
 
 
-def why_rigid(model: Model) -> str:
+def explain_rigid_memory(model: Model) -> str:
     """Why a Model that is to be elastic is not, in words; empty: it is, or is not to be."""
     if not model.spec.gpu.elastic_percent or spare_bytes(model):
         return ""
     if not model.memory_bytes:
         return "nobody knows how much it needs; say gpu.memory"
-    if is_least(model):
+    if is_memory_minimum(model):
         return "gpu.memory: auto is what it needs; say a size that has more"
     if model.cache is None:
         return "its artifact is not a file that can be read here, so that nobody knows what less cache would save"
@@ -111,7 +111,7 @@ def why_rigid(model: Model) -> str:
     return "its cache is too small to give any of it"
 
 
-def growth(model: Model) -> Growth:
+def compute_growth(model: Model) -> Growth:
     """How much more than it asks for a Replica makes use of."""
     percent, asked, cache = model.spec.gpu.growth_percent, model.memory_bytes, model.cache
     if not percent or not asked or model.spec.gpu.count != 1 or model.adopted is not None:
@@ -123,9 +123,9 @@ def growth(model: Model) -> Growth:
     return Growth(most // step * step, step) if step and most >= step else NO_GROWTH
 
 
-def why_no_growth(model: Model) -> str:
+def explain_no_growth(model: Model) -> str:
     """Why a Model that may have more never does, in words; empty: it does, or may not."""
-    if not model.spec.gpu.growth_percent or growth(model).most_bytes:
+    if not model.spec.gpu.growth_percent or compute_growth(model).most_bytes:
         return ""
     if not model.memory_bytes:
         return "nobody knows how much it needs; say gpu.memory"
@@ -136,12 +136,14 @@ def why_no_growth(model: Model) -> str:
     return "that is too little for one slot more" if _by_slots(model) else "that is too little to make use of"
 
 
-def is_told(model: Model) -> bool:
+def has_variable_memory(model: Model) -> bool:
     """Whether what its Replicas are granted may differ from what it asks for, so that engines are told."""
-    return (is_least(model) and model.spec.gpu.count == 1) or bool(spare_bytes(model) or growth(model).most_bytes)
+    return (is_memory_minimum(model) and model.spec.gpu.count == 1) or bool(
+        spare_bytes(model) or compute_growth(model).most_bytes
+    )
 
 
-def is_least(model: Model) -> bool:
+def is_memory_minimum(model: Model) -> bool:
     """Whether it is counted with what its artifact says, and its engine would take whatever there is (`gpu.memory:
     auto`).
     """
@@ -150,20 +152,20 @@ def is_least(model: Model) -> bool:
 
 def _outside(model: Model) -> int:
     """What an engine that pages was seen to use beside what it was told to take: that much less it is told."""
-    return max(0, model.memory_bytes - model.estimated_bytes) if is_least(model) else 0
+    return max(0, model.memory_bytes - model.estimated_bytes) if is_memory_minimum(model) else 0
 
 
-def given(model: Model, replica: Replica, memory_fraction: float | None = None) -> Given:
+def compute_engine_limits(model: Model, replica: Replica, memory_fraction: float | None = None) -> Given:
     """What its engine is told."""
-    if not is_told(model):
+    if not has_variable_memory(model):
         return Given(memory_fraction)
-    memory_bytes = min(model.memory_bytes + growth(model).most_bytes, replica.memory_bytes)
+    memory_bytes = min(model.memory_bytes + compute_growth(model).most_bytes, replica.memory_bytes)
     if memory_fraction is not None and _outside(model) < memory_bytes:
         memory_fraction *= (memory_bytes - _outside(model)) / memory_bytes
     return Given(memory_fraction, memory_bytes, replica.slots, _shared_context_tokens(model, memory_bytes))
 
 
-def slots(model: Model, granted_bytes: int) -> int:
+def compute_slots(model: Model, granted_bytes: int) -> int:
     """Of a Replica that was granted so much."""
     cache = model.cache
     if cache is None or not cache.slot_bytes or not _by_slots(model):
@@ -171,15 +173,15 @@ def slots(model: Model, granted_bytes: int) -> int:
     return max(1, model.slots + _beyond(model, granted_bytes) // cache.slot_bytes)
 
 
-def is_cut(model: Model, replica: Replica) -> bool:
+def has_shrunk(model: Model, replica: Replica) -> bool:
     """Whether it has less than its document asks for, also where that says nothing of `elastic` any more."""
     asked = model.memory_bytes if spare_bytes(model) else min(model.memory_bytes, _estimated(model))
     return _is_part(model, replica) and 0 < replica.memory_bytes <= asked - _within(spare_bytes(model))
 
 
 def has_grown(model: Model, replica: Replica) -> bool:
-    """Whether it has more than its document asks for, also where that says nothing of `growth` any more."""
-    more = growth(model).most_bytes
+    """Whether it has more than its document asks for, also where that says nothing of `compute_growth` any more."""
+    more = compute_growth(model).most_bytes
     asked = model.memory_bytes if more else max(model.memory_bytes, _estimated(model))
     return _is_part(model, replica) and replica.memory_bytes >= asked + _within(more)
 
@@ -200,24 +202,24 @@ def _within(offered_bytes: int) -> int:
     return 1 if offered_bytes else MIB
 
 
-def granted(model: Model, replica: Replica) -> str:
+def describe_granted_memory(model: Model, replica: Replica) -> str:
     """`granted 9Gi of 10Gi, with 3 of 4 slots`, or `granted 14Gi where it asks for 10Gi, with 6 slots instead of 4`;
     empty: it has what it asks for.
     """
     if has_grown(model, replica):
         return _grown(model, replica)
-    if not is_cut(model, replica):
+    if not has_shrunk(model, replica):
         return ""
-    words = f"granted {size(replica.memory_bytes)} of {size(model.memory_bytes)}"
-    tokens = given(model, replica).shared_context_tokens
+    words = f"granted {format_size(replica.memory_bytes)} of {format_size(model.memory_bytes)}"
+    tokens = compute_engine_limits(model, replica).shared_context_tokens
     if tokens and model.cache is not None:
         return f"{words}, with {tokens} of {model.cache.context_tokens} tokens of context"
     return f"{words}, with {replica.slots} of {model.slots} slots" if replica.slots < model.slots else words
 
 
 def _grown(model: Model, replica: Replica) -> str:
-    words = f"granted {size(replica.memory_bytes)} where it asks for {size(model.memory_bytes)}"
-    tokens = given(model, replica).shared_context_tokens
+    words = f"granted {format_size(replica.memory_bytes)} where it asks for {format_size(model.memory_bytes)}"
+    tokens = compute_engine_limits(model, replica).shared_context_tokens
     if tokens and model.cache is not None:
         return f"{words}, with {tokens} tokens of context instead of {model.cache.context_tokens}"
     return f"{words}, with {replica.slots} slots instead of {model.slots}" if replica.slots > model.slots else words
@@ -269,5 +271,5 @@ def _needed(model: Model) -> int:
 def _beyond(model: Model, granted_bytes: int) -> int:
     """So much more than it asks for it may use; below 0: so much less than it needs."""
     if granted_bytes > model.memory_bytes:
-        return min(granted_bytes - model.memory_bytes, growth(model).most_bytes)
+        return min(granted_bytes - model.memory_bytes, compute_growth(model).most_bytes)
     return min(0, granted_bytes - _needed(model)) if spare_bytes(model) else 0

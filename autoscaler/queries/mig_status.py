@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import NamedTuple
 
-from autoscaler.state.mig import FAILED, SUCCESS, Cuttable
+from autoscaler.state.mig import FAILED, SUCCESS, MigNode
 from autoscaler.state.world import NodeId, Slice, World
 
 TRIES_MAX = 3
@@ -30,7 +30,7 @@ LABEL = "nvidia.com/mig.config"
 """By which a node is told its cuts. Whoever sets it to something else makes us forget what failed."""
 
 
-class Stage(Enum):
+class RepartitionStage(Enum):
     """Of a node."""
 
     REST = "rest"
@@ -43,37 +43,43 @@ class Stage(Enum):
     """Somebody else has it cut, or nobody who could cut it is there."""
 
 
-class Standing(NamedTuple):
+class RepartitionStatus(NamedTuple):
     """Where it stands, and until when if only time must pass."""
 
-    stage: Stage
+    stage: RepartitionStage
     until_s: float | None = None
 
 
-def standing(world: World, node: Cuttable, there: Mapping[str, int], now_s: float) -> Standing:
+def determine_repartition_status(
+    world: World, node: MigNode, there: Mapping[str, int], now_s: float
+) -> RepartitionStatus:
     """`there`: how many Slices of each profile it shows."""
     intent, order = world.cutting.get(node.name), node.order
     if intent is not None and not intent.refused:
-        return Standing(Stage.ON_ITS_WAY)
+        return RepartitionStatus(RepartitionStage.ON_ITS_WAY)
     if order is None:
-        return Standing(Stage.REST if node.state == SUCCESS else Stage.FOREIGN)
+        return RepartitionStatus(RepartitionStage.REST if node.state == SUCCESS else RepartitionStage.FOREIGN)
     late_s = order.asked_s + CUT_S_MAX
     if node.state == SUCCESS:
-        shown = now_s >= late_s or not Counter(profiles(order.cuts)) - Counter(there)
-        return Standing(Stage.REST) if shown else Standing(Stage.ON_ITS_WAY, late_s)
+        shown = now_s >= late_s or not Counter(list_profiles(order.cuts)) - Counter(there)
+        return (
+            RepartitionStatus(RepartitionStage.REST)
+            if shown
+            else RepartitionStatus(RepartitionStage.ON_ITS_WAY, late_s)
+        )
     if node.state != FAILED and now_s < late_s:
-        return Standing(Stage.ON_ITS_WAY, late_s)
+        return RepartitionStatus(RepartitionStage.ON_ITS_WAY, late_s)
     if order.tries >= TRIES_MAX:
-        return Standing(Stage.OUT)
-    return Standing(Stage.FAILED, order.asked_s + RETRY_S[order.tries - 1])
+        return RepartitionStatus(RepartitionStage.OUT)
+    return RepartitionStatus(RepartitionStage.FAILED, order.asked_s + RETRY_S[order.tries - 1])
 
 
-def profiles(cuts: Iterable[Iterable[str]]) -> list[str]:
+def list_profiles(cuts: Iterable[Iterable[str]]) -> list[str]:
     """Of all GPUs of a node together."""
     return [profile for gpu in cuts for profile in gpu]
 
 
-def shown(world: World) -> dict[str, Counter[str]]:
+def count_shown_profiles(world: World) -> dict[str, Counter[str]]:
     """By node that may be cut anew: how many Slices of each profile it shows."""
     found = {name: Counter[str]() for name in world.cuttable}
     for slice_ in world.slices.values():
@@ -87,7 +93,7 @@ def profile_of(slice_: Slice) -> str:
     return slice_.id.rpartition("/mig-")[2].rpartition("-")[0]
 
 
-def shut(world: World, node: NodeId) -> str:
+def explain_closed_node(world: World, node: NodeId) -> str:
     """Why nothing new is put on a node that may be cut anew, in words; empty: that stands in nobody's way."""
     seen, intent = world.cuttable.get(node), world.cutting.get(node)
     if seen is None:
@@ -96,10 +102,14 @@ def shut(world: World, node: NodeId) -> str:
         return "its node is being cut anew"
     if seen.order is None or seen.state == SUCCESS:
         return ""
-    return f"its node {failure(seen)}" if seen.state == FAILED else f"its node is being cut anew: {seen.state}"
+    return (
+        f"its node {describe_repartition_failure(seen)}"
+        if seen.state == FAILED
+        else f"its node is being cut anew: {seen.state}"
+    )
 
 
-def failure(node: Cuttable) -> str:
+def describe_repartition_failure(node: MigNode) -> str:
     """`could not be cut anew in 3 tries`, and what to do."""
     tries = 1 if node.order is None else node.order.tries
     head = f"could not be cut anew, at try {tries} of {TRIES_MAX}"

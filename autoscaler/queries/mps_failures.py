@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from autoscaler.slicing.nvidia_sharing import MPS
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.resources import Isolation
-from autoscaler.state.world import DeviceId, Fall, NodeId, Replica, Slice, SliceId, World
+from autoscaler.state.world import DeviceId, MpsServerFailure, NodeId, Replica, Slice, SliceId, World
 
 TOGETHER_S = 5.0
 """Who ends so soon after the first ended with it."""
@@ -23,10 +23,10 @@ PAUSE_S, PAUSE_S_MAX = 5.0, 300.0
 FELL = "all who were on its MPS server ended at once"
 _BEGINNING = frozenset({S.PENDING, S.STARTING})
 _LIVING = frozenset({S.STARTING, S.READY, S.UNREADY, S.WAKING, S.DRAINING})
-Falls = dict[tuple[NodeId, DeviceId | None], Fall]
+Falls = dict[tuple[NodeId, DeviceId | None], MpsServerFailure]
 
 
-def served_by(slice_: Slice) -> tuple[NodeId, DeviceId | None] | None:
+def find_mps_domain(slice_: Slice) -> tuple[NodeId, DeviceId | None] | None:
     """What ends with its MPS server: its Device, or (None) all MPS Slices of its node. None in all: it has none."""
     if slice_.kind == MPS:
         return slice_.node, None
@@ -35,11 +35,11 @@ def served_by(slice_: Slice) -> tuple[NodeId, DeviceId | None] | None:
     return None
 
 
-def ended(world: World, others: Iterable[Replica], replica: Replica, now_s: float) -> Falls:
+def record_replica_failure(world: World, others: Iterable[Replica], replica: Replica, now_s: float) -> Falls:
     """All falls, now that this Replica failed and `others` are there; what ended alone, long ago, is forgotten."""
     falls = {at: one for at, one in world.fallen.items() if one.times or now_s < one.first_s + TOGETHER_S}
     for at in _domains(world, replica):
-        fall = falls.get(at, Fall(first_s=now_s))
+        fall = falls.get(at, MpsServerFailure(first_s=now_s))
         before = replica.ready_s is not None and replica.created_s < fall.first_s
         gone = fall.replicas | ({replica.id} if before else set())
         times = fall.times
@@ -48,17 +48,17 @@ def ended(world: World, others: Iterable[Replica], replica: Replica, now_s: floa
         elif len(gone) >= TOGETHER:
             times = int(not any(one.state in _LIVING for one in others if at in _domains(world, one)))
         until_s = fall.until_s if times == fall.times else now_s + min(PAUSE_S * 2.0 ** min(times - 1, 16), PAUSE_S_MAX)
-        falls[at] = Fall(first_s=fall.first_s, replicas=gone, times=times, until_s=until_s)
+        falls[at] = MpsServerFailure(first_s=fall.first_s, replicas=gone, times=times, until_s=until_s)
     return falls
 
 
-def proven(world: World, replica: Replica) -> Falls:
+def record_replica_ready(world: World, replica: Replica) -> Falls:
     """All falls but those of where this Replica, which was ordered since, got ready."""
     there = _domains(world, replica)
     return {at: one for at, one in world.fallen.items() if at not in there or replica.created_s < one.first_s}
 
 
-def closed(world: World, now_s: float) -> dict[SliceId, str]:
+def list_mps_failed_slices(world: World, now_s: float) -> dict[SliceId, str]:
     """Slices on which nothing new is put since their server ended; why, in words."""
     falls = {at: one for at, one in world.fallen.items() if one.times}
     if not falls:
@@ -69,7 +69,7 @@ def closed(world: World, now_s: float) -> dict[SliceId, str]:
     }  # fmt: skip
     found: dict[SliceId, str] = {}
     for id, one in world.slices.items():
-        at = served_by(one)
+        at = find_mps_domain(one)
         if at in tried:
             found[id] = f"{FELL}: one start is tried there first"
         elif at in falls and now_s < falls[at].until_s:
@@ -79,5 +79,5 @@ def closed(world: World, now_s: float) -> dict[SliceId, str]:
 
 def _domains(world: World, replica: Replica) -> set[tuple[NodeId, DeviceId | None]]:
     """Most have none or one."""
-    there = (served_by(world.slices[id]) for id in replica.slices if id in world.slices)
+    there = (find_mps_domain(world.slices[id]) for id in replica.slices if id in world.slices)
     return {at for at in there if at is not None}

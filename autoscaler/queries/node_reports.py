@@ -16,9 +16,9 @@ from msgspec.structs import replace
 
 from autoscaler.contract import NODE_EXPIRY_S, DeviceReport, NodeReport, PodDevices, ReplicaId
 from autoscaler.queries import mps_failures
-from autoscaler.queries.overcommit import crowded
+from autoscaler.queries.overcommit import list_crowded_slices
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.operator_orders import Node
+from autoscaler.state.operator_orders import NodeAgentStatus
 from autoscaler.state.world import DeviceId, PodRef, Replica, Slice, SliceId, World
 
 IDLE_BYTES_MAX = 1 << 30
@@ -33,12 +33,12 @@ new is put on the Device.
 """
 
 
-def fresh(node: Node, now_s: float) -> bool:
+def is_report_fresh(node: NodeAgentStatus, now_s: float) -> bool:
     """Whether what the agent said still counts."""
     return now_s < node.seen_s + NODE_EXPIRY_S
 
 
-def repeats(known: NodeReport, report: NodeReport) -> bool:
+def is_redundant_node_report(known: NodeReport, report: NodeReport) -> bool:
     """Whether a later report of the same agent says nothing new: it only shows that the agent lives."""
     return _at_rest(known) == _at_rest(report) and all(
         abs(before.used_bytes - after.used_bytes) < NOTICED_BYTES
@@ -51,7 +51,7 @@ def _at_rest(report: NodeReport) -> NodeReport:
     return replace(report, sequence=0, age_s=0.0, devices=devices, uses=())
 
 
-def unhealthy(report: NodeReport) -> tuple[str, ...]:
+def list_unhealthy_devices(report: NodeReport) -> tuple[str, ...]:
     """The ids of its Devices that are."""
     return tuple(device.id for device in report.devices if not device.healthy)
 
@@ -67,10 +67,10 @@ def devices_of(world: World, replica: Replica, now_s: float) -> tuple[DeviceRepo
     return _reported(node, _listed(node.report.pods, replica.pod))
 
 
-def measured(world: World, slice_: Slice, now_s: float) -> DeviceReport | None:
+def find_device_report(world: World, slice_: Slice, now_s: float) -> DeviceReport | None:
     """What the agent of its node measured lately of a Slice's Device; None: nothing that counts."""
     node = world.nodes.get(slice_.node)
-    if node is None or not fresh(node, now_s):
+    if node is None or not is_report_fresh(node, now_s):
         return None
     named = next((device for device in node.report.devices if device.id == slice_.device), None)
     if named is not None or slice_.shared:
@@ -82,7 +82,7 @@ def measured(world: World, slice_: Slice, now_s: float) -> DeviceReport | None:
     return None
 
 
-def is_back(world: World, id: ReplicaId, since_s: float, now_s: float) -> bool:
+def is_device_memory_free(world: World, id: ReplicaId, since_s: float, now_s: float) -> bool:
     """Whether the memory of a Replica's Devices was measured to be free again, by a look later than `since_s`.
 
     Its pod is gone since then. Nothing is proven of Devices that nobody said it had, of shared ones, and while the
@@ -101,13 +101,13 @@ def is_back(world: World, id: ReplicaId, since_s: float, now_s: float) -> bool:
     return bool(had) and len(idle) == len(had)
 
 
-def _node_of(world: World, replica: Replica, now_s: float) -> Node | None:
+def _node_of(world: World, replica: Replica, now_s: float) -> NodeAgentStatus | None:
     names = {world.slices[id].node for id in replica.slices if id in world.slices}
     node = world.nodes.get(names.pop()) if len(names) == 1 else None
-    return node if node is not None and fresh(node, now_s) else None
+    return node if node is not None and is_report_fresh(node, now_s) else None
 
 
-def _reported(node: Node, ids: Iterable[str]) -> tuple[DeviceReport, ...]:
+def _reported(node: NodeAgentStatus, ids: Iterable[str]) -> tuple[DeviceReport, ...]:
     wanted = frozenset(ids)
     return tuple(sorted((one for one in node.report.devices if one.id in wanted), key=lambda one: one.id))
 
@@ -123,9 +123,14 @@ def _listed(pods: Iterable[PodDevices], pod: PodRef) -> tuple[str, ...]:
 # --- health -----------------------------------------------------------------------------------------------------------
 
 
-def shut(world: World, now_s: float) -> dict[SliceId, str]:
+def list_closed_slices(world: World, now_s: float) -> dict[SliceId, str]:
     """Slices on which nothing new is put, because of what is known of their node or Device; why, in words."""
-    sick = {**crowded(world), **mps_failures.closed(world, now_s), **stuck(world, now_s), **ill(world, now_s)}
+    sick = {
+        **list_crowded_slices(world),
+        **mps_failures.list_mps_failed_slices(world, now_s),
+        **list_stuck_slices(world, now_s),
+        **list_unhealthy_slices(world, now_s),
+    }
     if not world.others:
         return sick
     free: dict[str, list[SliceId]] = {}
@@ -137,7 +142,7 @@ def shut(world: World, now_s: float) -> dict[SliceId, str]:
     return {**sick, **dict.fromkeys(taken, OTHERS)}
 
 
-def stuck(world: World, now_s: float) -> dict[SliceId, str]:
+def list_stuck_slices(world: World, now_s: float) -> dict[SliceId, str]:
     """Slices of Devices that somebody who ended does not let go of; why, in words. The host's memory is none: what is
     stuck there takes no more than its room.
     """
@@ -152,9 +157,9 @@ def stuck(world: World, now_s: float) -> dict[SliceId, str]:
     return {id: why.format(devices[one.device]) for id, one in world.slices.items() if one.device in devices}
 
 
-def ill(world: World, now_s: float) -> dict[SliceId, str]:
+def list_unhealthy_slices(world: World, now_s: float) -> dict[SliceId, str]:
     """Slices on which nothing new is put, because of what agents say of their Devices' health; why, in words."""
-    sick = {name: node for name, node in world.nodes.items() if node.unhealthy and fresh(node, now_s)}
+    sick = {name: node for name, node in world.nodes.items() if node.unhealthy and is_report_fresh(node, now_s)}
     if not sick:
         return {}
     slices: dict[str, list[Slice]] = {}
@@ -164,7 +169,7 @@ def ill(world: World, now_s: float) -> dict[SliceId, str]:
     return {id: ILL for name, node in sick.items() for id in _ill_of(world, node, slices.get(name, []), now_s)}
 
 
-def lost(world: World, now_s: float) -> tuple[ReplicaId, ...]:
+def list_lost_replicas(world: World, now_s: float) -> tuple[ReplicaId, ...]:
     """Replicas on a Device that is lost, in order of ids."""
     if not any(node.unhealthy for node in world.nodes.values()):
         return ()
@@ -178,17 +183,17 @@ def is_lost(world: World, replica: Replica, now_s: float) -> bool:
     node = _node_of(world, replica, now_s)
     if node is None or not 0 < len(node.unhealthy) < len(node.report.devices):
         return False
-    found = (measured(world, world.slices[id], now_s) for id in replica.slices if id in world.slices)
+    found = (find_device_report(world, world.slices[id], now_s) for id in replica.slices if id in world.slices)
     return any(one is not None and not one.healthy for one in found)
 
 
-def _ill_of(world: World, node: Node, slices: list[Slice], now_s: float) -> Iterable[SliceId]:
+def _ill_of(world: World, node: NodeAgentStatus, slices: list[Slice], now_s: float) -> Iterable[SliceId]:
     """Those that are known by their Device, and the last free ones: as many as an unhealthy Device has of which it is
     not known whose they are. It is a fault domain: where Devices are shared, all its shares are out.
 
     A device plug-in that has noticed takes a Device out of the node's count: there are fewer Slices than Devices then.
     """
-    known = {one.id: report for one in slices if (report := measured(world, one, now_s)) is not None}
+    known = {one.id: report for one in slices if (report := find_device_report(world, one, now_s)) is not None}
     yield from (id for id, report in known.items() if not report.healthy)
     shares = max(Counter(one.device for one in slices).values(), default=1)
     taken = Counter(id for pod in node.report.pods for id in pod.devices)

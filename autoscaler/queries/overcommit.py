@@ -11,26 +11,26 @@ from collections.abc import Collection, Iterable, Sequence
 
 from autoscaler.contract import ReplicaId
 from autoscaler.state.lifecycle import LEAVING
-from autoscaler.state.resources import Room
+from autoscaler.state.resources import ResourceAmount
 from autoscaler.state.world import Replica, Slice, SliceId, World
 
 CROWDED = "more is on it than it has: {} there, and not by our choice"
 
 
-def room_of(replica: Replica, slice_: Slice) -> Room:
+def room_of(replica: Replica, slice_: Slice) -> ResourceAmount:
     """What it holds of a Slice that it has."""
     place = 1 if slice_.holders_max else 0
     if _alone(replica, slice_):
-        return Room(slice_.memory_bytes, slice_.compute_percent, place)
-    return Room(replica.memory_bytes, replica.compute_percent, place)
+        return ResourceAmount(slice_.memory_bytes, slice_.compute_percent, place)
+    return ResourceAmount(replica.memory_bytes, replica.compute_percent, place)
 
 
-def all_of(slice_: Slice) -> Room:
+def compute_usable_resources(slice_: Slice) -> ResourceAmount:
     """What of a Slice is ours: its sizes are what pods of others have left."""
-    return Room(slice_.memory_bytes, slice_.compute_percent, max(0, slice_.holders_max - slice_.theirs))
+    return ResourceAmount(slice_.memory_bytes, slice_.compute_percent, max(0, slice_.holders_max - slice_.theirs))
 
 
-def crowded(world: World) -> dict[SliceId, str]:
+def list_crowded_slices(world: World) -> dict[SliceId, str]:
     """These Slices, and what is said of them."""
     found: dict[SliceId, str] = {}
     for id in _suspects(world):
@@ -42,7 +42,7 @@ def crowded(world: World) -> dict[SliceId, str]:
     return found
 
 
-def leaving(world: World, anyway: Collection[ReplicaId] = ()) -> dict[ReplicaId, str]:
+def list_excess_replicas(world: World, anyway: Collection[ReplicaId] = ()) -> dict[ReplicaId, str]:
     """Who has to go, the youngest first, and why; in order of Slices. `anyway`: who goes for other reasons."""
     going: dict[ReplicaId, str] = {}
     for id in _suspects(world):
@@ -54,14 +54,14 @@ def leaving(world: World, anyway: Collection[ReplicaId] = ()) -> dict[ReplicaId,
     return going
 
 
-def misplaced(replica: Replica) -> str:
+def explain_misplacement(replica: Replica) -> str:
     """That it is elsewhere than it was placed, in words; empty: it is not."""
     if not replica.chosen:
         return ""
     return f"it was given {', '.join(replica.slices)}, and not {', '.join(replica.chosen)}, which was chosen"
 
 
-def alike(world: World, replica: Replica) -> bool:
+def is_on_chosen_devices(world: World, replica: Replica) -> bool:
     """Whether it is on the Devices that were chosen: of parts of one, claims cannot always name the place. Who claimed
     a part of all that was chosen has left no such Slice.
     """
@@ -105,4 +105,4 @@ def _reason(slice_: Slice, replica: Replica, stay: Iterable[Replica]) -> str:
     others = [*sorted({one.model for one in stay}), *(["pods of others"] if slice_.theirs else [])]
     beside = f"{' and '.join(others)} {'are' if len(others) > 1 or slice_.theirs else 'is'} there" if others else ""
     little = f"{slice_.id} has no room for it" + (f": {beside}" if beside else "")
-    return "; ".join(filter(None, (misplaced(replica), little)))
+    return "; ".join(filter(None, (explain_misplacement(replica), little)))

@@ -13,31 +13,31 @@ from typing import Final
 from autoscaler.spec.model import Model
 from autoscaler.spec.pod import Pod, Resources
 from autoscaler.spec.quantity import read_milli
-from autoscaler.state.resources import BYTES_MAX, CPU_MAX, Beside
+from autoscaler.state.resources import BYTES_MAX, CPU_MAX, HostRequest
 
 UNASKED: Final = {"cpu": "100m"}
 """Requests of who says nothing."""
 NOTHING: Final = Resources()
-LEAST: Final = Beside(read_milli(UNASKED["cpu"]))
+LEAST: Final = HostRequest(read_milli(UNASKED["cpu"]))
 
 
-def beside(model: Model, defaults: Pod | None = None) -> Beside:
+def compute_host_request(model: Model, defaults: Pod | None = None) -> HostRequest:
     """What a Replica of it requests; more than any node has counts as all of one."""
     spec = model.spec
     laid = (NOTHING if defaults is None else defaults.resources, spec.resources, spec.pod.resources)
     amounts: dict[str, str | int] = {}
     for over in laid:
         amounts |= {**over.limits, **over.requests}  # a limit of what nothing requests is its request
-    return amount_of({**UNASKED, **amounts}) if amounts else LEAST
+    return parse_resource_list({**UNASKED, **amounts}) if amounts else LEAST
 
 
 def requests_for(model: Model, defaults: Pod) -> dict[str, str]:
     """The same as a list of resources, for a node that is added for it."""
-    need = beside(model, defaults)
+    need = compute_host_request(model, defaults)
     return {"cpu": f"{need.cpu_milli}m", **({"memory": str(need.host_bytes)} if need.host_bytes else {})}
 
 
-def amount_of(amounts: dict[str, str | int]) -> Beside:
+def parse_resource_list(amounts: dict[str, str | int]) -> HostRequest:
     """CPU and memory of a Kubernetes list of resources. Raises ValueError where they are no quantities."""
     cpu_milli, bytes_milli = (read_milli(amounts.get(name, 0)) for name in ("cpu", "memory"))
-    return Beside(min(cpu_milli, CPU_MAX), min(-(-bytes_milli // 1000), BYTES_MAX))
+    return HostRequest(min(cpu_milli, CPU_MAX), min(-(-bytes_milli // 1000), BYTES_MAX))

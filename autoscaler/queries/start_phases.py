@@ -51,7 +51,7 @@ def parts_s(replica: Replica) -> dict[str, float]:
     }
 
 
-def told_s(replica: Replica) -> dict[str, float]:
+def phases_with_parts_s(replica: Replica) -> dict[str, float]:
     """Phases with the parts of `place` behind it; empty where no phase is known."""
     told: dict[str, float] = {}
     for name, took_s in phases_s(replica).items():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from autoscaler.contract import ModelName
 from autoscaler.state.lifecycle import ReplicaState
-from autoscaler.state.node_labels import Shun
+from autoscaler.state.node_labels import NodeBackoff
 from autoscaler.state.world import NodeId, Replica, World
 
 UNSCHEDULABLE = frozenset({"Unschedulable", "SchedulingGated"})
@@ -26,12 +26,12 @@ FORGET_S = 2.0 * SHUN_S_MAX
 """After the end of a shun the next one is a first one again."""
 
 
-def kept_off(waits: str) -> bool:
+def is_unschedulable(waits: str) -> bool:
     """Whether it is the scheduler that it waits for."""
     return waits.partition(":")[0] in UNSCHEDULABLE
 
 
-def gives_up_s(replica: Replica) -> float | None:
+def relocate_after_s(replica: Replica) -> float | None:
     """From when on it goes where there is room, if there is any; None: nothing keeps it off."""
     if replica.stranded_s is None or not replica.slices or replica.state is not ReplicaState.STARTING:
         return None
@@ -43,18 +43,18 @@ def nodes_of(world: World, replica: Replica) -> set[NodeId]:
     return {world.slices[id].node for id in replica.slices if id in world.slices}
 
 
-def avoided(world: World, model: ModelName, now_s: float) -> tuple[NodeId, ...]:
+def list_avoided_nodes(world: World, model: ModelName, now_s: float) -> tuple[NodeId, ...]:
     """The nodes that the Model shuns now, in order."""
     return tuple(sorted(node for (name, node), shun in world.shuns.items() if name == model and now_s < shun.until_s))
 
 
-def left_for_good(replica: Replica) -> bool:
+def is_drain_final(replica: Replica) -> bool:
     """Whether it drains because it cannot be where it is: to take it back would help nobody."""
     drain = replica.drain
     return drain is not None and (drain.stranded or drain.crowded or drain.taken)
 
 
-def shunned(world: World, replica: Replica, now_s: float) -> dict[tuple[ModelName, NodeId], Shun]:
+def add_node_backoffs(world: World, replica: Replica, now_s: float) -> dict[tuple[ModelName, NodeId], NodeBackoff]:
     """All shuns, now that it is given up; those that are long over are forgotten. A node where it was given what
     was not chosen is tried again at once, the first time.
     """
@@ -63,11 +63,11 @@ def shunned(world: World, replica: Replica, now_s: float) -> dict[tuple[ModelNam
         times = after[replica.model, node].times + 1 if (replica.model, node) in after else 1
         until_s = now_s + min(SHUN_S * 2.0 ** min(times - 1, 16), SHUN_S_MAX)
         until_s = now_s if times == 1 and replica.chosen else until_s
-        after[replica.model, node] = Shun(until_s=until_s, times=times)
+        after[replica.model, node] = NodeBackoff(until_s=until_s, times=times)
     return after
 
 
-def admitted(world: World, replica: Replica) -> dict[tuple[ModelName, NodeId], Shun]:
+def clear_node_backoffs(world: World, replica: Replica) -> dict[tuple[ModelName, NodeId], NodeBackoff]:
     """The shuns without those of a Replica's nodes: it was let onto them."""
     nodes = nodes_of(world, replica)
     return {key: shun for key, shun in world.shuns.items() if key[0] != replica.model or key[1] not in nodes}

@@ -13,11 +13,23 @@ from collections.abc import Iterable, Sequence
 from math import inf
 from typing import NamedTuple
 
-from autoscaler.capacity.ordered_slices import is_of
-from autoscaler.demand.desired_replicas import NO_HISTORY, NO_LOAD, idle_s, live, median_start_s
-from autoscaler.queries.gateways import complete
-from autoscaler.rearrange.migration import Ground, Step, home, settled, under_way
-from autoscaler.rearrange.paid_capacity import by_lease, dear_slices, rank_of
+from autoscaler.capacity.ordered_slices import is_slice_of_lease
+from autoscaler.demand.desired_replicas import (
+    NO_HISTORY,
+    NO_LOAD,
+    effective_idle_window,
+    list_live_replicas,
+    median_start_s,
+)
+from autoscaler.queries.gateways import is_demand_complete
+from autoscaler.rearrange.migration import (
+    MigrationContext,
+    MigrationStep,
+    check_stability,
+    find_moving_replica,
+    reserve_placement,
+)
+from autoscaler.rearrange.paid_capacity import group_replicas_by_order, list_paid_slices, worst_product_rank
 from autoscaler.state.capacity_orders import Lease, LeaseId
 from autoscaler.state.world import Move, Replica, Slice, World
 
@@ -26,21 +38,25 @@ LEASES_MAX = 8
 LEADING_S = 120.0
 
 
-class Homeward(NamedTuple):
+class Consolidation(NamedTuple):
     """The move that begins now, if any; when time alone may allow one."""
 
-    step: Step | None = None
+    step: MigrationStep | None = None
     next_s: float = inf
 
 
-def homeward(ground: Ground) -> Homeward:
+def plan_consolidation(ground: MigrationContext) -> Consolidation:
     """Of the guests whose leaving gives a Lease back the first that moves now."""
     world, due_s = ground.world, ground.world.leading_since_s + LEADING_S
-    if not world.rented.guests or under_way(world, ground.going) is not None or not complete(world, ground.now_s):
-        return Homeward()
+    if (
+        not world.rented.guests
+        or find_moving_replica(world, ground.going) is not None
+        or not is_demand_complete(world, ground.now_s)
+    ):
+        return Consolidation()
     if ground.now_s < due_s:
-        return Homeward(None, due_s)
-    those, next_s, tried = by_lease(world, world.replicas), inf, 0
+        return Consolidation(None, due_s)
+    those, next_s, tried = group_replicas_by_order(world, world.replicas), inf, 0
     nodes = {listed.node for id in those if (listed := world.capacity.leases[id].listed) is not None}
     there: dict[str, list[Slice]] = {node: [] for node in nodes}
     for slice_ in world.slices.values():
@@ -50,14 +66,14 @@ def homeward(ground: Ground) -> Homeward:
         lease, guests = world.capacity.leases[id], those[id]
         if _stays(world, lease, guests, there) or not all(_is_needed(ground, one) for one in guests):
             continue
-        rests = [settled(ground, one) for one in guests]
+        rests = [check_stability(ground, one) for one in guests]
         if not all(one.may for one in rests):
             next_s = min(next_s, *(one.next_s for one in rests))
         elif steps := _all_home(ground, lease, guests):
-            return Homeward(steps[0])
+            return Consolidation(steps[0])
         elif (tried := tried + 1) == LEASES_MAX:
             break
-    return Homeward(None, next_s)
+    return Consolidation(None, next_s)
 
 
 def _order(lease: Lease, guests: Sequence[Replica]) -> tuple[int, float, LeaseId]:
@@ -69,42 +85,46 @@ def _stays(world: World, lease: Lease, guests: Iterable[Replica], there: dict[st
     ids, listed = {one.id for one in guests}, lease.listed
     if listed is None:
         return True
-    mine = [one for one in there[listed.node] if listed.alone or is_of(lease, one)]
+    mine = [one for one in there[listed.node] if listed.alone or is_slice_of_lease(lease, one)]
     if any(world.others.get(one.counted, 0) for one in mine):
         return True
     return any(id not in ids for one in mine for id in world.by_slice.get(one.id, ()))
 
 
-def _is_needed(ground: Ground, guest: Replica) -> bool:
+def _is_needed(ground: MigrationContext, guest: Replica) -> bool:
     """Whether it would still be there when a successor is ready: Calls need it, or it stays idle for longer."""
     world, name = ground.world, guest.model
     model, load = world.models.get(name), world.loads.get(name, NO_LOAD)
     history = world.histories.get(name, NO_HISTORY)
     if model is None:
         return False
-    others = sum(one.slots for one in live(world, name) if one.id != guest.id)
+    others = sum(one.slots for one in list_live_replicas(world, name) if one.id != guest.id)
     if others:
         return load.waiting + load.running > others and not model.spec.spread
     if load.waiting or load.running or model.spec.replicas.min:
         return True
-    left_s = (history.last_activity_s or -inf) + idle_s(world, model, history)[0] - ground.now_s
+    left_s = (history.last_activity_s or -inf) + effective_idle_window(world, model, history)[0] - ground.now_s
     return left_s > (median_start_s(history) or 0.0)
 
 
-def _all_home(ground: Ground, lease: Lease, guests: Iterable[Replica]) -> tuple[Step, ...]:
+def _all_home(ground: MigrationContext, lease: Lease, guests: Iterable[Replica]) -> tuple[MigrationStep, ...]:
     """A place for each; none: there is not one for all."""
     world, yard = ground.world, ground.yard
-    steps: list[Step] = []
-    dear = dear_slices(world)
+    steps: list[MigrationStep] = []
+    dear = list_paid_slices(world)
     nodes = {world.slices[id].node for id in dear}
     yard.stock.mark()
     try:
         yard.set_aside(id for node in nodes for id in yard.slices_of(node) if id in dear)
         for guest in sorted(guests, key=lambda one: (-len(one.slices), -one.memory_bytes, one.id)):
-            there = home(ground, guest, f"move {guest.model}: there is room without {lease.id.provider}, which costs")
-            if there is None or rank_of(world, there.want, there.slices) > rank_of(world, there.want, guest.slices):
+            there = reserve_placement(
+                ground, guest, f"move {guest.model}: there is room without {lease.id.provider}, which costs"
+            )
+            if there is None or worst_product_rank(world, there.want, there.slices) > worst_product_rank(
+                world, there.want, guest.slices
+            ):
                 return ()
-            steps.append(Step(Move(replica=guest.id), there))
+            steps.append(MigrationStep(Move(replica=guest.id), there))
     finally:
         yard.stock.rewind()
     return tuple(steps)

@@ -17,18 +17,24 @@ from math import inf
 from typing import NamedTuple
 
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.placement.eviction import sum_of
-from autoscaler.placement.model.predicates import ask, barred, need
+from autoscaler.placement.eviction import sum_amounts
+from autoscaler.placement.model.predicates import describe_request, find_required_amount, node_exclusion_reason
 from autoscaler.placement.model.topology import WORDS
-from autoscaler.placement.model.types import Choice, Force, Incumbent, Missing, Shelf, Want
+from autoscaler.placement.model.types import Bin, EvictionLevel, NodeConstraints, Occupant, PlacementRequest, Unplaced
 from autoscaler.placement.reasons import Pieces, pieces_of
-from autoscaler.queries.gateways import complete
-from autoscaler.rearrange.migration import Ground, Step, home, settled, under_way
-from autoscaler.rearrange.vacate_gpu import wholes
+from autoscaler.queries.gateways import is_demand_complete
+from autoscaler.rearrange.migration import (
+    MigrationContext,
+    MigrationStep,
+    check_stability,
+    find_moving_replica,
+    reserve_placement,
+)
+from autoscaler.rearrange.vacate_gpu import group_parts_by_gpu
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.resources import NOTHING, Beside, Kind, Room
+from autoscaler.state.resources import NOTHING, HostRequest, RequestShape, ResourceAmount
 from autoscaler.state.world import Move, NodeId, Replica, SliceId
-from autoscaler.text import seconds, size
+from autoscaler.text import format_duration, format_size
 
 EVERY_S = 300.0
 """Between two starts of moves: a start reads a Model's weights as fast as it can, which others on that node and on the
@@ -54,8 +60,8 @@ they are served; and Wants for which moves are looked for then.
 class Defragmented(NamedTuple):
     """What is said of the unmet Wants, and the moves after which one of them fits: only the first is to begin now."""
 
-    unmet: tuple[Missing, ...]
-    steps: tuple[Step, ...] = ()
+    unmet: tuple[Unplaced, ...]
+    steps: tuple[MigrationStep, ...] = ()
     next_s: float = inf
     """When time alone may allow a move."""
 
@@ -70,12 +76,12 @@ class Moves(NamedTuple):
     """Those that the Want is to have."""
 
 
-def defragment(unmet: Sequence[Missing], ground: Ground) -> Defragmented:
+def defragment(unmet: Sequence[Unplaced], ground: MigrationContext) -> Defragmented:
     """The first move for the first of these Wants that is to be served by one; each of them says what it waits for."""
     search: _Search | None = None
-    known: dict[tuple[Kind, Choice], Pieces] = {}
-    told: dict[Want, str] = {}
-    after: list[Missing] = []
+    known: dict[tuple[RequestShape, NodeConstraints], Pieces] = {}
+    told: dict[PlacementRequest, str] = {}
+    after: list[Unplaced] = []
     for missing in unmet:
         after.append(missing)
         want = missing.want._replace(ordinal=0, unserved_since_s=0.0, reason="", spare_bytes=0)
@@ -87,7 +93,9 @@ def defragment(unmet: Sequence[Missing], ground: Ground) -> Defragmented:
                 pieces = known[want.kind, want.choice] = pieces_of(ground.yard, want.kind, want.choice, PLACES_MAX)
             if pieces is not None and pieces.most < pieces.need <= pieces.total:
                 search = search or _Search(ground)
-                told[want] = f"needs {ask(want)}; {_free(want, pieces)}; {search.first(want, pieces.places)}"
+                told[want] = (
+                    f"needs {describe_request(want)}; {_free(want, pieces)}; {search.first(want, pieces.places)}"
+                )
             elif pieces is not None and not pieces.places and want.devices == 1:
                 search = search or _Search(ground)
                 places = tuple(parts for parts, whole in search.wholes.items() if _fits(want, whole))
@@ -97,27 +105,32 @@ def defragment(unmet: Sequence[Missing], ground: Ground) -> Defragmented:
     return Defragmented(tuple(unmet)) if search is None else Defragmented(tuple(after), search.steps, search.next_s)
 
 
-def _movable_for(missing: Missing) -> bool:
+def _movable_for(missing: Unplaced) -> bool:
     """Nobody moves for what can never be, comes by itself, or may as well not be."""
-    return not missing.never and not missing.promised and missing.want.force > Force.NONE and missing.want.devices > 0
+    return (
+        not missing.never
+        and not missing.promised
+        and missing.want.force > EvictionLevel.NONE
+        and missing.want.devices > 0
+    )
 
 
-def _free(want: Want, pieces: Pieces) -> str:
+def _free(want: PlacementRequest, pieces: Pieces) -> str:
     if want.devices > 1:
         where = WORDS[want.link] if want.link else "on one node"
         return f"{pieces.total} are free, at most {pieces.most} {where}"
-    return f"{size(pieces.total)} is free, at most {size(pieces.most)} on one device"
+    return f"{format_size(pieces.total)} is free, at most {format_size(pieces.most)} on one device"
 
 
 class _Search:
     """For the Wants of one Plan."""
 
-    def __init__(self, ground: Ground) -> None:
+    def __init__(self, ground: MigrationContext) -> None:
         self._ground = ground
-        self.steps: tuple[Step, ...] = ()
+        self.steps: tuple[MigrationStep, ...] = ()
         self.next_s = inf
         world = ground.world
-        self._moving = under_way(world, ground.going)
+        self._moving = find_moving_replica(world, ground.going)
         self._settled: dict[ReplicaId, bool] = {}
         self._forbidden = set[ModelName]()
         """Models of which one would move, and a PodDisruptionBudget does not allow it."""
@@ -131,11 +144,11 @@ class _Search:
         self._restless: set[NodeId] = restless | {world.slices[id].node for id in ground.taken}
 
     @cached_property
-    def wholes(self) -> Mapping[tuple[SliceId, ...], Shelf]:
+    def wholes(self) -> Mapping[tuple[SliceId, ...], Bin]:
         """The parts of GPUs that are whole when all have left."""
-        return wholes(self._ground.world, self._ground.yard)
+        return group_parts_by_gpu(self._ground.world, self._ground.yard)
 
-    def first(self, want: Want, places: Sequence[tuple[SliceId, ...]]) -> str:
+    def first(self, want: PlacementRequest, places: Sequence[tuple[SliceId, ...]]) -> str:
         """What is done about it, in words; the first move that may begin now is kept. `places`: where it could be."""
         world, now_s = self._ground.world, self._ground.now_s
         if self._moving is not None:
@@ -145,8 +158,8 @@ class _Search:
         due_s = max(world.leading_since_s, world.moved_s or 0.0) + EVERY_S  # who led before may just have moved one
         if now_s < due_s:
             self.next_s = min(self.next_s, due_s)
-            return f"the next Replica may move in {seconds(due_s - now_s)}"
-        if not complete(world, now_s):
+            return f"the next Replica may move in {format_duration(due_s - now_s)}"
+        if not is_demand_complete(world, now_s):
             return "nobody moves while gateways are silent"
         found, why = self._cheapest(want, places)
         if not found:
@@ -163,7 +176,9 @@ class _Search:
 
     # --- who could leave ----------------------------------------------------------------------------------------------
 
-    def _cheapest(self, want: Want, places: Sequence[tuple[SliceId, ...]]) -> tuple[tuple[Step, ...], str]:
+    def _cheapest(
+        self, want: PlacementRequest, places: Sequence[tuple[SliceId, ...]]
+    ) -> tuple[tuple[MigrationStep, ...], str]:
         """The moves after which the Want fits; none, and why."""
         ways = sorted((way for at in places for way in self._ways(want, at)), key=lambda way: way.key)
         if not ways:
@@ -184,7 +199,7 @@ class _Search:
         replicas = self._ground.world.replicas
         return ", ".join(sorted({replicas[id].model for id in way.leave}))
 
-    def _gain_s(self, want: Want, way: Moves) -> float:
+    def _gain_s(self, want: PlacementRequest, way: Moves) -> float:
         """Device-seconds, weighed by priority."""
         world = self._ground.world
         devices = want.devices
@@ -196,7 +211,7 @@ class _Search:
         above = min(want.priority - world.models[world.replicas[id].model].spec.priority for id in way.leave)
         return devices * share * WORTH_S * 2.0 ** max(-PRIORITY_MAX, min(above, PRIORITY_MAX))
 
-    def _ways(self, want: Want, at: Sequence[SliceId]) -> Iterator[Moves]:
+    def _ways(self, want: PlacementRequest, at: Sequence[SliceId]) -> Iterator[Moves]:
         """Sets of Replicas whose leaving makes room there; none holds another."""
         shelves = [self._ground.yard.shelf(id) for id in at]
         if shelves[0].slice.node in self._restless:
@@ -217,7 +232,7 @@ class _Search:
                     yield Moves((busy, cost_s, many, *sorted(few)), leave, cost_s, slices)
 
     def _freed(
-        self, want: Want, at: tuple[SliceId, ...], shelves: Sequence[Shelf], leave: Collection[ReplicaId]
+        self, want: PlacementRequest, at: tuple[SliceId, ...], shelves: Sequence[Bin], leave: Collection[ReplicaId]
     ) -> tuple[SliceId, ...]:
         """The Slices that it could have there when these have left; of a GPU in parts all, or none."""
         if at not in self.wholes:
@@ -225,16 +240,16 @@ class _Search:
         there = {one.replica for shelf in shelves for one in shelf.incumbents}
         return at if leave == there and _fits(want, self.wholes[at]) else ()
 
-    def _has_beside(self, want: Want, node: NodeId, leave: Collection[ReplicaId]) -> bool:
+    def _has_beside(self, want: PlacementRequest, node: NodeId, leave: Collection[ReplicaId]) -> bool:
         """Whether the node has CPU and memory enough when these have left."""
         host = self._ground.yard.hosts.get(node)
         return host is None or host.left.plus(self._amounts(leave)).holds(want.beside)
 
-    def _amounts(self, leave: Iterable[ReplicaId]) -> Beside:
+    def _amounts(self, leave: Iterable[ReplicaId]) -> HostRequest:
         replicas = self._ground.world.replicas
-        return reduce(Beside.plus, (replicas[id].beside for id in leave), NOTHING)
+        return reduce(HostRequest.plus, (replicas[id].beside for id in leave), NOTHING)
 
-    def _price(self, incumbent: Incumbent, replica: Replica) -> float:
+    def _price(self, incumbent: Occupant, replica: Replica) -> float:
         """Device-seconds of starting it elsewhere, at least one a move: none is for nothing."""
         world = self._ground.world
         sizes = [world.slices[id].memory_bytes for id in replica.slices if id in world.slices]
@@ -243,13 +258,13 @@ class _Search:
         return restart_s * share * len(replica.slices) * (BUSY if incumbent.busy else 1.0)
 
     def _at_rest(self, replica: Replica) -> bool:
-        found = settled(self._ground, replica)
+        found = check_stability(self._ground, replica)
         self.next_s = min(self.next_s, found.next_s)
         if found.forbidden:
             self._forbidden.add(replica.model)
         return found.may
 
-    def _may_move(self, incumbent: Incumbent, want: Want) -> bool:
+    def _may_move(self, incumbent: Occupant, want: PlacementRequest) -> bool:
         id = incumbent.replica
         if id not in self._settled:
             self._settled[id] = self._at_rest(self._ground.world.replicas[id])
@@ -257,10 +272,10 @@ class _Search:
 
     # --- where to -----------------------------------------------------------------------------------------------------
 
-    def _proven(self, want: Want, way: Moves) -> tuple[Step, ...]:
+    def _proven(self, want: PlacementRequest, way: Moves) -> tuple[MigrationStep, ...]:
         """A new home for each, the largest first, and then room for the Want; none: it cannot be done so."""
         yard, world = self._ground.yard, self._ground.world
-        steps: list[Step] = []
+        steps: list[MigrationStep] = []
         yard.stock.mark()
         try:
             for node in self._restless:
@@ -268,10 +283,10 @@ class _Search:
             yard.set_aside(way.slices)
             leave = [world.replicas[id] for id in way.leave]
             for replica in sorted(leave, key=lambda one: (-len(one.slices), -one.memory_bytes, one.id)):
-                there = home(self._ground, replica, f"move {replica.model}: makes room for {want.model}")
+                there = reserve_placement(self._ground, replica, f"move {replica.model}: makes room for {want.model}")
                 if there is None:
                     return ()
-                steps.append(Step(Move(replica=replica.id, room_for=want.model), there))
+                steps.append(MigrationStep(Move(replica=replica.id, room_for=want.model), there))
             if way.slices in self.wholes:
                 return tuple(steps)
             for id in way.slices:
@@ -282,20 +297,20 @@ class _Search:
             yard.stock.rewind()
 
 
-def _fits(want: Want, whole: Shelf) -> bool:
-    return need(want, whole) is not None and not barred(want.choice, whole.slice)
+def _fits(want: PlacementRequest, whole: Bin) -> bool:
+    return find_required_amount(want, whole) is not None and not node_exclusion_reason(want.choice, whole.slice)
 
 
-def _left(shelf: Shelf, leave: Collection[ReplicaId]) -> Room:
+def _left(shelf: Bin, leave: Collection[ReplicaId]) -> ResourceAmount:
     """What it has when these have left."""
-    return shelf.free.plus(sum_of([one for one in shelf.incumbents if one.replica in leave]))
+    return shelf.free.plus(sum_amounts([one for one in shelf.incumbents if one.replica in leave]))
 
 
-def _room(want: Want, shelves: Sequence[Shelf], leave: Collection[ReplicaId]) -> tuple[SliceId, ...]:
+def _room(want: PlacementRequest, shelves: Sequence[Bin], leave: Collection[ReplicaId]) -> tuple[SliceId, ...]:
     """The Slices that it could have when these have left, those first that are free anyway; none: too few."""
     enough: list[tuple[bool, SliceId]] = []
     for shelf in shelves:
-        room = need(want, shelf)
+        room = find_required_amount(want, shelf)
         if room is not None and _left(shelf, leave).holds(room):
             enough.append((not shelf.free.holds(room), shelf.slice.id))
     return tuple(id for _, id in sorted(enough)[: want.devices]) if len(enough) >= want.devices else ()

@@ -17,20 +17,20 @@ from math import inf
 from typing import NamedTuple
 
 from autoscaler.contract import ModelName
-from autoscaler.placement.learning.expected_demand import histogram
-from autoscaler.placement.mig_candidates import Site, Sites
-from autoscaler.placement.model.bins import locks
-from autoscaler.placement.model.predicates import barred, scarce
-from autoscaler.placement.model.types import Missing, Want
+from autoscaler.placement.learning.expected_demand import build_demand_histogram
+from autoscaler.placement.mig_candidates import RepartitionCandidate, Sites
+from autoscaler.placement.model.bins import list_start_locks
+from autoscaler.placement.model.predicates import host_shortage_reason, node_exclusion_reason
+from autoscaler.placement.model.types import PlacementRequest, Unplaced
 from autoscaler.queries.cordons import cordons_on
-from autoscaler.queries.mig_status import Stage, config_of, failure, profiles
+from autoscaler.queries.mig_status import RepartitionStage, config_of, describe_repartition_failure, list_profiles
 from autoscaler.slicing.mig_geometry import Geometry
-from autoscaler.slicing.mig_placement import Fleet, Found
-from autoscaler.state.actions import CutNode
+from autoscaler.slicing.mig_placement import Fleet, MigPlacement
+from autoscaler.state.actions import RepartitionNode
 from autoscaler.state.mig import CutOrder
-from autoscaler.state.resources import Host, Kind
+from autoscaler.state.resources import HostResources, RequestShape
 from autoscaler.state.world import DeviceId, SliceId, World
-from autoscaler.text import counted
+from autoscaler.text import format_count
 
 WAIT_S = 15.0
 """A Want that Calls wait for is unmet so long before a node is cut for it: what is only being started passes."""
@@ -42,19 +42,21 @@ WANTS_MAX, NODES_MAX = 64, 64
 """Wants that are looked at, and nodes: those on which most is soonest done for them."""
 
 
-class Cutting(NamedTuple):
+class RepartitionPlan(NamedTuple):
     """What is to be done about it, and what is said to whom has no place."""
 
-    order: CutNode | None
-    unmet: tuple[Missing, ...]
+    order: RepartitionNode | None
+    unmet: tuple[Unplaced, ...]
     next_s: float = inf
     """When time alone changes this."""
 
 
-def cut(unmet: tuple[Missing, ...], world: World, now_s: float, taken: Collection[SliceId] = ()) -> Cutting:
+def plan_repartition(
+    unmet: tuple[Unplaced, ...], world: World, now_s: float, taken: Collection[SliceId] = ()
+) -> RepartitionPlan:
     """`taken`: Slices that are being given away now."""
     if not world.cuttable or not unmet:
-        return Cutting(None, unmet)
+        return RepartitionPlan(None, unmet)
     return _Look(world, now_s, taken).cut(unmet)
 
 
@@ -65,19 +67,19 @@ class _Look:
         self.world, self.now_s = world, now_s
         self.next_s = inf
         self.sites = Sites(world, now_s, taken)
-        self.nodes: Sequence[Site] = ()
+        self.nodes: Sequence[RepartitionCandidate] = ()
         self._same = set[str]()
 
-    def cut(self, unmet: tuple[Missing, ...]) -> Cutting:
-        """See `cut`."""
+    def cut(self, unmet: tuple[Unplaced, ...]) -> RepartitionPlan:
+        """See `plan_repartition`."""
         told = list(unmet)
         alone = [at for at, missing in enumerate(unmet) if not missing.promised and missing.want.devices == 1]
         looked = sorted(alone, key=lambda at: self.sites.some_day(unmet[at].want) is None)[:WANTS_MAX]
         self.nodes = self.sites.nearest([unmet[at].want for at in looked], NODES_MAX)
         coming = {
-            node.seen.name: (Counter(profiles(self._ordered(node))) - node.there, node.host)
+            node.seen.name: (Counter(list_profiles(self._ordered(node))) - node.there, node.host)
             for node in self.nodes
-            if node.standing.stage is Stage.ON_ITS_WAY
+            if node.standing.stage is RepartitionStage.ON_ITS_WAY
         }
         left = list[int]()
         for at in looked:
@@ -93,9 +95,9 @@ class _Look:
             told[at] = self._some_day(told[at]) if told[at].never else told[at]
         for node in self.nodes:
             self._later(node.standing.until_s)
-        return Cutting(order, tuple(told), self.next_s)
+        return RepartitionPlan(order, tuple(told), self.next_s)
 
-    def _ordered(self, node: Site) -> tuple[tuple[str, ...], ...]:
+    def _ordered(self, node: RepartitionCandidate) -> tuple[tuple[str, ...], ...]:
         """What is on its way."""
         intent = self.world.cutting.get(node.seen.name)
         order = node.seen.order if intent is None or intent.refused else intent.order
@@ -105,14 +107,16 @@ class _Look:
         if at_s is not None and self.now_s < at_s < self.next_s:
             self.next_s = at_s
 
-    def _is_due(self, want: Want) -> bool:
+    def _is_due(self, want: PlacementRequest) -> bool:
         """Whether it has waited long enough; what no Call waits for: while nothing is being started."""
         if want.unserved_since_s == inf:
-            return not locks(self.world, self.now_s)
+            return not list_start_locks(self.world, self.now_s)
         self._later(want.unserved_since_s + WAIT_S)
         return self.now_s >= want.unserved_since_s + WAIT_S
 
-    def _is_coming(self, want: Want, coming: dict[str, tuple[Counter[str], Host | None]]) -> Site | None:
+    def _is_coming(
+        self, want: PlacementRequest, coming: dict[str, tuple[Counter[str], HostResources | None]]
+    ) -> RepartitionCandidate | None:
         """The node on its way that will have a cut for it, which is its from now on."""
         for node in self.nodes:
             left, host = coming.get(node.seen.name, (Counter[str](), None))
@@ -123,17 +127,20 @@ class _Look:
                     return node
         return None
 
-    def _order(self, wants: Sequence[Want]) -> CutNode | None:
+    def _order(self, wants: Sequence[PlacementRequest]) -> RepartitionNode | None:
         """For the node on which most of them find a place; one that failed comes after those that did not."""
         free_s = self._last_s() + EVERY_S
         if not wants or self.now_s < free_s:
             self._later(free_s if wants else None)
             return None
-        found = list[tuple[tuple[bool, int, float, str], Site, list[tuple[Want, str]]]]()
+        found = list[tuple[tuple[bool, int, float, str], RepartitionCandidate, list[tuple[PlacementRequest, str]]]]()
         for node in self.nodes:
             wanted = self._wanted(wants, node) if node.idle and self._may(node) else []
             if wanted:
-                failed, price = node.standing.stage is Stage.FAILED, self.sites.shelf(node, wanted[0][1]).price
+                failed, price = (
+                    node.standing.stage is RepartitionStage.FAILED,
+                    self.sites.shelf(node, wanted[0][1]).price,
+                )
                 found.append(((failed, -len(wanted), price, node.seen.name), node, wanted))
         for _, node, wanted in sorted(found, key=lambda one: one[0]):
             order = self._cut(node, wanted)
@@ -142,9 +149,11 @@ class _Look:
             self._same.add(node.seen.name)
         return None
 
-    def _wanted(self, wants: Sequence[Want], node: Site) -> list[tuple[Want, str]]:
+    def _wanted(
+        self, wants: Sequence[PlacementRequest], node: RepartitionCandidate
+    ) -> list[tuple[PlacementRequest, str]]:
         """Who would have a place there, and on which profile: as many as the node has CPU and memory for."""
-        found, host = list[tuple[Want, str]](), node.host
+        found, host = list[tuple[PlacementRequest, str]](), node.host
         for want in wants:
             fitting = self.sites.fitting(want, node, host)
             if fitting and not self.sites.shows(want, node):
@@ -152,7 +161,7 @@ class _Look:
                 host = None if host is None else host.without(want.beside)
         return found
 
-    def _may(self, node: Site) -> bool:
+    def _may(self, node: RepartitionCandidate) -> bool:
         """Whether nothing but its being in use keeps it from being cut now."""
         seen, order = node.seen, node.seen.order
         intent = self.world.cutting.get(seen.name)
@@ -160,9 +169,9 @@ class _Look:
         if not seen.usable or seen.strategy == "single" or any(cordons_on(self.world, slice_)):
             return False
         free_s = 0.0 if intent is None else intent.again_s
-        if node.standing.stage is Stage.FAILED:
+        if node.standing.stage is RepartitionStage.FAILED:
             free_s = max(free_s, node.standing.until_s or 0.0)
-        elif node.standing.stage is not Stage.REST:
+        elif node.standing.stage is not RepartitionStage.REST:
             return False
         elif order is not None:
             free_s = max(free_s, order.asked_s + NODE_EVERY_S)
@@ -174,74 +183,78 @@ class _Look:
         given = [node.order.asked_s for node in self.world.cuttable.values() if node.order is not None]
         return max([*given, *(one.since_s for one in self.world.cutting.values() if not one.refused)], default=-inf)
 
-    def _cut(self, node: Site, wanted: Sequence[tuple[Want, str]]) -> CutNode | None:
+    def _cut(
+        self, node: RepartitionCandidate, wanted: Sequence[tuple[PlacementRequest, str]]
+    ) -> RepartitionNode | None:
         """None: it is cut like that already. One that failed is told once more all the same: till then it is closed."""
         seen, (first, _) = node.seen, wanted[0]
-        cuts = laid_out(node.geometry, seen.gpus, [name for _, name in wanted], node.there, self._shares(node))
-        if node.standing.stage is Stage.REST and Counter(profiles(cuts)) == node.there:
+        cuts = allocate_profiles(node.geometry, seen.gpus, [name for _, name in wanted], node.there, self._shares(node))
+        if node.standing.stage is RepartitionStage.REST and Counter(list_profiles(cuts)) == node.there:
             return None
-        failed = node.standing.stage is Stage.FAILED and seen.order is not None
+        failed = node.standing.stage is RepartitionStage.FAILED and seen.order is not None
         order = CutOrder(
             node=seen.name, config=config_of(cuts, seen.config), cuts=cuts, asked_s=self.now_s, before=seen.config,
             tries=seen.order.tries + 1 if failed and seen.order is not None else 1,
         )  # fmt: skip
-        what = ", ".join(f"{many} of {name}" for name, many in sorted(Counter(profiles(cuts)).items()))
-        return CutNode(order=order, reason=f"{counted(len(wanted), 'Replica')} fit then, {first.model} first: {what}")
+        what = ", ".join(f"{many} of {name}" for name, many in sorted(Counter(list_profiles(cuts)).items()))
+        return RepartitionNode(
+            order=order, reason=f"{format_count(len(wanted), 'Replica')} fit then, {first.model} first: {what}"
+        )
 
-    def _shares(self, node: Site) -> dict[str, float]:
+    def _shares(self, node: RepartitionCandidate) -> dict[str, float]:
         """How often each profile was wanted lately, by whoever could be on this node."""
         shares = Counter[str]()
-        for wanted in histogram(self.world, self.now_s):
+        for wanted in build_demand_histogram(self.world, self.now_s):
             fitting = self.sites.fitting(_want(wanted.kind), node)
             if fitting:
                 shares[fitting[0]] += wanted.weight
         return {name: float(weight) for name, weight in shares.items()}
 
-    def _hope(self, missing: Missing, order: CutNode | None) -> Missing:
+    def _hope(self, missing: Unplaced, order: RepartitionNode | None) -> Unplaced:
         """What is said of a Want that has no place: which node it could be on, were that cut anew."""
         words, want = list[str](), missing.want
         for node in self.nodes:
             if not self.sites.fitting(want, node) or (node.idle and self.sites.shows(want, node)):
                 continue
-            lacks = scarce(want, node.host, "it")
+            lacks = host_shortage_reason(want, node.host, "it")
             if order is not None and order.order.node == node.seen.name and not lacks:
                 return _says(missing, f"node {node.seen.name} is being cut anew")
-            if node.standing.stage is Stage.OUT:
-                words.append(f"node {node.seen.name} {failure(node.seen)}")
+            if node.standing.stage is RepartitionStage.OUT:
+                words.append(f"node {node.seen.name} {describe_repartition_failure(node.seen)}")
             elif not node.may_ever:
                 words.append(f"node {node.seen.name} could be cut anew for it, {self._but(node, lacks)}")
             else:
                 return _says(missing, f"node {node.seen.name} could be cut anew for it, {self._but(node, lacks)}")
         return missing._replace(reason="; ".join([missing.reason, *words[:1]]))
 
-    def _some_day(self, missing: Missing) -> Missing:
+    def _some_day(self, missing: Unplaced) -> Unplaced:
         """Who is not looked at now, or kept off a node for a while, is not told that it can never be anywhere."""
         found = self.sites.some_day(missing.want)
         if found is None:
             return missing
         node, slice_ = found
-        bar = barred(missing.want.choice, slice_)
+        bar = node_exclusion_reason(missing.want.choice, slice_)
         but = f"but {bar}" if bar else "when its turn comes"
         return _says(missing, f"node {node.seen.name} could be cut anew for it, {but}")
 
-    def _but(self, node: Site, lacks: str) -> str:
+    def _but(self, node: RepartitionCandidate, lacks: str) -> str:
         """Why it is not."""
         intent, seen = self.world.cutting.get(node.seen.name), node.seen
         if seen.strategy == "single":
             return "but its device plug-in is told that all cuts are alike: it takes MIG strategy mixed"
-        if node.standing.stage is Stage.FOREIGN:
+        if node.standing.stage is RepartitionStage.FOREIGN:
             return "but its label nvidia.com/mig.config.state is not success: does mig-manager run there?"
         if intent is not None and intent.refused:
             return f"but {intent.refused}"
-        if node.standing.stage is Stage.FAILED:
-            return f"and {failure(seen)}; it is tried again"
+        if node.standing.stage is RepartitionStage.FAILED:
+            return f"and {describe_repartition_failure(seen)}; it is tried again"
         if not node.idle:
             return "once it is idle"
         same = "but its GPUs are cut like that already" if node.seen.name in self._same else ""
         return f"but {lacks}" if lacks else same or "when its turn comes"
 
 
-def laid_out(
+def allocate_profiles(
     geometry: Geometry, gpus: int, wanted: Sequence[str], there: Mapping[str, int], shares: Mapping[str, float]
 ) -> tuple[tuple[str, ...], ...]:
     """The profiles on each GPU of an empty node: what is wanted, in its order, as far as it fits; then what is there
@@ -255,11 +268,11 @@ def laid_out(
     made = Counter[str]()
     kept = sorted((name for name in there if geometry.has(name)), key=lambda name: (-geometry.profile(name).size, name))
     for name in [*wanted, *(one for one in kept for _ in range(there[one] - asked[one]))]:
-        made[name] += isinstance(fleet.start(name), Found)
+        made[name] += isinstance(fleet.start(name), MigPlacement)
     open_ = {name for name, weight in weights.items() if weight > 0 and geometry.has(name)}
     while open_:
         name = min(open_, key=lambda one: ((made[one] + 1) / weights[one], one))
-        if isinstance(fleet.start(name), Found):
+        if isinstance(fleet.start(name), MigPlacement):
             made[name] += 1
         else:
             open_.discard(name)
@@ -270,12 +283,12 @@ def _gpu(number: int) -> DeviceId:
     return DeviceId(f"{number:03}")
 
 
-def _says(missing: Missing, what: str) -> Missing:
+def _says(missing: Unplaced, what: str) -> Unplaced:
     return missing._replace(reason=f"{missing.reason}; {what}", never=False)
 
 
-def _want(kind: Kind) -> Want:
-    return Want(
+def _want(kind: RequestShape) -> PlacementRequest:
+    return PlacementRequest(
         model=ModelName(""), devices=kind.devices, memory_bytes=kind.memory_bytes, compute_percent=kind.compute_percent,
         isolation=kind.isolation, products=kind.products, cpu_milli=kind.cpu_milli, host_bytes=kind.host_bytes,
         spare_bytes=kind.spare_bytes,

@@ -12,27 +12,27 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from math import inf
 
-from autoscaler.capacity.ordered_slices import is_of
+from autoscaler.capacity.ordered_slices import is_slice_of_lease
 from autoscaler.contract import ReplicaId
 from autoscaler.demand.desired_replicas import NO_HISTORY
 from autoscaler.fold.draft import Draft
-from autoscaler.placement.model.bins import want_of
-from autoscaler.placement.model.predicates import admits, barred
-from autoscaler.placement.model.types import Force, Want
-from autoscaler.rearrange.migration import movable
-from autoscaler.spec.capacity import keeps
+from autoscaler.placement.model.bins import build_placement_request
+from autoscaler.placement.model.predicates import has_matching_labels, node_exclusion_reason
+from autoscaler.placement.model.types import EvictionLevel, PlacementRequest
+from autoscaler.rearrange.migration import can_migrate
+from autoscaler.spec.capacity import provider_keep_seconds
 from autoscaler.state.capacity_orders import Lease, LeaseId, Offer
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.world import Rented, Replica, Slice, SliceId, World
+from autoscaler.state.world import PaidCapacity, Replica, Slice, SliceId, World
 
-NOBODY = Rented()
+NOBODY = PaidCapacity()
 KEPT_S = 86_400.0
 """Who leaves what is kept for longer than this saves nothing for a day: it stays where it is."""
 GUESTS_MAX = 16
 """For so many it is looked who is in their way, at once."""
 
 
-def look(draft: Draft) -> None:
+def update_paid_capacity(draft: Draft) -> None:
     """Who is on what costs, as things are now."""
     world, before = draft.world, draft.before
     of_all = (world.capacity, world.slices, world.models, world.settings, world.cordons, world.stops, world.undisturbed)
@@ -41,21 +41,21 @@ def look(draft: Draft) -> None:
     if same and draft.replicas.now is before.replicas:
         return
     some = any(is_rented(world, lease) for lease in world.capacity.leases.values())
-    now = rented(draft) if some else NOBODY
+    now = compute_paid_capacity(draft) if some else NOBODY
     if now != world.rented:
         draft.change(rented=now)
 
 
-def rented(draft: Draft) -> Rented:
+def compute_paid_capacity(draft: Draft) -> PaidCapacity:
     """See Rented."""
     world, replicas = draft.world, draft.replicas.now
-    guests = {one.id: one for those in by_lease(world, replicas).values() for one in those}
+    guests = {one.id: one for those in group_replicas_by_order(world, replicas).values() for one in those}
     if not guests:
         return NOBODY
     idlers = {one.model for one in guests.values()}
     wants = [one for id in sorted(guests)[:GUESTS_MAX] if (one := _want(draft, guests[id])) is not None]
     if wants:
-        dear = dear_slices(world)
+        dear = list_paid_slices(world)
         free = [one for one in world.slices.values() if one.id not in dear and _is_free(draft, one)]
         idle = [*_idle(draft, guests, dear)]
         for want, rank in wants:
@@ -65,16 +65,16 @@ def rented(draft: Draft) -> Rented:
             elif victim := next((one for one in idle if _could_be(want, rank, world.slices[one.slices[0]])), None):
                 idle.remove(victim)
                 idlers.add(victim.model)
-    return Rented(frozenset(guests), frozenset(idlers))
+    return PaidCapacity(frozenset(guests), frozenset(idlers))
 
 
-def _want(draft: Draft, guest: Replica) -> tuple[Want, int] | None:
+def _want(draft: Draft, guest: Replica) -> tuple[PlacementRequest, int] | None:
     """What it would be at home, on one Device, and how well its Model likes what it has; None: it does not move."""
     world, model = draft.world, draft.world.models.get(guest.model)
-    if model is None or guest.id in world.undisturbed or len(guest.slices) != 1 or not movable(world, model, guest):
+    if model is None or guest.id in world.undisturbed or len(guest.slices) != 1 or not can_migrate(world, model, guest):
         return None
-    want = want_of(model, 0, inf, Force.NONE, "", world.settings.pod)
-    return want, rank_of(world, want, guest.slices)
+    want = build_placement_request(model, 0, inf, EvictionLevel.NONE, "", world.settings.pod)
+    return want, worst_product_rank(world, want, guest.slices)
 
 
 def _is_free(draft: Draft, slice_: Slice) -> bool:
@@ -94,15 +94,19 @@ def _idle(draft: Draft, guests: Mapping[ReplicaId, Replica], dear: frozenset[Sli
     return (draft.replicas.now[id] for _, id in sorted(found))
 
 
-def _could_be(want: Want, rank: int, slice_: Slice) -> bool:
+def _could_be(want: PlacementRequest, rank: int, slice_: Slice) -> bool:
     """Whether it has the size, if nobody were there, and is liked no less."""
-    if want.memory_bytes > slice_.memory_bytes or not admits(want.selector, slice_) or barred(want.choice, slice_):
+    if (
+        want.memory_bytes > slice_.memory_bytes
+        or not has_matching_labels(want.selector, slice_)
+        or node_exclusion_reason(want.choice, slice_)
+    ):
         return False
     there = want.kind.rank(slice_.product)
     return there is not None and there <= rank
 
 
-def by_lease(world: World, replicas: Mapping[ReplicaId, Replica]) -> dict[LeaseId, list[Replica]]:
+def group_replicas_by_order(world: World, replicas: Mapping[ReplicaId, Replica]) -> dict[LeaseId, list[Replica]]:
     """Rented Leases, and who is on each that anybody is on."""
     there: dict[str, list[Lease]] = {}
     for lease in world.capacity.leases.values():
@@ -111,7 +115,7 @@ def by_lease(world: World, replicas: Mapping[ReplicaId, Replica]) -> dict[LeaseI
     found: dict[LeaseId, list[Replica]] = {}
     for replica in replicas.values() if there else ():
         slices = [world.slices[id] for id in replica.slices if id in world.slices]
-        leases = {lease.id for one in slices for lease in there.get(one.node, ()) if is_of(lease, one)}
+        leases = {lease.id for one in slices for lease in there.get(one.node, ()) if is_slice_of_lease(lease, one)}
         for id in leases:
             found.setdefault(id, []).append(replica)
     return found
@@ -121,7 +125,7 @@ def is_rented(world: World, lease: Lease) -> bool:
     """Whether it is here, costs, and would go soon if nobody were on it."""
     if lease.here_s is None or lease.leaving or not _costs(lease.offer):
         return False
-    kept_s = keeps(world.settings.capacity, lease.id.provider)
+    kept_s = provider_keep_seconds(world.settings.capacity, lease.id.provider)
     return kept_s == "auto" or kept_s <= KEPT_S
 
 
@@ -130,17 +134,19 @@ def _costs(offer: Offer) -> bool:
     return offer.price_per_hour > 0 and not offer.room
 
 
-def dear_slices(world: World) -> frozenset[SliceId]:
+def list_paid_slices(world: World) -> frozenset[SliceId]:
     """Of all Leases that cost, here or not."""
     there: dict[str, list[Lease]] = {}
     for lease in world.capacity.leases.values():
         if lease.listed is not None and _costs(lease.offer):
             there.setdefault(lease.listed.node, []).append(lease)
     slices = world.slices.values() if there else ()
-    return frozenset(one.id for one in slices if any(is_of(lease, one) for lease in there.get(one.node, ())))
+    return frozenset(
+        one.id for one in slices if any(is_slice_of_lease(lease, one) for lease in there.get(one.node, ()))
+    )
 
 
-def rank_of(world: World, want: Want, ids: tuple[SliceId, ...]) -> int:
+def worst_product_rank(world: World, want: PlacementRequest, ids: tuple[SliceId, ...]) -> int:
     """How well its Model likes these; less is better."""
     ranks = (want.kind.rank(world.slices[id].product) for id in ids if id in world.slices)
     return max((rank for rank in ranks if rank is not None), default=0)

@@ -15,33 +15,50 @@ from math import inf
 from typing import NamedTuple
 
 from autoscaler.contract import ReplicaId
-from autoscaler.placement.eviction import COSTS, EVICT, Key, Option, cost_of, hosted, option
-from autoscaler.placement.index.index import Yard
+from autoscaler.placement.eviction import (
+    COSTS,
+    EVICT,
+    EvictionOption,
+    Key,
+    eviction_cost,
+    find_eviction_option,
+    fit_options_to_host,
+)
+from autoscaler.placement.index.index import SliceIndex
 from autoscaler.placement.model.bins import NOTHING_KEPT
-from autoscaler.placement.model.predicates import barred
-from autoscaler.placement.model.types import Force, Incumbent, Missing, Outlook, Packing, Shelf, Victim, Want
-from autoscaler.placement.packer import order, pack, wait
-from autoscaler.placement.whole_gpus import rejoined, together
-from autoscaler.state.resources import NO_ROOM, Room
+from autoscaler.placement.model.predicates import node_exclusion_reason
+from autoscaler.placement.model.types import (
+    Bin,
+    EvictionLevel,
+    Occupant,
+    PackResult,
+    PlacementRequest,
+    RestartCosts,
+    Unplaced,
+    Victim,
+)
+from autoscaler.placement.packer import pack, request_sort_key, wait_reason
+from autoscaler.placement.whole_gpus import list_rejoinable_gpus, share_split_gpus
+from autoscaler.state.resources import NO_ROOM, ResourceAmount
 from autoscaler.state.world import Slice, SliceId, World
 
 EMPTYING_MAX = 8
 """GPUs that empty in one Plan, for those who go first: each costs one more call of the packer."""
 
 
-class Ground(NamedTuple):
+class VacateContext(NamedTuple):
     """What is known beside the Yard."""
 
     world: World
-    outlook: Outlook
+    outlook: RestartCosts
     now_s: float
 
 
 class Packed(NamedTuple):
     """The packer's answer beside what empties and who waits for the rest of a GPU, and the Yard that it was for."""
 
-    packing: Packing
-    yard: Yard
+    packing: PackResult
+    yard: SliceIndex
     next_s: float = inf
     """When time alone changes this."""
 
@@ -49,28 +66,28 @@ class Packed(NamedTuple):
 class _Emptying(NamedTuple):
     """A GPU that is to be whole for a Want."""
 
-    missing: Missing
-    victims: tuple[Incumbent, ...]
+    missing: Unplaced
+    victims: tuple[Occupant, ...]
     parts: tuple[SliceId, ...]
 
 
-def packed(
-    wants: Sequence[Want],
-    yards: Callable[[Set[ReplicaId], Mapping[SliceId, str]], Yard],
-    ground: Ground,
-    still: Collection[Want],
+def pack_vacating_gpus(
+    wants: Sequence[PlacementRequest],
+    yards: Callable[[Set[ReplicaId], Mapping[SliceId, str]], SliceIndex],
+    ground: VacateContext,
+    still: Collection[PlacementRequest],
 ) -> Packed:
     """The packer's answer, with GPUs emptied for whom it leaves without, and with those who wait for the rest of a GPU
     on which another starts (`autoscaler.placement.whole_gpus`): what these would have is for others. `yards`: the Yard
     when those leave, with nothing new put on those Slices for that reason; `still`: Wants for which no GPU is emptied.
     """
     packing, yard, _ = _emptied(wants, yards, ground, still)
-    first = together(packing, ground.world, ground.now_s)
+    first = share_split_gpus(packing, ground.world, ground.now_s)
     if first.back and any(not one.promised for one in first.packing.unmet):
         back = {one.want for one in first.back}
         packing, other, _ = _emptied([want for want in wants if want not in back], yards, ground, still)
-        both = sorted((*packing.placements, *first.back), key=lambda one: order(one.want))
-        again = together(packing._replace(placements=tuple(both)), ground.world, ground.now_s)
+        both = sorted((*packing.placements, *first.back), key=lambda one: request_sort_key(one.want))
+        again = share_split_gpus(packing._replace(placements=tuple(both)), ground.world, ground.now_s)
         if back <= {one.want for one in again.back}:
             return Packed(again.packing, other, again.next_s)
         yard = _emptied(wants, yards, ground, still).yard
@@ -78,10 +95,10 @@ def packed(
 
 
 def _emptied(
-    wants: Sequence[Want],
-    yards: Callable[[Set[ReplicaId], Mapping[SliceId, str]], Yard],
-    ground: Ground,
-    still: Collection[Want],
+    wants: Sequence[PlacementRequest],
+    yards: Callable[[Set[ReplicaId], Mapping[SliceId, str]], SliceIndex],
+    ground: VacateContext,
+    still: Collection[PlacementRequest],
 ) -> Packed:
     world, outlook, now_s = ground
     yard = yards(frozenset(), NOTHING_KEPT)
@@ -105,19 +122,21 @@ def _emptied(
 class _Search(NamedTuple):
     """For one packing."""
 
-    yard: Yard
+    yard: SliceIndex
     world: World
-    outlook: Outlook
+    outlook: RestartCosts
     now_s: float
 
-    def next(self, packing: Packing, still: Collection[Want]) -> _Emptying | None:
+    def next(self, packing: PackResult, still: Collection[PlacementRequest]) -> _Emptying | None:
         """For the first that is left without, or would have others leave whose leaving costs more, and that a GPU can
         be emptied for.
         """
         others = self._others(packing)
-        left = {one.want for one in packing.unmet if not one.promised and one.want.force > Force.NONE} | others.keys()
-        wants = sorted((want for want in left if want.devices == 1 and want not in still), key=order)
-        found = wholes(self.world, self.yard) if wants else {}
+        left = {
+            one.want for one in packing.unmet if not one.promised and one.want.force > EvictionLevel.NONE
+        } | others.keys()
+        wants = sorted((want for want in left if want.devices == 1 and want not in still), key=request_sort_key)
+        found = group_parts_by_gpu(self.world, self.yard) if wants else {}
         for want in wants if found else ():
             taken = {*_before(want, packing)}
             open_ = (shelf for parts, shelf in found.items() if taken.isdisjoint(parts))
@@ -126,42 +145,42 @@ class _Search(NamedTuple):
             if way is not None and way.key[:COSTS] < others.get(want, (inf,)):
                 whole = way.shelf.slice
                 there = self._around(whole) if way.wide else way.shelf.incumbents
-                missing = Missing(want, wait(way, there), promised=True, slices=(whole.id,))
+                missing = Unplaced(want, wait_reason(way, there), promised=True, slices=(whole.id,))
                 return _Emptying(missing, way.victims, tuple(self.yard.beside(whole.device)))
         return None
 
-    def _others(self, packing: Packing) -> dict[Want, Key]:
+    def _others(self, packing: PackResult) -> dict[PlacementRequest, Key]:
         """What it costs where the packer would make room."""
-        going: dict[Want, list[Incumbent]] = {}
+        going: dict[PlacementRequest, list[Occupant]] = {}
         for victim in packing.victims:
             on = (id for id in self.world.replicas[victim.replica].slices if id in self.yard.shelves)
             there = (one for id in on for one in self.yard.shelf(id).incumbents if one.replica == victim.replica)
             going.setdefault(victim.want, []).extend([*there][:1])
-        return {want: (EVICT, *cost_of(those, self.outlook)) for want, those in going.items()}
+        return {want: (EVICT, *eviction_cost(those, self.outlook)) for want, those in going.items()}
 
-    def _way(self, want: Want, shelf: Shelf) -> Option | None:
+    def _way(self, want: PlacementRequest, shelf: Bin) -> EvictionOption | None:
         """How it is emptied for it; None: it cannot be, now."""
         yard, node = self.yard, shelf.slice.node
-        if barred(want.choice, shelf.slice):
+        if node_exclusion_reason(want.choice, shelf.slice):
             return None
         away = yard.locality.lack(want.supplies, node)
-        found = option(want.granted(want.memory_bytes), shelf, self.outlook, self.now_s, away=away)
+        found = find_eviction_option(want.granted(want.memory_bytes), shelf, self.outlook, self.now_s, away=away)
         host = yard.hosts.get(node)
         if found is None or host is None:
             return found
         around = self._around(shelf.slice)
-        with_host = hosted(want, (found,), host, around, outlook=self.outlook, now_s=self.now_s)
+        with_host = fit_options_to_host(want, (found,), host, around, outlook=self.outlook, now_s=self.now_s)
         return None if with_host is None else with_host[0]
 
-    def _around(self, of: Slice) -> list[Incumbent]:
+    def _around(self, of: Slice) -> list[Occupant]:
         """Who is on its node."""
         return [one for id in self.yard.slices_of(of.node) for one in self.yard.shelf(id).incumbents]
 
 
-def wholes(world: World, yard: Yard) -> dict[tuple[SliceId, ...], Shelf]:
+def group_parts_by_gpu(world: World, yard: SliceIndex) -> dict[tuple[SliceId, ...], Bin]:
     """The parts of each GPU that is whole when all who are there have left -> all of it, with them."""
-    found: dict[tuple[SliceId, ...], Shelf] = {}
-    for whole in rejoined(world):
+    found: dict[tuple[SliceId, ...], Bin] = {}
+    for whole in list_rejoinable_gpus(world):
         parts = tuple(yard.beside(whole.slice.device))
         shelves = [yard.shelf(id) for id in parts]
         if not any(one.closed or one.slice.theirs or not one.slice.healthy for one in shelves):
@@ -170,19 +189,19 @@ def wholes(world: World, yard: Yard) -> dict[tuple[SliceId, ...], Shelf]:
     return found
 
 
-def _before(want: Want, packing: Packing) -> Iterator[SliceId]:
+def _before(want: PlacementRequest, packing: PackResult) -> Iterator[SliceId]:
     """Slices that those have or are to have who go before it."""
-    mine = order(want)
+    mine = request_sort_key(want)
     settled = [(one.want, one.slices) for one in packing.placements]
     settled += [(one.want, one.slices) for one in packing.unmet]
-    return (id for other, slices in settled if order(other) < mine for id in slices)
+    return (id for other, slices in settled if request_sort_key(other) < mine for id in slices)
 
 
-def _with(whole: Shelf, there: Sequence[Incumbent]) -> Shelf:
+def _with(whole: Bin, there: Sequence[Occupant]) -> Bin:
     """All of it is free when the last of them has left: each has an equal part until then."""
     all_, many = whole.free, max(1, len(there))
-    each = Room(all_.memory_bytes // many, all_.compute_percent // many)
-    rest = all_.less(Room(each.memory_bytes * (many - 1), each.compute_percent * (many - 1)))
+    each = ResourceAmount(all_.memory_bytes // many, all_.compute_percent // many)
+    rest = all_.less(ResourceAmount(each.memory_bytes * (many - 1), each.compute_percent * (many - 1)))
     shelf = whole.copy()
     shelf.incumbents = tuple(one._replace(room=each if at else rest) for at, one in enumerate(there))
     shelf.free = NO_ROOM

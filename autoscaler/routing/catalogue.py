@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from autoscaler.contract import AdapterEntry, Clocks, FrontSettings, KeyEntry, ModelEntry, QueueLimits, TenantEntry
-from autoscaler.spec.engines import ENGINES, Adapters, fill
+from autoscaler.spec.engines import ENGINES, Adapters, fill_template
 from autoscaler.spec.model import Model
 from autoscaler.spec.settings import Settings
 from autoscaler.spec.tenant import Tenant, unix_seconds
@@ -53,7 +53,7 @@ def _adapters(model: Model, told: Adapters | None) -> tuple[AdapterEntry, ...]:
     return tuple(
         AdapterEntry(
             name=adapter.name,
-            served_name="".join(fill((told.served_name,), {"name": model.served(), "adapter": adapter.name})),
+            served_name="".join(fill_template((told.served_name,), {"name": model.served(), "adapter": adapter.name})),
             lora=_lora(position, 1) if told.by_lora else "",
         )
         for position, adapter in enumerate(model.spec.adapters)

@@ -24,15 +24,15 @@ from autoscaler.contract import (
 )
 from autoscaler.demand.desired_replicas import median_start_s
 from autoscaler.faults import Failure, attempt
-from autoscaler.fold.draft import routed
-from autoscaler.fold.faults import quarantined
+from autoscaler.fold.draft import is_routed
+from autoscaler.fold.faults import list_quarantined_models
 from autoscaler.queries.start_phases import last_phases_ms
 from autoscaler.routing.catalogue import front_settings, model_entry, tenant_entry
 from autoscaler.spec.model import Model
 from autoscaler.state.actions import Unmet
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.world import Gateway, History, Load, Replica, World
-from autoscaler.text import seconds
+from autoscaler.state.world import Gateway, History, ModelLoad, Replica, World
+from autoscaler.text import format_duration
 
 RETRY_S_MAX = 120.0
 """SDKs give up above it (interfaces, section 3)."""
@@ -45,14 +45,14 @@ ENDING = frozenset({S.DRAINING, S.STOPPING, S.FALLING_ASLEEP})
 NO_UNMET: Mapping[ModelName, Unmet] = {}
 
 
-def gateways_known(world: World) -> int:
+def count_gateways(world: World) -> int:
     """How many gateways there are, as far as is known; at least one, the one that asks."""
     return max(1, sum(not gateway.gone for gateway in world.gateways.values()))
 
 
-def heartbeat(world: World) -> RoutesDelta:
+def build_heartbeat(world: World) -> RoutesDelta:
     """No news, but the leader lives. It acknowledges that all up to this version was said."""
-    return RoutesDelta(epoch=world.epoch, version=world.version, gateways=gateways_known(world))
+    return RoutesDelta(epoch=world.epoch, version=world.version, gateways=count_gateways(world))
 
 
 def routes_full(
@@ -64,15 +64,15 @@ def routes_full(
     not handed on.
     """
     if not world.synced:
-        return heartbeat(world)
+        return build_heartbeat(world)
     me = _reader(world, gateway, boot)
     models = {*world.models, *world.by_model}
     return RoutesDelta(
         epoch=world.epoch,
         version=world.version,
         full=True,
-        gateways=gateways_known(world),
-        replicas=tuple(_route(replica, me) for replica in world.replicas.values() if routed(replica)),
+        gateways=count_gateways(world),
+        replicas=tuple(_route(replica, me) for replica in world.replicas.values() if is_routed(replica)),
         models=tuple(r for m in sorted(models) if (r := model_route(world, m, now_s, gateway, unmet)) is not None),
     )
 
@@ -104,11 +104,11 @@ def routes_delta(
     )
     granted = now is not was and now is not None and _last_grant(now) > before.version
     if not (replicas or gone or models or models_gone or granted):
-        return None if gateways_known(before) == gateways_known(after) else heartbeat(after)
+        return None if count_gateways(before) == count_gateways(after) else build_heartbeat(after)
     return RoutesDelta(
         epoch=after.epoch,
         version=after.version,
-        gateways=gateways_known(after),
+        gateways=count_gateways(after),
         replicas=replicas,
         replicas_gone=gone,
         models=models,
@@ -123,10 +123,10 @@ def model_route(
     if model not in world.models and model not in world.by_model:
         return None
     replicas = [world.replicas[id] for id in world.by_model.get(model, ())]
-    if model in world.faults and model in quarantined(world):
+    if model in world.faults and model in list_quarantined_models(world):
         return _faulty_route(world, model, replicas, now_s, gateway)
     history = world.histories.get(model) or History()
-    load = world.loads.get(model) or Load()
+    load = world.loads.get(model) or ModelLoad()
     state = _state(replicas, history)
     return ModelRoute(
         model=model,
@@ -146,7 +146,7 @@ def _faulty_route(
     ready = any(replica.state is S.READY for replica in replicas)
     retry_s = min(max(world.faults[model].until_s - now_s, 1.0), RETRY_S_MAX)
     message = "The model is quarantined because of an internal error (see `pilotlight explain model NAME`)."
-    load = world.loads.get(model) or Load()
+    load = world.loads.get(model) or ModelLoad()
     return ModelRoute(
         model=model,
         state="ready" if ready else "failed",
@@ -188,12 +188,12 @@ def _replicas(
     gone: list[ReplicaId] = []
     for id in sorted(changed):
         old, new = before.replicas.get(id), after.replicas.get(id)
-        if new is None or not routed(new):
-            if old is not None and routed(old):
+        if new is None or not is_routed(new):
+            if old is not None and is_routed(old):
                 gone.append(id)
             continue
         route = _route(new, now)
-        if old is None or not routed(old) or _differs(_route(old, was), route):
+        if old is None or not is_routed(old) or _differs(_route(old, was), route):
             routes.append(route)
     return tuple(routes), tuple(gone)
 
@@ -296,7 +296,7 @@ def _hopeless(world: World, unmet: Mapping[ModelName, Unmet], name: ModelName) -
         message = "More capacity for the model was asked for; nobody can say when it comes."
         return Refusal(code="no_capacity", message=message, retry_after_s=RETRY_S_MAX)
     left_s = ceil(missing.ready_s / ESTIMATE_STEP_S) * ESTIMATE_STEP_S
-    message = f"More capacity for the model is on its way: in about {seconds(left_s)}."
+    message = f"More capacity for the model is on its way: in about {format_duration(left_s)}."
     return Refusal(code="no_capacity", message=message, retry_after_s=min(left_s, RETRY_S_MAX))
 
 
@@ -314,7 +314,7 @@ def catalogue_full(world: World) -> CatalogueDelta:
 
 def _entry(world: World, model: Model) -> ModelEntry:
     """Of a quarantined Model of which the full entry cannot be made, one that its Calls can be refused with."""
-    if model.name not in quarantined(world):
+    if model.name not in list_quarantined_models(world):
         return model_entry(model)
     made = attempt(lambda: model_entry(model))
     if isinstance(made, Failure):

@@ -5,7 +5,7 @@ older grant not yet acknowledged, in use) stays within its Slots; nothing change
 on Replicas that this leader started: no gateway can hold anything there from before, however silent it is. Holds go
 to Tenants first: per Model over all its ready Replicas, higher priority first, then weighted max-min; then to
 gateways, by where that Tenant's Calls are; what is left is spread over all live gateways, so that a first Call finds a
-hold at once. A hold that need not move does not. Pure; the answer is folded (`Granted`), and only Models in which
+hold at once. A hold that need not move does not. Pure; the answer is folded (`HoldsGranted`), and only Models in which
 something changed since the last answer are looked at.
 """
 
@@ -17,10 +17,10 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from autoscaler.contract import GatewayId, Level, ModelName, ReplicaId, TenantName
-from autoscaler.demand.fairness import Claimant, Part, max_min, split
-from autoscaler.fold.indices import expired
+from autoscaler.demand.fairness import Claimant, ShareDemand, max_min, split_share
+from autoscaler.fold.indices import is_report_expired
 from autoscaler.spec.tenant import weight_of
-from autoscaler.state.events import Granted
+from autoscaler.state.events import HoldsGranted
 from autoscaler.state.lifecycle import ReplicaState
 from autoscaler.state.world import Gateway, Replica, World
 
@@ -30,14 +30,14 @@ KEEP_S = 0.100
 Holds = dict[ReplicaId, int]
 
 
-class Wish(NamedTuple):
+class SlotTarget(NamedTuple):
     """How many Slots of a Model a gateway should hold: those its Calls are due, and all with its part of the rest."""
 
     due: int
     total: int
 
 
-def divide(world: World, now_s: float) -> Granted | None:
+def divide_slots(world: World, now_s: float) -> HoldsGranted | None:
     """The holds to move now: (gateway, Replica, new hold); None when nothing is to be said.
 
     An answer without holds says that all that changed was looked at. Raises wait for what must first be given back.
@@ -47,16 +47,16 @@ def divide(world: World, now_s: float) -> Granted | None:
     moved: list[tuple[GatewayId, ReplicaId, int]] = []
     for model in sorted(world.undivided):
         moved += _divide_model(world, model, now_s)
-    return Granted(holds=tuple(moved)) if moved or world.handed_over else None
+    return HoldsGranted(holds=tuple(moved)) if moved or world.handed_over else None
 
 
-def newest(gateway: Gateway, replica: ReplicaId) -> int:
+def read_latest_hold(gateway: Gateway, replica: ReplicaId) -> int:
     """The hold that a gateway was granted last."""
     grants = gateway.grants.get(replica)
     return grants[-1].hold if grants else 0
 
 
-def claim(gateway: Gateway, replica: ReplicaId) -> int:
+def compute_claimed_slots(gateway: Gateway, replica: ReplicaId) -> int:
     """The most Calls that a gateway may have on a Replica, for all that is known: what the rule sums."""
     use = gateway.uses.get(replica)
     most = max((grant.hold for grant in gateway.grants.get(replica, ())), default=0)
@@ -84,25 +84,25 @@ def _divide_model(world: World, model: ModelName, now_s: float) -> list[tuple[Ga
 
 def _wishes(
     world: World, model: ModelName, ready: Sequence[Replica], holders: Sequence[Gateway], now_s: float
-) -> dict[GatewayId, Wish]:
+) -> dict[GatewayId, SlotTarget]:
     """What each gateway should hold of the Model in all."""
     slots = sum(replica.slots for replica in ready)
     due = _due(world, model, ready, holders, slots)
-    held = {g.id: sum(newest(g, replica.id) for replica in ready) for g in holders}
-    live = [g.id for g in holders if not expired(g, now_s)]
+    held = {g.id: sum(read_latest_hold(g, replica.id) for replica in ready) for g in holders}
+    live = [g.id for g in holders if not is_report_expired(g, now_s)]
     spare = _spread(due, held, live, slots - sum(due.values()))
-    return {g.id: Wish(due[g.id], due[g.id] + spare.get(g.id, 0)) for g in holders}
+    return {g.id: SlotTarget(due[g.id], due[g.id] + spare.get(g.id, 0)) for g in holders}
 
 
 def _due(
     world: World, model: ModelName, ready: Sequence[Replica], holders: Sequence[Gateway], slots: int
 ) -> dict[GatewayId, int]:
     """Slots due to the Calls at each gateway: by priority, then Tenant, then where that Tenant's Calls are."""
-    wanted: dict[int, dict[TenantName, dict[GatewayId, Part]]] = {}
+    wanted: dict[int, dict[TenantName, dict[GatewayId, ShareDemand]]] = {}
     for gateway in holders:
         for level in _on_ready(gateway, model, ready):
             waits_s = gateway.seen_s - level.oldest_wait_s if level.waiting else gateway.seen_s
-            part = Part(level.waiting + level.running, waits_s - KEEP_S if level.running else waits_s)
+            part = ShareDemand(level.waiting + level.running, waits_s - KEEP_S if level.running else waits_s)
             wanted.setdefault(level.priority, {}).setdefault(level.tenant, {})[gateway.id] = part
     due = dict.fromkeys((gateway.id for gateway in holders), 0)
     for priority in sorted(wanted, reverse=True):
@@ -110,7 +110,7 @@ def _due(
         shares = max_min({tenant: _claimant(world, model, tenant, parts) for tenant, parts in tenants.items()}, slots)
         for tenant, share in shares.items():
             slots -= share
-            for gateway_id, given in split(tenants[tenant], share).items():
+            for gateway_id, given in split_share(tenants[tenant], share).items():
                 due[gateway_id] += given
     return due
 
@@ -133,7 +133,7 @@ def _on_ready(gateway: Gateway, model: ModelName, ready: Sequence[Replica]) -> l
     return left
 
 
-def _claimant(world: World, model: ModelName, tenant: TenantName, parts: Mapping[GatewayId, Part]) -> Claimant:
+def _claimant(world: World, model: ModelName, tenant: TenantName, parts: Mapping[GatewayId, ShareDemand]) -> Claimant:
     return Claimant(
         wants=sum(part.wants for part in parts.values()),
         weight=weight_of(world.tenants, tenant),
@@ -178,13 +178,13 @@ def _evenly(held: Mapping[GatewayId, int], live: Sequence[GatewayId], left: int)
 
 
 def _laid_out(
-    ready: Sequence[Replica], holders: Sequence[Gateway], wishes: Mapping[GatewayId, Wish]
+    ready: Sequence[Replica], holders: Sequence[Gateway], wishes: Mapping[GatewayId, SlotTarget]
 ) -> dict[GatewayId, Holds]:
     """Lays each gateway's wish onto Replicas: first what it has there already, then where most Slots are free."""
     laid = {g.id: _kept(g, ready, wishes[g.id].total) for g in holders}
     room = {r.id: _room(r, laid) for r in ready}
     lacking = [g for g in holders if sum(laid[g.id].values()) < wishes[g.id].total]
-    free = {r.id: r.slots - sum(claim(g, r.id) for g in holders) for r in ready} if lacking else {}
+    free = {r.id: r.slots - sum(compute_claimed_slots(g, r.id) for g in holders) for r in ready} if lacking else {}
     for gateway in sorted(lacking, key=lambda g: (wishes[g.id].due <= sum(laid[g.id].values()), g.id)):
         holds = laid[gateway.id]
         lacks = wishes[gateway.id].total - sum(holds.values())
@@ -204,7 +204,7 @@ def _laid_out(
 def _kept(gateway: Gateway, ready: Sequence[Replica], total: int) -> Holds:
     """Where its Calls are and what it holds now, less what is above its wish: first what it has most of without use."""
     used = {r.id: use.in_use if (use := gateway.uses.get(r.id)) is not None else 0 for r in ready}
-    holds = {id: max(newest(gateway, id), in_use) for id, in_use in used.items()}
+    holds = {id: max(read_latest_hold(gateway, id), in_use) for id, in_use in used.items()}
     above = sum(holds.values()) - total
     while above > 0:
         idle = sorted(((holds[id] - used[id], holds[id], id) for id in holds if holds[id]), reverse=True)
@@ -230,15 +230,15 @@ def _moves(
     known: Sequence[Gateway],
     holders: Sequence[Gateway],
     targets: Mapping[GatewayId, int],
-    wishes: Mapping[GatewayId, Wish],
+    wishes: Mapping[GatewayId, SlotTarget],
 ) -> list[tuple[GatewayId, ReplicaId, int]]:
     """The holds to move on one Replica: lowering is free, raising only into Slots that nobody may be using."""
-    held = {g.id: newest(g, replica.id) for g in holders}
+    held = {g.id: read_latest_hold(g, replica.id) for g in holders}
     moved = [(g.id, replica.id, targets[g.id]) for g in holders if targets[g.id] < held[g.id]]
     rising = [g for g in holders if targets[g.id] > held[g.id]]
-    free = replica.slots - sum(claim(g, replica.id) for g in known) if rising else 0
+    free = replica.slots - sum(compute_claimed_slots(g, replica.id) for g in known) if rising else 0
     for gateway in sorted(rising, key=lambda g: (held[g.id] >= wishes[g.id].due, held[g.id] - targets[g.id], g.id)):
-        have, claimed = held[gateway.id], claim(gateway, replica.id)
+        have, claimed = held[gateway.id], compute_claimed_slots(gateway, replica.id)
         rise = min(targets[gateway.id] - have, max(0, free) + claimed - have)
         if rise > 0:
             moved.append((gateway.id, replica.id, have + rise))

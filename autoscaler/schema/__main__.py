@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from autoscaler.schema.json_schema import schemas
+from autoscaler.schema.json_schema import render_schemas
 
 if __name__ == "__main__":
-    for file_name, text in schemas().items():
+    for file_name, text in render_schemas().items():
         Path(sys.argv[1], file_name).write_text(text)

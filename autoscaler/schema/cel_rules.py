@@ -65,7 +65,7 @@ class Rule(msgspec.Struct, frozen=True):
         return {"rule": self.rule, **message, "reason": self.reason} | ({"fieldPath": self.at} if self.at else {})
 
 
-def not_yet(key: str) -> Rule:
+def forbid_key(key: str) -> Rule:
     """Refuses a key of `self`."""
     return Rule(f"!has(self.{key})", MESSAGE, f".{key}", reason="FieldValueForbidden")
 

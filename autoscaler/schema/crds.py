@@ -15,7 +15,7 @@ import yaml
 from msgspec import inspect
 
 from autoscaler.schema import status
-from autoscaler.schema.cel_rules import not_yet
+from autoscaler.schema.cel_rules import forbid_key
 from autoscaler.schema.structural import OBJECT, TEXT, Docs, Schema, Structural
 from autoscaler.spec.decode import Part
 from autoscaler.spec.load import ModelDocument, TenantDocument
@@ -40,7 +40,7 @@ LATER: dict[str, Schema] = {
 """Keys that are not in force yet and not objects: what they will be."""
 
 
-class Kind(msgspec.Struct, frozen=True, kw_only=True):
+class CrdKind(msgspec.Struct, frozen=True, kw_only=True):
     """What a definition says of one kind."""
 
     document: type[Part]
@@ -57,7 +57,7 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
 
 _READY = '.status.conditions[?(@.type=="Ready")]'
 _AGE = ("Age", "date", ".metadata.creationTimestamp", 0)
-MODEL = Kind(
+MODEL = CrdKind(
     document=ModelDocument,
     name="Model",
     plural="models",
@@ -75,7 +75,7 @@ MODEL = Kind(
     selectable=(".spec.engine", ".spec.paused"),
     status=status.MODEL,
 )
-TENANT = Kind(
+TENANT = CrdKind(
     document=TenantDocument,
     name="Tenant",
     plural="tenants",
@@ -91,12 +91,12 @@ TENANT = Kind(
 )
 
 
-def files(docs: Docs) -> dict[str, str]:
+def render_crds(docs: Docs) -> dict[str, str]:
     """File name -> YAML text. `docs` tells what is written beside the fields of a type."""
-    return {f"{kind.plural}.yaml": HEAD + _yaml(definition(kind, docs)) for kind in (MODEL, TENANT)}
+    return {f"{kind.plural}.yaml": HEAD + _yaml(build_crd(kind, docs)) for kind in (MODEL, TENANT)}
 
 
-def definition(kind: Kind, docs: Docs) -> Schema:
+def build_crd(kind: CrdKind, docs: Docs) -> Schema:
     """One CustomResourceDefinition."""
     version: Schema = {
         "name": VERSION,
@@ -127,7 +127,7 @@ def definition(kind: Kind, docs: Docs) -> Schema:
     }
 
 
-def _document(kind: Kind, docs: Docs) -> Schema:
+def _document(kind: CrdKind, docs: Docs) -> Schema:
     """The schema of the whole object. Kubernetes has its own for metadata."""
     info = inspect.type_info(kind.document)
     if not isinstance(info, inspect.StructType):
@@ -151,7 +151,7 @@ def _refuse(schema: Schema, key: str) -> None:
         schema = _properties(schema)[part]
     _properties(schema)[last] = {"description": f"It {MESSAGE}.", **LATER.get(key, OBJECT)}
     rules = cast("list[object]", schema.setdefault("x-kubernetes-validations", []))
-    rules.append(not_yet(last).written())
+    rules.append(forbid_key(last).written())
 
 
 def _properties(schema: Schema) -> dict[str, Schema]:

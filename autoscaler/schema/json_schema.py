@@ -11,7 +11,7 @@ import msgspec
 from msgspec import inspect
 
 from autoscaler.spec.decode import Part
-from autoscaler.spec.load import ModelDocument, SettingsDocument, TenantDocument, written
+from autoscaler.spec.load import ModelDocument, SettingsDocument, TenantDocument, to_plain_value
 from autoscaler.spec.quantity import AUTO, BytesOrAuto
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -23,7 +23,7 @@ SIZE: dict[str, object] = {
 }
 
 
-def schemas() -> dict[str, str]:
+def render_schemas() -> dict[str, str]:
     """File name -> JSON text, for each kind of document."""
     kinds: dict[str, type[Part]] = {"model": ModelDocument, "tenant": TenantDocument, "settings": SettingsDocument}
     return {f"{name}.json": _text(kind) for name, kind in kinds.items()}
@@ -71,7 +71,7 @@ def _part(info: inspect.StructType) -> dict[str, object]:
     for field in info.fields:
         properties[field.encode_name] = _schema(field.type)
         if field.default not in (msgspec.NODEFAULT, None):
-            properties[field.encode_name]["default"] = written(field.default)
+            properties[field.encode_name]["default"] = to_plain_value(field.default)
     return {
         "type": "object",
         "description": (info.cls.__doc__ or "").partition("\n")[0],

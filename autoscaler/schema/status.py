@@ -14,7 +14,7 @@ _NUMBER: Schema = {"type": "number"}
 _TIME: Schema = {"type": "string", "format": "date-time"}
 
 
-def camel(state: str) -> str:
+def to_camel_case(state: str) -> str:
     """`falling-asleep` as a key."""
     first, *rest = state.split("-")
     return first + "".join(word.capitalize() for word in rest)
@@ -64,7 +64,7 @@ MODEL = _object(
     {
         "observedGeneration": _OBSERVED,
         "replicas": _object(
-            {camel(state): _COUNT for state in ReplicaState if state is not ReplicaState.GONE},
+            {to_camel_case(state): _COUNT for state in ReplicaState if state is not ReplicaState.GONE},
             "How many Replicas are in which state.",
         ),
         "demand": _object({"waiting": _COUNT, "running": _COUNT}, "Calls, as gateways last reported them."),

@@ -18,7 +18,7 @@ from msgspec import inspect
 from autoscaler.schema.cel_rules import RULES, Rule
 from autoscaler.schema.json_schema import SIZE
 from autoscaler.schema.pod_types import TYPES
-from autoscaler.spec.load import written
+from autoscaler.spec.load import to_plain_value
 from autoscaler.spec.quantity import AUTO, BytesOrAuto
 from autoscaler.spec.validation import ADAPTERS_MAX, NAME_CHARS_MAX
 
@@ -96,7 +96,7 @@ class Structural:
                 key: value for key, value in schema.items() if key != "description"
             }
         if field.default not in (msgspec.NODEFAULT, None):
-            schema["default"] = _plain(written(field.default))
+            schema["default"] = _plain(to_plain_value(field.default))
         if (kind, field.encode_name) == ("ModelSpec", "aliases"):
             schema["items"] = {"type": "string", "maxLength": NAME_CHARS_MAX, **_rules(RULES["ModelSpec", "aliases[]"])}
         return schema | EXTRA.get((kind, field.encode_name), {}) | _rules(RULES.get((kind, field.encode_name), ()))

@@ -13,7 +13,7 @@ import textwrap
 from itertools import pairwise
 from pathlib import Path
 
-from autoscaler.schema.crds import files
+from autoscaler.schema.crds import render_crds
 
 
 def field_docs(kind: type) -> dict[str, str]:
@@ -31,5 +31,5 @@ def field_docs(kind: type) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    for file_name, text in files(field_docs).items():
+    for file_name, text in render_crds(field_docs).items():
         Path(sys.argv[1], file_name).write_text(text)

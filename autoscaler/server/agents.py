@@ -12,10 +12,10 @@ import re
 import msgspec
 from aiohttp import web
 
-from autoscaler.contract import NodeAnswer, NodeReport, decoder
+from autoscaler.contract import NodeAnswer, NodeReport, make_decoder
 from autoscaler.controller.loop import Loop
-from autoscaler.queries.node_reports import repeats
-from autoscaler.server.auth import NODE_CHARS_MAX, elsewhere
+from autoscaler.queries.node_reports import is_redundant_node_report
+from autoscaler.server.auth import NODE_CHARS_MAX, check_token_node
 from autoscaler.state.operator_orders import NodeReported
 
 NODE_BYTES_MAX = 1 << 20
@@ -26,11 +26,11 @@ DIGEST = re.compile(r"sha[0-9]{3}:[0-9a-f]{1,128}")
 PEER_CHARS_MAX = 300
 """Of an agent's URL for others, who are told of many at once: a name of NODE_CHARS_MAX and a port."""
 
-_decode = decoder(NodeReport)
+_decode = make_decoder(NodeReport)
 _encode = msgspec.json.Encoder().encode
 
 
-def add_to(app: web.Application, loop: Loop) -> None:
+def add_node_route(app: web.Application, loop: Loop) -> None:
     """Puts the route on the contract's application."""
 
     async def node(request: web.Request) -> web.Response:
@@ -44,7 +44,7 @@ def add_to(app: web.Application, loop: Loop) -> None:
             return web.json_response({"error": f"not a node's report: {wrong}"}, status=400)
         if not report.node or len(report.node) > NODE_CHARS_MAX:
             return web.json_response({"error": "which node? `node` is its name"}, status=400)
-        if (refused := elsewhere(request, report.node)) is not None:
+        if (refused := check_token_node(request, report.node)) is not None:
             return refused
         if any(one.folder and not FOLDER.fullmatch(one.folder) for one in report.weights):
             return web.json_response({"error": "`folder` is that of a Copy, below the store: copies/..."}, status=400)
@@ -54,7 +54,7 @@ def add_to(app: web.Application, loop: Loop) -> None:
             error = f"`peer` is longer than {PEER_CHARS_MAX} characters: https://HOST:PORT"
             return web.json_response({"error": error}, status=400)
         known, seen = loop.world.nodes.get(report.node), (NodeReported(report=report),)
-        if known is not None and known.report.boot == report.boot and repeats(known.report, report):
+        if known is not None and known.report.boot == report.boot and is_redundant_node_report(known.report, report):
             loop.note(seen)
         else:
             loop.observe(seen)

@@ -10,19 +10,19 @@ from collections import Counter
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
-from autoscaler.demand.desired_replicas import NO_HISTORY, NO_LOAD, idle_s
+from autoscaler.demand.desired_replicas import NO_HISTORY, NO_LOAD, effective_idle_window
 from autoscaler.explain import weights
-from autoscaler.fold.faults import quarantined
-from autoscaler.queries.cordons import closed, cordons_on
-from autoscaler.queries.node_reports import devices_of, fresh, measured, shut
-from autoscaler.queries.start_phases import last_start, told_s
+from autoscaler.fold.faults import list_quarantined_models
+from autoscaler.queries.cordons import cordons_on, explain_closed_slice
+from autoscaler.queries.node_reports import devices_of, find_device_report, is_report_fresh, list_closed_slices
+from autoscaler.queries.start_phases import last_start, phases_with_parts_s
 from autoscaler.queries.views import DemandView, DeviceView, HeldView, ModelView, NodeView, TenantView
 from autoscaler.spec.model import Model
-from autoscaler.state.operator_orders import Place
+from autoscaler.state.operator_orders import CordonTarget
 from autoscaler.state.world import NodeId, Replica, Slice, World
 
 
-def named(world: World, name: str) -> Model | None:
+def find_model(world: World, name: str) -> Model | None:
     """The Model that clients reach by `name`, which may be an alias, or one of its adapters; None: nobody has it."""
     known = world.models.get(ModelName(name))
     return known or next((m for m in world.models.values() if name in (*m.names(), *m.adapter_names())), None)
@@ -30,17 +30,17 @@ def named(world: World, name: str) -> Model | None:
 
 def model_view(world: World, model: Model) -> ModelView:
     """One Model as it is now."""
-    if model.name in quarantined(world):
+    if model.name in list_quarantined_models(world):
         return replace(_documented(world, model), faulty=world.faults[model.name].reason)
     history = world.histories.get(model.name, NO_HISTORY)
     last = last_start(world.replicas[id] for id in world.by_model.get(model.name, ()))
     return replace(
         _documented(world, model),
         last_start_seconds=history.starts_s[-1] if history.starts_s else None,
-        last_start_phases={} if last is None else told_s(last),
-        idle_seconds=idle_s(world, model, history)[0],
+        last_start_phases={} if last is None else phases_with_parts_s(last),
+        idle_seconds=effective_idle_window(world, model, history)[0],
         idle_auto=model.spec.idle_seconds == "auto",
-        weights=weights.word(world, model),
+        weights=weights.weights_state(world, model),
     )
 
 
@@ -59,18 +59,18 @@ def _documented(world: World, model: Model) -> ModelView:
     )
 
 
-def models(world: World) -> tuple[ModelView, ...]:
+def list_models(world: World) -> tuple[ModelView, ...]:
     """All Models, in order of names."""
     return tuple(model_view(world, world.models[name]) for name in sorted(world.models))
 
 
-def devices(world: World, now_s: float) -> tuple[DeviceView, ...]:
+def list_devices(world: World, now_s: float) -> tuple[DeviceView, ...]:
     """All Slices, in order of ids."""
-    sick = shut(world, now_s)
+    sick = list_closed_slices(world, now_s)
     return tuple(_device(world, world.slices[id], now_s, sick.get(id, "")) for id in sorted(world.slices))
 
 
-def nodes(world: World, now_s: float) -> tuple[NodeView, ...]:
+def list_nodes(world: World, now_s: float) -> tuple[NodeView, ...]:
     """All nodes that have a Slice, an order or an agent, in order of names."""
     ordered = {cordon.node for cordon in world.cordons.values()}
     names = {one.node for one in world.slices.values()} | ordered | world.nodes.keys()
@@ -78,7 +78,7 @@ def nodes(world: World, now_s: float) -> tuple[NodeView, ...]:
 
 
 def _node(world: World, name: NodeId, now_s: float) -> NodeView:
-    cordon, known = world.cordons.get(Place("node", name)), world.nodes.get(name)
+    cordon, known = world.cordons.get(CordonTarget("node", name)), world.nodes.get(name)
     view = NodeView(name=name, cordoned=cordon is not None, drains=cordon is not None and cordon.drain)
     if known is None:
         return view
@@ -86,7 +86,7 @@ def _node(world: World, name: NodeId, now_s: float) -> NodeView:
     return replace(
         view,
         age_seconds=now_s - known.seen_s,
-        fresh=fresh(known, now_s),
+        fresh=is_report_fresh(known, now_s),
         copies=said.copies,
         images=said.images,
         devices=said.devices,
@@ -95,7 +95,7 @@ def _node(world: World, name: NodeId, now_s: float) -> NodeView:
 
 
 def _device(world: World, one: Slice, now_s: float, sick: str) -> DeviceView:
-    report = measured(world, one, now_s)
+    report = find_device_report(world, one, now_s)
     held = (world.replicas[id] for id in world.by_slice.get(one.id, ()))
     return DeviceView(
         id=one.id,
@@ -108,7 +108,7 @@ def _device(world: World, one: Slice, now_s: float, sick: str) -> DeviceView:
         shared=one.shared,
         healthy=one.healthy,
         replicas=tuple(_held(world, replica, now_s) for replica in held),
-        closed=closed(world, one) or sick,
+        closed=explain_closed_slice(world, one) or sick,
         drains=any(cordon.drain for cordon in cordons_on(world, one)),
         used_bytes=None if report is None else report.used_bytes,
     )
@@ -121,7 +121,7 @@ def _held(world: World, replica: Replica, now_s: float) -> HeldView:
     )
 
 
-def tenants(world: World) -> tuple[TenantView, ...]:
+def list_tenants(world: World) -> tuple[TenantView, ...]:
     """All Tenants, in order of names."""
     rows = (world.tenants[name] for name in sorted(world.tenants))
     return tuple(TenantView(name=row.name, weight=row.spec.weight, keys=len(row.spec.keys)) for row in rows)

@@ -3,7 +3,7 @@
 Tokens (RFC 6750) are compared in constant time, before a body is read; a stream is checked when it opens. A rejected
 client gets no detail; the log has one line a minute. Unix sockets need no check: their file modes are one. The caller
 supplies the valid tokens for each request: as lists of shared secrets, or as a function that looks at the token
-(`admits`), which may ask the API server. A client certificate has a role by its name (`certified`).
+(`admits`), which may ask the API server. A client certificate has a role by its name (`read_certificate_roles`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ROLES = web.RequestKey("roles", frozenset)
 """Of a request: the roles that its token and its certificate have; absent: it came over a Unix socket."""
 
 
-class Admitted(NamedTuple):
+class Authenticated(NamedTuple):
     """A client whose token is valid."""
 
     node: str = ""
@@ -42,14 +42,14 @@ class Admitted(NamedTuple):
     roles: Roles = BOTH
 
 
-Admits = Callable[[str], Awaitable[Admitted | None]]
+Admits = Callable[[str], Awaitable[Authenticated | None]]
 """The client of a token that is no shared secret; None: the token is not valid."""
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 log = logging.getLogger("pilotlight.autoscaler.door")
 
 
-class Door:
+class ContractAuth:
     """An aiohttp middleware (`check`) that authenticates a request and notes its roles."""
 
     def __init__(
@@ -90,7 +90,7 @@ class Door:
                 self.refused()
                 return web.Response(status=401, body=REFUSED, content_type="application/json")
             if self._agent_name:
-                roles &= certified(request.get_extra_info("peercert") or {}, self._agent_name)
+                roles &= read_certificate_roles(request.get_extra_info("peercert") or {}, self._agent_name)
             request[ROLES] = roles
             return await handler(request)
 
@@ -116,7 +116,7 @@ class Door:
             self._said_s, self._refused = now_s, 0
 
 
-def elsewhere(request: web.Request, node: str) -> web.Response | None:
+def check_token_node(request: web.Request, node: str) -> web.Response | None:
     """What one is told who speaks for a node that its token is not of; None: it may, as far as anybody knows."""
     bound = request.get(BOUND, "")
     if not bound or bound == node:
@@ -125,7 +125,7 @@ def elsewhere(request: web.Request, node: str) -> web.Response | None:
     return web.json_response({"error": "its token is of a pod on another node: --node is that of the pod"}, status=403)
 
 
-def permits(endpoints: Mapping[str, Role]) -> Middleware:
+def require_roles(endpoints: Mapping[str, Role]) -> Middleware:
     """A middleware that permits each of the application's endpoints, by its path, to clients of one role only."""
 
     @web.middleware
@@ -145,7 +145,7 @@ def permits(endpoints: Mapping[str, Role]) -> Middleware:
     return check
 
 
-def certified(certificate: Mapping[str, Any], agent_name: str) -> Roles:
+def read_certificate_roles(certificate: Mapping[str, Any], agent_name: str) -> Roles:
     """The role of a client certificate, as `ssl.SSLSocket.getpeercert` describes it.
 
     Its DNS names count, or its common name where it has none. With `agent_name` among them it is an agent's.

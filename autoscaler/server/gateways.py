@@ -34,15 +34,15 @@ from autoscaler.contract import (
     ReportAnswer,
     RoutesDelta,
     Total,
-    decoder,
+    make_decoder,
 )
-from autoscaler.controller.loop import Loop, Step
+from autoscaler.controller.loop import Loop, LoopStep
 from autoscaler.drivers.local.pidfd import ProcessWatch
-from autoscaler.faults import Failure, attempt, described
-from autoscaler.fold.gateway_reports import repeats
+from autoscaler.faults import Failure, attempt, describe_error
+from autoscaler.fold.gateway_reports import is_redundant_report
 from autoscaler.routing import routes as publish
 from autoscaler.server import agents
-from autoscaler.server.auth import Door, Role, permits
+from autoscaler.server.auth import ContractAuth, Role, require_roles
 from autoscaler.server.nodetelling import NodeTelling
 from autoscaler.state.actions import Unmet
 from autoscaler.state.events import GatewayGone, GatewaySeen, Reported
@@ -60,7 +60,7 @@ ENDPOINTS: Final[Mapping[str, Role]] = {
 """The role that each endpoint is for."""
 
 _encode = msgspec.json.Encoder().encode
-_decode_report = decoder(Report)
+_decode_report = make_decoder(Report)
 _ID, _NAME = re.compile(ID_PATTERN), re.compile(NAME_PATTERN)
 
 D = TypeVar("D", CatalogueDelta, RoutesDelta)
@@ -80,7 +80,7 @@ class Feed:
         """The readers, in the order they came: whom a step wakes first must not depend on addresses of objects."""
         loop.listeners.append(self._on_step)
 
-    def _on_step(self, step: Step) -> None:
+    def _on_step(self, step: LoopStep) -> None:
         if step.before is not step.after:
             for event in self._changed:
                 event.set()
@@ -106,7 +106,7 @@ class Feed:
             )
             message = self._changed_since(before, change, full)
             if message is None and now_s - said_s >= HEARTBEAT_S:  # also while the World changes all the time
-                message = publish.heartbeat(self._loop.world)
+                message = publish.build_heartbeat(self._loop.world)
             said_s = said_s if message is None else now_s
             return None if message is None else _encode(message)
 
@@ -146,7 +146,7 @@ class Feed:
             while True:
                 changed.clear()
                 done = attempt(partial(delta, sent))
-                self._loop.trouble(what, described(done.error) if isinstance(done, Failure) else "")
+                self._loop.trouble(what, describe_error(done.error) if isinstance(done, Failure) else "")
                 sent = None if isinstance(done, Failure) else self._loop.world
                 if isinstance(done, bytes):
                     yield done
@@ -168,14 +168,14 @@ class ContractServer:
         self._telling = NodeTelling(loop)
         self._watch = ProcessWatch()
 
-    def application(self, door: Door | None = None) -> web.Application:
+    def application(self, door: ContractAuth | None = None) -> web.Application:
         """POST /v1/report, GET /v1/routes?gateway=&boot=, GET /v1/catalogue; POST /v1/node, GET /v1/wants?node=, GET
         /v1/peers?node=&artifact=. `door` authenticates the clients, if there is one.
         """
         doors = () if door is None else (door.check,)
-        app = web.Application(client_max_size=REPORT_BYTES_MAX, middlewares=(*doors, permits(ENDPOINTS)))
+        app = web.Application(client_max_size=REPORT_BYTES_MAX, middlewares=(*doors, require_roles(ENDPOINTS)))
         app.router.add_post("/v1/report", self._report)
-        agents.add_to(app, self._loop)
+        agents.add_node_route(app, self._loop)
         self._telling.add_to(app)
         app.router.add_get("/v1/routes", self._routes)
         app.router.add_get("/v1/catalogue", self._catalogue)
@@ -186,14 +186,14 @@ class ContractServer:
             report = _decode_report(await request.read())
         except msgspec.DecodeError as error:
             return web.json_response({"error": f"not a report: {error}"}, status=400)
-        if odd := odd_name(report):
+        if odd := find_invalid_name(report):
             return web.json_response({"error": f"invalid report: illegal name - at `{odd}`"}, status=400)
         if report.epoch == self._loop.world.epoch and report.version > self._loop.world.version:
             why = "not a report: Routes of this version were never sent - at `$.version`"
             return web.json_response({"error": why}, status=400)
         if (refused := self._too_many(report.gateway)) is not None:
             return refused
-        answer = take_report(self._loop, report)
+        answer = accept_report(self._loop, report)
         await asyncio.sleep(0)  # the loop decides first: somebody waits for that, and nobody for the answer
         return web.Response(body=_encode(answer), content_type="application/json")
 
@@ -250,7 +250,7 @@ def _is_name(text: str) -> bool:
     return _NAME.search(text) is not None
 
 
-def odd_name(report: Report) -> str:
+def find_invalid_name(report: Report) -> str:
     """The path of the first name with a character that no name has; empty: there is none."""
     fields: tuple[tuple[str, Sequence[Level | Total]], ...] = (("levels", report.levels), ("totals", report.totals))
     for field, rows in fields:
@@ -265,10 +265,10 @@ def odd_name(report: Report) -> str:
     return ""
 
 
-def take_report(loop: Loop, report: Report) -> ReportAnswer:
+def accept_report(loop: Loop, report: Report) -> ReportAnswer:
     """Puts a report into the loop's inbox; says whether the gateway must send every total again."""
     known = loop.world.gateways.get(report.gateway)
     resend = known is None or known.boot != report.boot or known.report is None
-    put = loop.note if repeats(loop.world, report) else loop.observe
+    put = loop.note if is_redundant_report(loop.world, report) else loop.observe
     put((Reported(report=report, came_s=loop.now_s()),))
     return ReportAnswer(epoch=loop.world.epoch, leads=loop.world.leads, resend=resend)

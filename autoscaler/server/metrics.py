@@ -19,16 +19,16 @@ from typing import NamedTuple, get_args
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 
-from autoscaler.capacity.availability import on_offer
+from autoscaler.capacity.availability import count_offered_devices
 from autoscaler.contract import ModelName
-from autoscaler.controller.loop import Step
-from autoscaler.fold.faults import quarantined
-from autoscaler.provisioning.release import Leaving, leaves
+from autoscaler.controller.loop import LoopStep
+from autoscaler.fold.faults import list_quarantined_models
+from autoscaler.provisioning.release import Leaving, is_leaving
 from autoscaler.queries.overcommit import room_of
-from autoscaler.queries.start_phases import told_s
+from autoscaler.queries.start_phases import phases_with_parts_s
 from autoscaler.state.actions import Action, FailStart
 from autoscaler.state.capacity_orders import Capacity, Lease
-from autoscaler.state.device_claims import is_claims
+from autoscaler.state.device_claims import is_claim_owner
 from autoscaler.state.lifecycle import HOLDS_SLICE, ReplicaState
 from autoscaler.state.world import World
 
@@ -42,7 +42,7 @@ class Counted(NamedTuple):
     """From the order until it could be used, where it came."""
 
 
-def counted(before: Capacity, after: Capacity) -> Iterator[Counted]:
+def count_capacity_events(before: Capacity, after: Capacity) -> Iterator[Counted]:
     """All that happened between them."""
     if before is after:
         return
@@ -54,16 +54,16 @@ def counted(before: Capacity, after: Capacity) -> Iterator[Counted]:
             yield Counted(id.provider, "came", lease.here_s - lease.asked_s)
     for id, lease in before.leases.items():
         if id not in after.leases and lease.here_s is not None:
-            yield Counted(id.provider, "returned" if leaves(lease) else "lost")
+            yield Counted(id.provider, "returned" if is_leaving(lease) else "lost")
     for offer, barred in after.barred.items():
         known = before.barred.get(offer)
-        if not is_claims(ModelName(offer.name)) and (known is None or barred.times > known.times):
+        if not is_claim_owner(ModelName(offer.name)) and (known is None or barred.times > known.times):
             yield Counted(offer.provider, "failed")
 
 
 def state_of(lease: Lease) -> tuple[str, str]:
     """Its provider, and in a word what is with it: coming, idle, used or leaving."""
-    if leaves(lease):
+    if is_leaving(lease):
         return lease.id.provider, "leaving"
     return lease.id.provider, "coming" if lease.here_s is None else "used" if lease.in_use else "idle"
 
@@ -118,7 +118,7 @@ class Metrics:
         self._leaving = Leaving()
         registry.register(_WorldCollector(world, self._leaving, clock, unreadable))
 
-    def on_step(self, step: Step) -> None:
+    def on_step(self, step: LoopStep) -> None:
         """Counts one step of the loop."""
         self._plan_seconds.observe(step.acted_s - step.started_s)
         self._leaving.look(step.after.capacity, step.acted_s)
@@ -130,7 +130,7 @@ class Metrics:
             if isinstance(action, FailStart):
                 self._failures.labels(action.model, "impossible").inc()
         if step.after.leads:  # who follows sees the same, and it would be counted once by each of them
-            for one in counted(step.before.capacity, step.after.capacity):
+            for one in count_capacity_events(step.before.capacity, step.after.capacity):
                 self._offers.labels(one.provider, one.result).inc()
                 if one.took_s is not None:
                     self._lease_seconds.labels(one.provider).observe(one.took_s)
@@ -139,7 +139,7 @@ class Metrics:
             if move.after == ReplicaState.FAILED and move.before in {ReplicaState.PENDING, ReplicaState.STARTING}:
                 self._failures.labels(move.model, "start").inc()
             elif move.after == ReplicaState.READY and move.before == ReplicaState.STARTING and replica is not None:
-                for phase, took_s in told_s(replica).items():
+                for phase, took_s in phases_with_parts_s(replica).items():
                     self._start_seconds.labels(move.model, phase).observe(took_s)
 
     def text(self) -> bytes:
@@ -199,7 +199,7 @@ class _WorldCollector:
         yield GaugeMetricFamily(
             "pilotlight_models_quarantined",
             "Models that are quarantined because they caused an internal error",
-            value=float(len(quarantined(world))),
+            value=float(len(list_quarantined_models(world))),
         )
         yield GaugeMetricFamily(
             "pilotlight_degraded",
@@ -216,7 +216,7 @@ class _WorldCollector:
         offered = GaugeMetricFamily(
             "pilotlight_devices_on_offer", "Devices that could be had more of now", labels=("provider", "product")
         )
-        for key, count in sorted(on_offer(world.capacity, self._clock()).items()):
+        for key, count in sorted(count_offered_devices(world.capacity, self._clock()).items()):
             offered.add_metric(key, count)
         yield offered
         longest = GaugeMetricFamily(

@@ -17,13 +17,13 @@ from aiohttp import web
 from autoscaler.agent_contract import NodeWants
 from autoscaler.capacity import fabric_agents
 from autoscaler.contract import ModelName
-from autoscaler.controller.loop import Loop, Step
-from autoscaler.server.auth import elsewhere
+from autoscaler.controller.loop import Loop, LoopStep
+from autoscaler.server.auth import check_token_node
 from autoscaler.state.world import NodeId, World
-from autoscaler.weights.desired import ahead, wanted
+from autoscaler.weights.desired import build_node_wants, list_promised_placements
 from autoscaler.weights.image_prepull import ImageWants
-from autoscaler.weights.inspection import Lookers
-from autoscaler.weights.peers import Asked
+from autoscaler.weights.inspection import InspectionAssigner
+from autoscaler.weights.peers import PeerCache
 
 HEARTBEAT_S = 3.0
 """Said so often, where nothing changes."""
@@ -45,8 +45,8 @@ class NodeTelling:
         """Other agents hear us than when it was last seen who looks at what."""
         self._now_s: float | None = None
         """Of the last step."""
-        self._images, self._lookers = ImageWants(), Lookers()
-        self._asked = Asked()
+        self._images, self._lookers = ImageWants(), InspectionAssigner()
+        self._asked = PeerCache()
         loop.listeners.append(self._on_step)
 
     def add_to(self, app: web.Application) -> None:
@@ -54,9 +54,9 @@ class NodeTelling:
         app.router.add_get("/v1/wants", self._follow)
         app.router.add_get("/v1/peers", self._peers)
 
-    def _on_step(self, step: Step) -> None:
+    def _on_step(self, step: LoopStep) -> None:
         self._now_s = step.acted_s
-        early = ahead(step.after, step.plan.unmet) if self._readers else ()
+        early = list_promised_placements(step.after, step.plan.unmet) if self._readers else ()
         same = early == self._early and not self._others and not _differs(step.before, step.after)
         same = same and self._now_s < self._lookers.next_s
         if not self._readers or same:
@@ -71,7 +71,9 @@ class NodeTelling:
 
     def _wanted(self, world: World, early: tuple[tuple[ModelName, NodeId], ...]) -> dict[NodeId, NodeWants]:
         looks = self._lookers.looks(world, self._readers.keys(), self._now_s)
-        return wanted(world, early, self._images.of(world, early), looks, fabric_agents.wants(world))
+        return build_node_wants(
+            world, early, self._images.of(world, early), looks, fabric_agents.build_fabric_wants(world)
+        )
 
     async def messages(self, node: NodeId) -> AsyncGenerator[bytes]:
         """Lines for one agent: what its node is to have, again when it changes."""
@@ -79,7 +81,7 @@ class NodeTelling:
         kept, self._others = bool(self._readers), self._others or node not in self._readers
         self._readers.setdefault(node, {})[changed] = None
         if not kept:
-            self._early = ahead(self._loop.world, self._loop.plan.unmet)
+            self._early = list_promised_placements(self._loop.world, self._loop.plan.unmet)
             self._wants = self._wanted(self._loop.world, self._early)  # nobody has read
         try:
             while True:
@@ -108,7 +110,7 @@ class NodeTelling:
         node, artifact = NodeId(request.query.get("node", "")), request.query.get("artifact", "")
         if not node or not artifact:
             return web.json_response({"error": "whose, and of what? ?node=NAME&artifact=..."}, status=400)
-        if (refused := elsewhere(request, node)) is not None:
+        if (refused := check_token_node(request, node)) is not None:
             return refused
         now_s = asyncio.get_running_loop().time()
         told = self._asked.peers(self._loop.world, self._wants, node, artifact, now_s)
@@ -118,7 +120,7 @@ class NodeTelling:
         node = NodeId(request.query.get("node", ""))
         if not node:
             return web.json_response({"error": "which node? ?node=NAME"}, status=400)
-        if (refused := elsewhere(request, node)) is not None:
+        if (refused := check_token_node(request, node)) is not None:
             return refused
         response = web.StreamResponse(headers={"content-type": "application/x-ndjson"})
         async with contextlib.aclosing(self.messages(node)) as lines:

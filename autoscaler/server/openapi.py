@@ -96,7 +96,7 @@ ASK_REFUSALS = {status: REFUSALS[status] for status in ("400", "403", "404", "41
 }
 
 
-def document(version: str) -> bytes:
+def render_openapi(version: str) -> bytes:
     """The description of READS and ACTS as JSON (https://spec.openapis.org/oas/v3.1.0). `version` is Pilotlight's."""
     kinds = [*(read.kind for read in READS), Question, Answer, Told, Wish, Problem]
     schemas, components = msgspec.json.schema_components(kinds, ref_template=REF)

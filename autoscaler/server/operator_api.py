@@ -17,7 +17,7 @@ from aiohttp import web
 
 from autoscaler.controller.loop import Loop
 from autoscaler.drivers.driver import CordonError, Cordons
-from autoscaler.queries.cordons import places
+from autoscaler.queries.cordons import list_cordon_targets
 from autoscaler.queries.views import Problem
 from autoscaler.server import api, operator_orders
 from autoscaler.server.operator_orders import Order, OrderError, Wish
@@ -57,9 +57,9 @@ class Commands:
 
     async def _model(self, request: web.Request) -> web.Response:
         def order(world: World, wish: Wish) -> Order:
-            known = api.named(world, request.match_info["name"])
+            known = api.find_model(world, request.match_info["name"])
             if known is None:
-                raise OrderError(404, f"no such model; there are: {names_of(world.models)}")
+                raise OrderError(404, f"no such model; there are: {format_names(world.models)}")
             return operator_orders.model_order(world, known, request.match_info["verb"], wish)
 
         return await self._act(request, order)
@@ -67,9 +67,9 @@ class Commands:
     async def _place(self, request: web.Request) -> web.Response:
         def order(world: World, wish: Wish) -> Order:
             kind, name = request.match_info["kind"].removesuffix("s"), request.match_info["name"]
-            known = {place.name: place for place in places(world) if place.kind == kind}
+            known = {place.name: place for place in list_cordon_targets(world) if place.kind == kind}
             if name not in known:
-                raise OrderError(404, f"no such {kind}; there are: {names_of(known)}")
+                raise OrderError(404, f"no such {kind}; there are: {format_names(known)}")
             return operator_orders.place_order(world, known[name], request.match_info["verb"], wish, self._now_s())
 
         return await self._act(request, order)
@@ -78,14 +78,14 @@ class Commands:
         try:
             wish = await _wish(request)
             world = self._loop.world
-            who = operator_orders.who(world, request.headers.get("authorization", ""), self._wall())
+            who = operator_orders.authenticate_operator(world, request.headers.get("authorization", ""), self._wall())
             check_leads(world)
             made = order(world, wish)
             await self._perform(made)
         except OrderError as error:
-            return refusal(error)
+            return order_error_response(error)
         except CordonError as error:
-            return refusal(OrderError(500, f"nothing has changed: {error}"))
+            return order_error_response(OrderError(500, f"nothing has changed: {error}"))
         told = made.told
         log.warning(
             "event=operator who=%r verb=%s %s=%s%s", who, told.verb, told.kind, told.name, " force" * wish.force
@@ -112,7 +112,7 @@ def check_leads(world: World) -> None:
         raise OrderError(503, "what runs is still being listed: try again in a second")
 
 
-def local_origin(origin: str | None, site: str | None, host: str | None) -> bool:
+def is_same_origin(origin: str | None, site: str | None, host: str | None) -> bool:
     """Whether a browser could have been sent here by another page only: by `Origin`, `Sec-Fetch-Site` and `Host`.
 
     Programs send neither of the first two. (https://www.w3.org/TR/fetch-metadata/)
@@ -122,10 +122,10 @@ def local_origin(origin: str | None, site: str | None, host: str | None) -> bool
     return origin is None or (host is not None and origin.partition("://")[2] == host)
 
 
-async def body_of(request: web.Request, bytes_max: int) -> bytes:
+async def read_order_body(request: web.Request, bytes_max: int) -> bytes:
     """A body that a program or a page of this port sent. Raises OrderError."""
     headers = request.headers
-    if not local_origin(headers.get("origin"), headers.get("sec-fetch-site"), headers.get("host")):
+    if not is_same_origin(headers.get("origin"), headers.get("sec-fetch-site"), headers.get("host")):
         raise OrderError(403, FOREIGN)
     if request.content_type != JSON:  # which no form of a foreign page can have
         raise OrderError(415, "send the order as content-type application/json; the body may be {}")
@@ -139,20 +139,20 @@ async def body_of(request: web.Request, bytes_max: int) -> bytes:
 
 async def _wish(request: web.Request) -> Wish:
     """What the body asks. Raises OrderError."""
-    body = await body_of(request, BODY_BYTES_MAX)
+    body = await read_order_body(request, BODY_BYTES_MAX)
     try:
         return _decode(body or b"{}")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise OrderError(400, 'expected {} or {"force": true}') from None
 
 
-def names_of(names: object) -> str:
+def format_names(names: object) -> str:
     """For an error: what there is, as many as are told."""
     known = sorted(str(name) for name in names) if isinstance(names, dict) else []
     return ", ".join(known[:NAMES_TOLD]) or "none"
 
 
-def refusal(error: OrderError) -> web.Response:
+def order_error_response(error: OrderError) -> web.Response:
     """One clear error."""
     headers = {"WWW-Authenticate": "Bearer"} if error.status == web.HTTPUnauthorized.status_code else {}
     body = msgspec.json.encode(Problem(error=error.message))

@@ -12,18 +12,18 @@ from typing import NamedTuple
 
 from autoscaler.contract import ModelName
 from autoscaler.demand.desired_replicas import LIVE, NO_HISTORY, idle_window_s
-from autoscaler.fold.faults import quarantined
+from autoscaler.fold.faults import list_quarantined_models
 from autoscaler.provisioning.feasibility import Fitting
-from autoscaler.queries.cordons import FORCE_S, STILL_THERE, moving, on_place
-from autoscaler.queries.gateways import in_use
+from autoscaler.queries.cordons import FORCE_S, STILL_THERE, find_drain_cordon, list_target_replicas
+from autoscaler.queries.gateways import count_running_calls
 from autoscaler.queries.views import Told
 from autoscaler.routing.catalogue import front_settings
 from autoscaler.spec.model import Model
 from autoscaler.spec.tenant import unix_seconds
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.operator_orders import Cordon, ModelStopped, ModelWoken, Place
+from autoscaler.state.operator_orders import Cordon, CordonTarget, ModelStopped, ModelWoken
 from autoscaler.state.world import Fact, Replica, World
-from autoscaler.text import counted, seconds
+from autoscaler.text import format_count, format_duration
 
 ROLE = "operator"
 
@@ -51,10 +51,10 @@ class Order(NamedTuple):
     told: Told
     observed: ModelWoken | ModelStopped | None = None
     put: Cordon | None = None
-    lift: Place | None = None
+    lift: CordonTarget | None = None
 
 
-def who(world: World, authorization: str, now_unix_s: float, what: str = "an order") -> str:
+def authenticate_operator(world: World, authorization: str, now_unix_s: float, what: str = "an order") -> str:
     """Who gives the order, for the log. Raises OrderError 401 without a key where one is needed, 403 for another role.
     `what` it is that needs one, in words.
 
@@ -79,7 +79,7 @@ def model_order(world: World, model: Model, verb: str, wish: Wish) -> Order:
     return _wake(world, model) if verb == "wake" else _stop(world, model, wish)
 
 
-def place_order(world: World, place: Place, verb: str, wish: Wish, now_s: float) -> Order:
+def place_order(world: World, place: CordonTarget, verb: str, wish: Wish, now_s: float) -> Order:
     """`cordon`, `uncordon` or `drain` of a Place that there is."""
     known = world.cordons.get(place)
     known = None if known is not None and known.why else known
@@ -91,7 +91,7 @@ def place_order(world: World, place: Place, verb: str, wish: Wish, now_s: float)
     cordon = Cordon(place=place, node=_node(world, place), since_s=now_s, drain=drain, force=force)
     if known is not None and (known.drain, known.force) == (drain, force):
         cordon = known
-    there = tuple(one for one in on_place(world, place) if one.state in STILL_THERE)
+    there = tuple(one for one in list_target_replicas(world, place) if one.state in STILL_THERE)
     says = f"nothing new is put on {place.kind} {place.name}"
     if drain:
         says += f"; {_leaves(world, there, force=force)}{_detaches(world, place) if force else ''}"
@@ -108,7 +108,7 @@ def _wake(world: World, model: Model) -> Order:
     name = model.name
     if model.spec.paused:
         raise OrderError(409, f"{name} is paused: set spec.paused to false first")
-    if name in quarantined(world):
+    if name in list_quarantined_models(world):
         says = f"retrying {name} now"
         return Order(Told(verb="wake", kind="model", name=name, says=says), ModelWoken(model=name))
     if name in world.obstacles:
@@ -117,7 +117,7 @@ def _wake(world: World, model: Model) -> Order:
     if never:
         raise OrderError(409, f"{name} fits on no device: {never}")
     replicas = [world.replicas[id] for id in world.by_model.get(name, ())]
-    stays = f"stays for an idle window ({seconds(idle_window_s(model, world.histories.get(name, NO_HISTORY)))})"
+    stays = f"stays for an idle window ({format_duration(idle_window_s(model, world.histories.get(name, NO_HISTORY)))})"
     if any(one.state is S.READY for one in replicas):
         says = f"{name} is ready and {stays}"
     elif any(one.state in LIVE for one in replicas):
@@ -133,15 +133,15 @@ def _stop(world: World, model: Model, wish: Wish) -> Order:
     if not going:
         says = f"nothing of {name} runs"
     else:
-        calls = in_use(world)
+        calls = count_running_calls(world)
         running = sum(calls.get(one.id, 0) for one in going)
-        within = seconds(FORCE_S if wish.force else model.spec.drain_seconds_max)
+        within = format_duration(FORCE_S if wish.force else model.spec.drain_seconds_max)
         says = (
-            f"{counted(len(going), 'Replica')} of {name} drains"
+            f"{format_count(len(going), 'Replica')} of {name} drains"
             if len(going) == 1
             else f"{len(going)} Replicas of {name} drain"
         )
-        says += f"; {counted(running, 'running Call')} may take {within} at most" if running else ""
+        says += f"; {format_count(running, 'running Call')} may take {within} at most" if running else ""
     says += _again(model)
     told = Told(verb="stop", kind="model", name=name, says=says, replicas=tuple(one.id for one in going))
     return Order(told, ModelStopped(model=ModelName(name), force=wish.force))
@@ -161,18 +161,21 @@ def _leaves(world: World, there: tuple[Replica, ...], *, force: bool) -> str:
     if not there:
         return "nothing runs there"
     if force:
-        return f"{_who(there)} ends within {seconds(FORCE_S)} of its drain, and starts elsewhere where there is room"
-    coming = " (already on its way)" if all(moving(world, one) for one in there) else ""
+        return (
+            f"{_who(there)} ends within {format_duration(FORCE_S)} of its drain, and starts elsewhere where "
+            f"there is room"
+        )
+    coming = " (already on its way)" if all(find_drain_cordon(world, one) for one in there) else ""
     return f"{_who(there)} moves elsewhere where there is room, and drains{coming}"
 
 
-def _detaches(world: World, place: Place) -> str:
+def _detaches(world: World, place: CordonTarget) -> str:
     """What of a fabric may be torn off there."""
     told = [
         f"{one.devices} x {one.offer.product} of {one.id.provider}"
         for _, one in sorted(world.capacity.leases.items())
         if one.listed is not None and one.offer.node
-        and (place == Place("node", one.offer.node) or place.name in one.listed.device_ids)
+        and (place == CordonTarget("node", one.offer.node) or place.name in one.listed.device_ids)
     ]  # fmt: skip
     return f"; {', '.join(told)} is given back, by force where it does not go: who has it open loses it" if told else ""
 
@@ -181,7 +184,7 @@ def _who(there: tuple[Replica, ...]) -> str:
     return ", ".join(sorted({one.model for one in there}))
 
 
-def _node(world: World, place: Place) -> str:
+def _node(world: World, place: CordonTarget) -> str:
     if place.kind == "node":
         return place.name
     known = world.cordons.get(place)

@@ -33,8 +33,8 @@ from autoscaler.explain.fit import Needs, explain_fit
 from autoscaler.queries.views import DocumentsView, OffView, Problem, Sentences
 from autoscaler.server import api, openapi
 from autoscaler.server.operator_api import Commands
-from autoscaler.server.prometheus_merge import merge
-from autoscaler.server.what_if import Foresight
+from autoscaler.server.prometheus_merge import merge_metrics
+from autoscaler.server.what_if import WhatIfApi
 from autoscaler.spec.model import Model
 from autoscaler.state.world import World
 
@@ -47,7 +47,7 @@ class Page(NamedTuple):
 
 
 @cache
-def operator() -> Page:
+def load_operator_page() -> Page:
     """The Operator's page."""
     text = resources.files("autoscaler").joinpath("pages/operator.html").read_text(encoding="utf-8")
     policy = "; ".join(
@@ -108,7 +108,7 @@ class OperationsServer:
         self._log = log
         self._metrics = metrics
         self._gateway_sockets = gateway_sockets
-        self._openapi = openapi.document(version)
+        self._openapi = openapi.render_openapi(version)
         self._commands = commands
         self._needs = needs
         self._documents = documents
@@ -135,10 +135,10 @@ class OperationsServer:
         get("/api/v1/explain/model/{name:.+}", self._explain)
         get("/api/v1/explain/fit/{name:.+}", self._fit)
         get("/api/v1/explain/last", self._last)
-        Foresight(self._loop).add_to(app)
+        WhatIfApi(self._loop).add_to(app)
         if self._commands is not None:
             self._commands.add_to(app)
-        app.router.add_route("*", "/{path:.*}", unknown)
+        app.router.add_route("*", "/{path:.*}", handle_unknown_path)
         return app
 
     def health(self) -> web.Application:
@@ -154,7 +154,7 @@ class OperationsServer:
         return self._loop.world
 
     async def _page(self, _: web.Request) -> web.Response:
-        shown = operator()
+        shown = load_operator_page()
         return web.Response(body=shown.body, headers=shown.headers)
 
     async def _description(self, _: web.Request) -> web.Response:
@@ -170,77 +170,77 @@ class OperationsServer:
 
     async def _metrics_text(self, request: web.Request) -> web.Response:
         openmetrics = OPENMETRICS_TYPE.partition(";")[0] in request.headers.get("accept", "")
-        texts = await asyncio.gather(*(scrape(path) for path in self._gateway_sockets()))
-        body = merge([self._metrics(), *(text for text in texts if text is not None)], openmetrics=openmetrics)
+        texts = await asyncio.gather(*(scrape_gateway(path) for path in self._gateway_sockets()))
+        body = merge_metrics([self._metrics(), *(text for text in texts if text is not None)], openmetrics=openmetrics)
         return web.Response(body=body, headers={"content-type": OPENMETRICS_TYPE if openmetrics else METRICS_TYPE})
 
     async def _status(self, _: web.Request) -> web.Response:
         now_s, plan = self._now_s(), self._loop.plan
-        return answer(self._loop.contained("status", lambda world: model.status(world, plan, now_s)))
+        return json_response(self._loop.contained("status", lambda world: model.list_status_rows(world, plan, now_s)))
 
     async def _what_is_off(self, _: web.Request) -> web.Response:
-        return answer(OffView(sentences=self._off, degraded=self._world.degraded))
+        return json_response(OffView(sentences=self._off, degraded=self._world.degraded))
 
     async def _documents_in_force(self, _: web.Request) -> web.Response:
-        return answer(await asyncio.to_thread(self._documents))
+        return json_response(await asyncio.to_thread(self._documents))
 
     async def _models(self, _: web.Request) -> web.Response:
-        return answer(self._loop.contained("status", api.models))
+        return json_response(self._loop.contained("status", api.list_models))
 
     async def _model(self, request: web.Request) -> web.Response:
-        known = api.named(self._world, request.match_info["name"])
+        known = api.find_model(self._world, request.match_info["name"])
         if known is None:
             return self._no_model()
-        return answer(self._loop.contained("status", lambda world: api.model_view(world, known)))
+        return json_response(self._loop.contained("status", lambda world: api.model_view(world, known)))
 
     async def _tenants(self, _: web.Request) -> web.Response:
-        return answer(api.tenants(self._world))
+        return json_response(api.list_tenants(self._world))
 
     async def _devices(self, _: web.Request) -> web.Response:
-        return answer(api.devices(self._world, self._now_s()))
+        return json_response(api.list_devices(self._world, self._now_s()))
 
     async def _nodes(self, _: web.Request) -> web.Response:
-        return answer(api.nodes(self._world, self._now_s()))
+        return json_response(api.list_nodes(self._world, self._now_s()))
 
     async def _plan(self, _: web.Request) -> web.Response:
-        return answer(self._loop.plan)
+        return json_response(self._loop.plan)
 
     async def _explain(self, request: web.Request) -> web.Response:
-        known = api.named(self._world, request.match_info["name"])
+        known = api.find_model(self._world, request.match_info["name"])
         if known is None:
             return self._no_model()
         now_s, plan, log = self._now_s(), self._loop.plan, self._log
-        return answer(
+        return json_response(
             self._loop.contained("explain", lambda world: model.explain_model(world, plan, log, known.name, now_s))
         )
 
     async def _fit(self, request: web.Request) -> web.Response:
-        known = api.named(self._world, request.match_info["name"])
+        known = api.find_model(self._world, request.match_info["name"])
         if known is None:
             return self._no_model()
         needs = await asyncio.to_thread(self._needs, known)
-        return answer(explain_fit(self._world, known, needs, self._now_s()))
+        return json_response(explain_fit(self._world, known, needs, self._now_s()))
 
     async def _last(self, _: web.Request) -> web.Response:
-        return answer(Sentences(sentences=model.last(self._log, self._now_s())))
+        return json_response(Sentences(sentences=model.list_recent_decisions(self._log, self._now_s())))
 
     def _no_model(self) -> web.Response:
         """404 that says what there is."""
         names = sorted(self._world.models)[:NAMES_TOLD]
-        return problem(404, f"no such model; there are: {', '.join(names) or 'none'}")
+        return error_response(404, f"no such model; there are: {', '.join(names) or 'none'}")
 
     def _now_s(self) -> float:
         return asyncio.get_running_loop().time()
 
 
-async def unknown(request: web.Request) -> web.Response:
+async def handle_unknown_path(request: web.Request) -> web.Response:
     """Any other path or method."""
     if request.method not in {"GET", "HEAD"}:
-        return problem(405, f"nothing is posted there; {openapi.PATH} lists what takes an order")
-    return problem(404, f"no such path; {openapi.PATH} lists all, / is for people")
+        return error_response(405, f"nothing is posted there; {openapi.PATH} lists what takes an order")
+    return error_response(404, f"no such path; {openapi.PATH} lists all, / is for people")
 
 
-async def scrape(path: Path) -> bytes | None:
+async def scrape_gateway(path: Path) -> bytes | None:
     """A gateway's own /metrics; None when it does not answer in time (it may be restarting)."""
     timeout = aiohttp.ClientTimeout(total=SCRAPE_TIMEOUT_S)
     try:
@@ -253,11 +253,11 @@ async def scrape(path: Path) -> bytes | None:
         return None
 
 
-def answer(value: object) -> web.Response:
+def json_response(value: object) -> web.Response:
     """`value` as JSON."""
     return web.Response(body=msgspec.json.encode(value), content_type="application/json")
 
 
-def problem(status: int, text: str) -> web.Response:
+def error_response(status: int, text: str) -> web.Response:
     """One clear error."""
     return web.Response(status=status, body=msgspec.json.encode(Problem(error=text)), content_type="application/json")

@@ -16,7 +16,7 @@ from prometheus_client.samples import Sample
 MAXIMA = frozenset({"pilotlight_routes_age_seconds"})
 
 
-def merge(texts: Iterable[bytes], *, openmetrics: bool = False) -> bytes:
+def merge_metrics(texts: Iterable[bytes], *, openmetrics: bool = False) -> bytes:
     """One exposition of all `texts` (text format 0.0.4): in the same format, or in OpenMetrics 1.0.
 
     OpenMetrics names a counter without `_total`, ends in `# EOF`, and has no place for `_created` as a family.

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from autoscaler.kubernetes.api import Api, ApiError, Object, UnreachableError
-from autoscaler.server.auth import Admitted, Roles
+from autoscaler.server.auth import Authenticated, Roles
 
 AUDIENCE = "pilotlight"
 KEPT_S = 10.0
@@ -57,12 +57,12 @@ class Tokens:
         self._users = users
         self._audience = audience
         self._clock = clock
-        self._let_in: dict[bytes, tuple[float, Admitted]] = {}
+        self._let_in: dict[bytes, tuple[float, Authenticated]] = {}
         """When the API server said so, and of whom, by the token's hash, in the order of its answers."""
         self._refused: dict[bytes, float] = {}
         """The same."""
         self._asked = 0
-        self._again: dict[bytes, asyncio.Task[Admitted | None]] = {}
+        self._again: dict[bytes, asyncio.Task[Authenticated | None]] = {}
         """Questions about who was let in already."""
 
     async def close(self) -> None:
@@ -72,7 +72,7 @@ class Tokens:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def admits(self, token: str) -> Admitted | None:
+    async def admits(self, token: str) -> Authenticated | None:
         """Who shows it, if it is one of ours."""
         if not token or len(token) > TOKEN_BYTES_MAX:
             return None
@@ -98,12 +98,12 @@ class Tokens:
             task = self._again[key] = asyncio.create_task(self._ask(key, token))
             task.add_done_callback(lambda done: self._asked_again(key, done))
 
-    def _asked_again(self, key: bytes, done: asyncio.Task[Admitted | None]) -> None:
+    def _asked_again(self, key: bytes, done: asyncio.Task[Authenticated | None]) -> None:
         del self._again[key]
         if not done.cancelled() and (error := done.exception()) is not None:
             _log.error("a token cannot be asked about: %s", type(error).__name__)
 
-    async def _ask(self, key: bytes, token: str) -> Admitted | None:
+    async def _ask(self, key: bytes, token: str) -> Authenticated | None:
         """Keeps the answer; None also where there is none."""
         wanted = {"token": token, "audiences": [self._audience]}
         body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": wanted}
@@ -120,7 +120,7 @@ class Tokens:
         if roles is None or not ours or not status.get("authenticated"):
             _put(self._refused, key, self._clock())
             return None
-        found = Admitted(node=_node(user), roles=roles)
+        found = Authenticated(node=_node(user), roles=roles)
         _put(self._let_in, key, (self._clock(), found))
         return found
 

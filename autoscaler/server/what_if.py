@@ -16,9 +16,9 @@ from aiohttp import web
 
 from autoscaler.contract import ModelName
 from autoscaler.controller.loop import Loop
-from autoscaler.planner.what_if import CALLS_MAX, PATH, Answer, Asked, Question, ahead
+from autoscaler.planner.what_if import CALLS_MAX, PATH, Answer, AssumedDemand, Question, simulate_world
 from autoscaler.server import api, operator_orders
-from autoscaler.server.operator_api import JSON, body_of, check_leads, names_of, refusal
+from autoscaler.server.operator_api import JSON, check_leads, format_names, order_error_response, read_order_body
 from autoscaler.server.operator_orders import OrderError
 from autoscaler.state.world import World
 
@@ -30,7 +30,7 @@ BUSY = "another such question is being worked out: ask again in a moment"
 _decode = msgspec.json.Decoder(Question).decode
 
 
-class Foresight:
+class WhatIfApi:
     """The route. `wall` gives Unix seconds."""
 
     def __init__(self, loop: Loop, wall: Callable[[], float] = time.time) -> None:
@@ -43,20 +43,22 @@ class Foresight:
 
     async def _answer(self, request: web.Request) -> web.Response:
         try:
-            question = _question(await body_of(request, BODY_BYTES_MAX))
-            operator_orders.who(self._loop.world, request.headers.get("authorization", ""), self._wall(), "a what-if")
+            question = _question(await read_order_body(request, BODY_BYTES_MAX))
+            operator_orders.authenticate_operator(
+                self._loop.world, request.headers.get("authorization", ""), self._wall(), "a what-if"
+            )
             check_leads(self._loop.world)
             work = self._begun(_asked(self._loop.world, question))
         except OrderError as error:
-            return refusal(error)
+            return order_error_response(error)
         answer = await asyncio.shield(work)  # who asks may go; a thread cannot be stopped
         return web.Response(body=msgspec.json.encode(answer), content_type=JSON)
 
-    def _begun(self, asked: dict[ModelName, Asked]) -> asyncio.Task[Answer]:
+    def _begun(self, asked: dict[ModelName, AssumedDemand]) -> asyncio.Task[Answer]:
         if self._work is not None and not self._work.done():
             raise OrderError(429, BUSY)
         world, now_s = self._loop.tried(asked)
-        self._work = asyncio.create_task(asyncio.to_thread(ahead, world, asked, now_s))
+        self._work = asyncio.create_task(asyncio.to_thread(simulate_world, world, asked, now_s))
         return self._work
 
 
@@ -67,13 +69,13 @@ def _question(body: bytes) -> Question:
         raise OrderError(400, EXPECTED) from None
 
 
-def _asked(world: World, question: Question) -> dict[ModelName, Asked]:
-    found: dict[ModelName, Asked] = {}
+def _asked(world: World, question: Question) -> dict[ModelName, AssumedDemand]:
+    found: dict[ModelName, AssumedDemand] = {}
     for name, calls in question.demand.items():
-        model = api.named(world, name)
+        model = api.find_model(world, name)
         if model is None:
-            raise OrderError(404, f"{name[:100]}: no such model; there are: {names_of(world.models)}")
+            raise OrderError(404, f"{name[:100]}: no such model; there are: {format_names(world.models)}")
         if model.name in found:
             raise OrderError(400, f"{name}: the Model {model.name} is given twice")
-        found[model.name] = Asked(calls.waiting, calls.running)
+        found[model.name] = AssumedDemand(calls.waiting, calls.running)
     return found

@@ -41,7 +41,7 @@ class NodeFacts(NamedTuple):
     """Their entries that are offered before others: those that claims hold, then those that were chosen."""
 
 
-class Part(NamedTuple):
+class SliceShare(NamedTuple):
     """One Slice that a Replica has, and how much of it."""
 
     slice: Slice
@@ -79,7 +79,7 @@ class Slicer(Protocol):
         general of a node (labels, taints, health) is not filled in here.
         """
 
-    def fields(self, replica: str, parts: Sequence[Part]) -> PodFields:
+    def fields(self, replica: str, parts: Sequence[SliceShare]) -> PodFields:
         """What the pod of that Replica asks for; all parts are of this kind and of one node."""
 
 
@@ -91,25 +91,25 @@ COUNT_MAX = 1024
 _DIGITS = re.compile(r"[0-9]{1,10}")
 
 
-def whole(said: Any, most: int) -> int | None:
+def parse_bounded_int(said: Any, most: int) -> int | None:
     """0 to `most`, from a text or a number; None: it is nothing of the kind."""
     if isinstance(said, str) and _DIGITS.fullmatch(said):
         said = int(said)
     return said if isinstance(said, int) and not isinstance(said, bool) and 0 <= said <= most else None
 
 
-def counted(said: Any) -> int:
+def parse_count(said: Any) -> int:
     """How many of something a node has: 0 where it does not say."""
-    return whole(said, COUNT_MAX) or 0
+    return parse_bounded_int(said, COUNT_MAX) or 0
 
 
-def mebibytes(said: Any) -> int | None:
+def parse_mebibytes(said: Any) -> int | None:
     """A size that is told in MiB, in bytes; None: it is not told, or 0."""
-    mib = whole(said, MEMORY_MIB_MAX)
+    mib = parse_bounded_int(said, MEMORY_MIB_MAX)
     return mib * MIB if mib else None
 
 
-def size(said: Any) -> int | None:
+def parse_size(said: Any) -> int | None:
     """A Kubernetes quantity in bytes; None: it is none that a device can have, or 0."""
     try:
         found = parse_bytes(said)

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from autoscaler.slicing import nvidia_sharing
-from autoscaler.slicing.base import NodeFacts, Part, PodFields
+from autoscaler.slicing.base import NodeFacts, PodFields, SliceShare
 from autoscaler.state.resources import Isolation
 from autoscaler.state.world import Slice
 
@@ -32,15 +32,15 @@ class Mps:
 
     def inventory(self, node: NodeFacts) -> tuple[Slice, ...] | None:
         """See Slicer."""
-        found = nvidia_sharing.gpus(node)
+        found = nvidia_sharing.read_gpus(node)
         if found is None or found.sharing is None or found.sharing.kind != self.kind:
             return None
-        return nvidia_sharing.slices(node, found, found.sharing, Isolation.MEMORY)
+        return nvidia_sharing.build_slices(node, found, found.sharing, Isolation.MEMORY)
 
-    def fields(self, replica: str, parts: Sequence[Part]) -> PodFields:
+    def fields(self, replica: str, parts: Sequence[SliceShare]) -> PodFields:
         """See Slicer."""
         del replica
-        return nvidia_sharing.limits(parts)
+        return nvidia_sharing.build_pod_limits(parts)
 
 
 class TimeSlice:
@@ -50,34 +50,38 @@ class TimeSlice:
 
     def inventory(self, node: NodeFacts) -> tuple[Slice, ...] | None:
         """See Slicer."""
-        found = nvidia_sharing.gpus(node)
+        found = nvidia_sharing.read_gpus(node)
         if found is None or found.sharing is None or found.sharing.kind != self.kind:
             return None
-        return nvidia_sharing.slices(node, found, found.sharing, Isolation.NONE)
+        return nvidia_sharing.build_slices(node, found, found.sharing, Isolation.NONE)
 
-    def fields(self, replica: str, parts: Sequence[Part]) -> PodFields:
+    def fields(self, replica: str, parts: Sequence[SliceShare]) -> PodFields:
         """See Slicer."""
         del replica
-        return nvidia_sharing.limits(parts)._replace(memory_fraction=nvidia_sharing.fraction(parts))
+        return nvidia_sharing.build_pod_limits(parts)._replace(
+            memory_fraction=nvidia_sharing.compute_memory_fraction(parts)
+        )
 
 
-class Whole:
+class WholeGpu:
     """See the module."""
 
     kind: Final = nvidia_sharing.WHOLE
 
     def inventory(self, node: NodeFacts) -> tuple[Slice, ...] | None:
         """See Slicer."""
-        found = nvidia_sharing.gpus(node)
+        found = nvidia_sharing.read_gpus(node)
         if found is None or (found.sharing is not None and found.sharing.kind != self.kind):
             return None
         one = nvidia_sharing.Sharing(self.kind)
         if found.sharing is not None:
-            return nvidia_sharing.slices(node, found, one, Isolation.HARDWARE)
+            return nvidia_sharing.build_slices(node, found, one, Isolation.HARDWARE)
         seen = found._replace(devices=found.devices or 1)
-        return nvidia_sharing.slices(node, seen, one, Isolation.NONE, nvidia_sharing.untold(found))
+        return nvidia_sharing.build_slices(
+            node, seen, one, Isolation.NONE, nvidia_sharing.explain_unknown_sharing(found)
+        )
 
-    def fields(self, replica: str, parts: Sequence[Part]) -> PodFields:
+    def fields(self, replica: str, parts: Sequence[SliceShare]) -> PodFields:
         """See Slicer."""
         del replica
-        return nvidia_sharing.limits(parts)
+        return nvidia_sharing.build_pod_limits(parts)

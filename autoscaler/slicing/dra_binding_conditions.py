@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 from msgspec.structs import replace
 
 from autoscaler.slicing.base import Object
-from autoscaler.slicing.dra_claims import entry_called
+from autoscaler.slicing.dra_claims import dra_device_name_of_id
 from autoscaler.slicing.dra_resource_slices import ATTACHED_FIRST
 from autoscaler.state.world import Slice
 
@@ -37,7 +37,7 @@ class Binding(NamedTuple):
     """The condition that decides: one that is not true yet, or the failure; with its reason and message."""
 
 
-def bindings(claim: Object) -> tuple[Binding, ...]:
+def read_bindings(claim: Object) -> tuple[Binding, ...]:
     """Of any claim; none: nothing of it is waited for."""
     status = _map(claim.get("status"))
     allocated = _list(_map(_map(status.get("allocation")).get("devices")).get("results"))
@@ -51,13 +51,14 @@ def bindings(claim: Object) -> tuple[Binding, ...]:
     )
 
 
-def told(slices: tuple[Slice, ...], found: Iterable[Binding]) -> tuple[Slice, ...]:
+def apply_bindings(slices: tuple[Slice, ...], found: Iterable[Binding]) -> tuple[Slice, ...]:
     """Slices; those that are closed until their device is attached, with how far that is."""
     words = {one.entry: _words(one) for one in found}
     if not words:
         return slices
     pairs = (
-        (one, words.get(entry_called(one.id)) if one.closed.startswith(ATTACHED_FIRST) else None) for one in slices
+        (one, words.get(dra_device_name_of_id(one.id)) if one.closed.startswith(ATTACHED_FIRST) else None)
+        for one in slices
     )
     return tuple(one if says is None else replace(one, closed=says) for one, says in pairs)
 

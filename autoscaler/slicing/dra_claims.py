@@ -8,10 +8,10 @@ tells what a cut of `autoscaler.slicing.mig_placement` is called here).
 
 The scheduler takes the first entry that a claim admits, and looks at nothing else; so a claim admits one. Of parts that
 do not exist yet NVIDIA's driver tells no place that a claim could name: of one profile on one GPU the first in the
-driver's order is taken, and `decode` tells which it was. So it does where Settings let a claim name others of its node
-(`instead`) behind the chosen one, for when that is gone by then; and where they let a GPU be cut: who was given all of
-one that nobody is on, and needs less, claims the smallest part that holds it, and what is left is offered from then on;
-of that the same is so, as far as a claim can say where.
+driver's order is taken, and `read_allocations` tells which it was. So it does where Settings let a claim name others of
+its node (`list_alternatives`) behind the chosen one, for when that is gone by then; and where they let a GPU be cut:
+who was given all of one that nobody is on, and needs less, claims the smallest part that holds it, and what is left is
+offered from then on; of that the same is so, as far as a claim can say where.
 
 A GPU that many Replicas share by time-slicing or MPS has one ResourceClaim, which all their pods name. The name of the
 claim is derived from its content, so the first pod creates it, and different content gets another claim. NVIDIA's
@@ -30,11 +30,11 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from autoscaler.slicing.base import MIB, NodeFacts, Object, Part, PodFields, in_mib, size
-from autoscaler.slicing.dra_resource_slices import Entry, Policy, Pools, pools
-from autoscaler.slicing.mig import cut_from, known_of
+from autoscaler.slicing.base import MIB, NodeFacts, Object, PodFields, SliceShare, in_mib, parse_size
+from autoscaler.slicing.dra_resource_slices import DraDevice, Policy, Pools, read_pools
+from autoscaler.slicing.mig import mig_profile_capacity, parent_memory_bytes
 from autoscaler.slicing.mig_geometry import Cut, geometry_of
-from autoscaler.slicing.mig_placement import Fleet, Found
+from autoscaler.slicing.mig_placement import Fleet, MigPlacement
 from autoscaler.slicing.nvidia_sharing import REPLICAS_MAX
 from autoscaler.state.resources import Isolation
 from autoscaler.state.world import DeviceId, Slice, SliceId
@@ -73,7 +73,7 @@ def shared_claim_config(driver: str, sharing: Sharing, request: str) -> Object:
     return {"requests": [request], "opaque": {"driver": driver, "parameters": parameters}}
 
 
-def sharing_environment(sharing: Sharing, part: Part) -> dict[str, str]:
+def sharing_environment(sharing: Sharing, part: SliceShare) -> dict[str, str]:
     """By what an MPS server holds a client to its part; who has all of its GPU is held to nothing."""
     said = {
         "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={in_mib(part.memory_bytes)}M" if part.memory_bytes else "",
@@ -82,7 +82,7 @@ def sharing_environment(sharing: Sharing, part: Part) -> dict[str, str]:
     return {name: value for name, value in said.items() if value} if sharing == "mps" else {}
 
 
-def shared_fraction(sharing: Sharing, part: Part) -> float | None:
+def shared_fraction(sharing: Sharing, part: SliceShare) -> float | None:
     """Of its GPU, what an engine is told to take, in thousandths; None: it has all of it."""
     if not part.memory_bytes:
         return None
@@ -150,7 +150,7 @@ class Dra(NamedTuple):
 
     def inventory(self, node: NodeFacts) -> tuple[Slice, ...] | None:
         """What can be had at once."""
-        found = pools(node.devices, node.name, self.driver)
+        found = read_pools(node.devices, node.name, self.driver)
         said = node.declared.slicing if node.declared is not None else None
         offered = self._offered(found, node.kept)
         may = said is not None and said.kind == self.kind and said.cut
@@ -161,15 +161,15 @@ class Dra(NamedTuple):
     def places(self, node: NodeFacts) -> dict[DeviceId, dict[Cut, str]]:
         """By Device, what each cut that it may have is called, to be `kept`."""
         named: dict[DeviceId, dict[Cut, str]] = {}
-        for entry in pools(node.devices, node.name, self.driver).entries:
+        for entry in read_pools(node.devices, node.name, self.driver).entries:
             if entry.mig and entry.start is not None:
                 named.setdefault(_device(node, entry), {})[Cut(entry.profile, entry.start)] = entry.name
         return named
 
-    def _offered(self, found: Pools, kept: Sequence[str]) -> list[Entry]:
+    def _offered(self, found: Pools, kept: Sequence[str]) -> list[DraDevice]:
         rank = {name: number for number, name in enumerate(dict.fromkeys(kept))}  # a claim holds what was chosen
-        offered: list[Entry] = []
-        taken: dict[str, list[Entry]] = {}
+        offered: list[DraDevice] = []
+        taken: dict[str, list[DraDevice]] = {}
         for entry in sorted(
             found.entries,
             key=lambda one: (rank.get(one.name, len(rank)), one.closed != "", -(one.memory_bytes or 0), one.name),
@@ -181,12 +181,12 @@ class Dra(NamedTuple):
                     others.append(entry)
         return sorted(offered, key=lambda one: one.name)
 
-    def _cuts(self, found: Pools, offered: Sequence[Entry], kept: Sequence[str]) -> dict[str, tuple[Smaller, ...]]:
+    def _cuts(self, found: Pools, offered: Sequence[DraDevice], kept: Sequence[str]) -> dict[str, tuple[Smaller, ...]]:
         """By entry that nobody has the parts that can be claimed instead of it, one of each profile: the one after
         which most is left, where places are told; else the driver takes the first that fits, so there is none where
         that could be in another that is offered. Without those that have what a GPU has once.
         """
-        gpus: dict[tuple[str, str], list[Entry]] = {}
+        gpus: dict[tuple[str, str], list[DraDevice]] = {}
         for one in sorted(
             found.entries,
             key=lambda one: (one.placed and one.start != _best_starts(one.product).get(one.profile), one.name),
@@ -212,7 +212,11 @@ class Dra(NamedTuple):
         return cuts
 
     def _slice(
-        self, node: NodeFacts, entry: Entry, cuts: Mapping[str, tuple[Smaller, ...]], wholes: Mapping[str, Entry]
+        self,
+        node: NodeFacts,
+        entry: DraDevice,
+        cuts: Mapping[str, tuple[Smaller, ...]],
+        wholes: Mapping[str, DraDevice],
     ) -> Slice:
         said = node.declared.slicing if node.declared is not None else None
         sharing = None if said is None or said.kind != self.kind or entry.mig or entry.shared else said.sharing
@@ -227,22 +231,22 @@ class Dra(NamedTuple):
             "" if whole is None else whole.name, sharing,
         )  # fmt: skip
         return Slice(
-            id=id_called(entry.name, node.name), device=_device(node, entry), node=node.name,
+            id=dra_slice_id(entry.name, node.name), device=_device(node, entry), node=node.name,
             memory_bytes=memory_bytes or UNKNOWN_BYTES, compute_percent=percent, isolation=apart, shared=not alone,
             product=re.sub(r"\s+", "-", entry.product), closed=entry.closed, kind=self.kind,
             link=entry.link, handle=msgspec.json.encode(handle).decode(),
             device_bytes=self._all_of(entry, whole, memory_bytes or UNKNOWN_BYTES, percent), holders_max=most,
         )  # fmt: skip
 
-    def _all_of(self, entry: Entry, whole: Entry | None, memory_bytes: int, percent: int) -> int:
+    def _all_of(self, entry: DraDevice, whole: DraDevice | None, memory_bytes: int, percent: int) -> int:
         """The memory of the GPU that an entry is a part of, as that itself tells it; 0: it is none."""
-        known = cut_from(entry.product, memory_bytes, percent) if entry.mig else 0
+        known = parent_memory_bytes(entry.product, memory_bytes, percent) if entry.mig else 0
         return whole.memory_bytes or known if known and whole is not None else known
 
-    def _class(self, entry: Entry) -> str:
+    def _class(self, entry: DraDevice) -> str:
         return "mig.nvidia.com" if entry.mig and self.driver == NVIDIA else self.driver
 
-    def fields(self, replica: str, parts: Sequence[Part]) -> PodFields:
+    def fields(self, replica: str, parts: Sequence[SliceShare]) -> PodFields:
         """One claim of the Replica's own; of GPUs that are had in common one for each, which others have too."""
         if not 0 < len(parts) <= REQUESTS_MAX:
             raise ValueError(f"{replica}: a claim is for 1 to {REQUESTS_MAX} devices, not {len(parts)}")
@@ -253,7 +257,7 @@ class Dra(NamedTuple):
         sharing = next((one.sharing for _, one in told if one.sharing is not None), None)
         return asks if sharing is None else self._in_common(asks, sharing, [one for one in told if one[1].sharing])
 
-    def _in_common(self, asks: PodFields, sharing: Sharing, told: Sequence[tuple[Part, Handle]]) -> PodFields:
+    def _in_common(self, asks: PodFields, sharing: Sharing, told: Sequence[tuple[SliceShare, Handle]]) -> PodFields:
         """Of one node, so all are shared in one way."""
         names = [shared_claim_name(one.entry, one.where, sharing) for _, one in told]
         config = [shared_claim_config(self.driver, sharing, "gpu")]
@@ -268,7 +272,7 @@ class Dra(NamedTuple):
         env, fraction = sharing_environment(sharing, part), shared_fraction(sharing, part)
         return asks._replace(env=env, memory_fraction=fraction)
 
-    def either(self, replica: str, choices: Sequence[Part]) -> PodFields:
+    def either(self, replica: str, choices: Sequence[SliceShare]) -> PodFields:
         """One of these, the first that can be had: the scheduler takes them in order (a prioritized list)."""
         if not 0 < len(choices) <= ALTERNATIVES_MAX:
             raise ValueError(f"{replica}: a claim has 1 to {ALTERNATIVES_MAX} alternatives, not {len(choices)}")
@@ -276,15 +280,15 @@ class Dra(NamedTuple):
         return PodFields(claims=(_claim(replica, [_request("gpu", "firstAvailable", wishes)]),))
 
 
-def _device(node: NodeFacts, entry: Entry) -> DeviceId:
+def _device(node: NodeFacts, entry: DraDevice) -> DeviceId:
     return DeviceId(f"{node.name}/{entry.parent}")
 
 
-def _amounts(entry: Entry) -> tuple[int | None, int]:
+def _amounts(entry: DraDevice) -> tuple[int | None, int]:
     """Its memory, and its percent of its GPU's compute."""
     if not entry.mig:
         return entry.memory_bytes, 100
-    known_bytes, slices, of_all = known_of(entry.profile, entry.product)
+    known_bytes, slices, of_all = mig_profile_capacity(entry.profile, entry.product)
     return entry.memory_bytes or known_bytes, max(1, 100 * slices // of_all)
 
 
@@ -297,14 +301,14 @@ def _best_starts(product: str) -> Mapping[str, int]:
     fleet = Fleet()
     fleet.add(DeviceId("gpu"), geometry)
     found = ((one.name, fleet.find(one.name)) for one in geometry.profiles)
-    return {name: one.start for name, one in found if isinstance(one, Found)}
+    return {name: one.start for name, one in found if isinstance(one, MigPlacement)}
 
 
 def _size_of(cut: Smaller) -> tuple[int, int]:
     return cut.compute_percent, cut.memory_bytes
 
 
-def _told(part: Part, *, alone: bool) -> Handle:
+def _told(part: SliceShare, *, alone: bool) -> Handle:
     """What to claim for it: where that may be cut, and it is the only one, no more than it needs. Who asks for no
     memory wants all of it.
     """
@@ -313,7 +317,7 @@ def _told(part: Part, *, alone: bool) -> Handle:
     return told if one is None else Handle(told.entry, one.device_class, one.where)
 
 
-def _smaller(part: Part, told: Handle) -> Smaller | None:
+def _smaller(part: SliceShare, told: Handle) -> Smaller | None:
     enough = (
         one
         for one in told.cuts
@@ -322,7 +326,7 @@ def _smaller(part: Part, told: Handle) -> Smaller | None:
     return next(enough, None)
 
 
-def _wish(part: Part, told: Handle) -> Object:
+def _wish(part: SliceShare, told: Handle) -> Object:
     wish: Object = {"deviceClassName": told.device_class, "selectors": [{"cel": {"expression": told.where}}]}
     if told.shared:
         memory = Policy(told.least, told.step, told.values).given(part.memory_bytes)
@@ -357,7 +361,7 @@ class _Result(msgspec.Struct, frozen=True, rename="camel"):
     consumed_capacity: dict[str, Any] = {}
 
 
-def decode(claim: Object) -> tuple[Got, ...]:
+def read_allocations(claim: Object) -> tuple[Got, ...]:
     """Of any claim, ours or not; what was allocated for administration takes nothing from anybody."""
     found: list[Got] = []
     for said in _results(claim):
@@ -367,7 +371,7 @@ def decode(claim: Object) -> tuple[Got, ...]:
             continue  # the API server admits no such thing
         if not one.admin_access:
             consumed = one.consumed_capacity.get("memory", one.consumed_capacity.get(f"{one.driver}/memory"))
-            found.append(Got(one.request, f"{one.driver}/{one.pool}/{one.device}", size(consumed)))
+            found.append(Got(one.request, f"{one.driver}/{one.pool}/{one.device}", parse_size(consumed)))
     return tuple(found)
 
 
@@ -378,7 +382,7 @@ def _results(claim: Object) -> Sequence[object]:
     return said if isinstance(said, list) else ()
 
 
-def instead(of: Slice, slices: Iterable[Slice], gone: Collection[str]) -> Iterator[Slice]:
+def list_alternatives(of: Slice, slices: Iterable[Slice], gone: Collection[str]) -> Iterator[Slice]:
     """Those of its node that would do as well, each the first of those that one claim cannot tell apart. `gone`: ids of
     Slices that somebody has, names by which they are counted, and Devices that are closed.
     """
@@ -399,23 +403,32 @@ def _size(of: Slice) -> tuple[object, ...]:
     return of.product, of.memory_bytes, of.compute_percent, of.isolation, of.shared
 
 
-def slice_of(got: Got, slices: Iterable[Slice]) -> Slice | None:
+def find_slice(got: Got, slices: Iterable[Slice]) -> Slice | None:
     """Which Slice that is; None: it is none of these, so it must be `kept` to be one."""
-    return next((one for one in slices if one.kind == "dra" and entry_of(one) == got.entry), None)
+    return next((one for one in slices if one.kind == "dra" and dra_device_name(one) == got.entry), None)
 
 
-def whole_of(part: Slice) -> Slice | None:
+def find_whole_gpu(part: Slice) -> Slice | None:
     """All of the GPU that a Slice is a part of, as it is offered when nobody has a part; None: it is none, or never."""
     if part.kind != "dra" or not part.device_bytes:
         return None
     told = msgspec.json.decode(part.handle, type=Handle)
-    return None if not told.whole else replace(
-        part, id=id_called(told.whole, part.node), memory_bytes=part.device_bytes, device_bytes=0, compute_percent=100,
-        theirs=0, handle=told.whole,
-    )  # fmt: skip
+    return (
+        None
+        if not told.whole
+        else replace(
+            part,
+            id=dra_slice_id(told.whole, part.node),
+            memory_bytes=part.device_bytes,
+            device_bytes=0,
+            compute_percent=100,
+            theirs=0,
+            handle=told.whole,
+        )
+    )
 
 
-def profile_for(part: Part) -> str:
+def claimed_mig_profile(part: SliceShare) -> str:
     """Of which profile the part is that will be claimed of a whole GPU; empty: all of it will be."""
     if part.slice.kind != "dra":
         return ""
@@ -423,12 +436,12 @@ def profile_for(part: Part) -> str:
     return "" if found is None else found.profile
 
 
-def entry_of(slice_: Slice) -> str:
+def dra_device_name(slice_: Slice) -> str:
     """Which entry a Slice of this kind is."""
     return msgspec.json.decode(slice_.handle, type=Handle).entry
 
 
-def common_claim(slice_: Slice) -> str:
+def common_claim_name(slice_: Slice) -> str:
     """What the claim is called that all on it have; empty: each has one of its own."""
     if slice_.kind != "dra":
         return ""
@@ -436,14 +449,14 @@ def common_claim(slice_: Slice) -> str:
     return "" if told.sharing is None else shared_claim_name(told.entry, told.where, told.sharing)
 
 
-def entry_called(id: SliceId, driver: str = NVIDIA) -> str:
+def dra_device_name_of_id(id: SliceId, driver: str = NVIDIA) -> str:
     """Which entry the Slice of that id is, if it is one."""
     node, _, rest = id.partition("/")
     pool, _, device = rest.rpartition("/")
     return f"{driver}/{pool or node}/{device}"
 
 
-def id_called(entry: str, node: str) -> SliceId:
+def dra_slice_id(entry: str, node: str) -> SliceId:
     """What an entry of a node is called as a Slice."""
     pool, _, device = entry.partition("/")[2].rpartition("/")
     return SliceId(f"{node}/{device}" if pool == node else f"{node}/{pool}/{device}")

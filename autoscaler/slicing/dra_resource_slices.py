@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from autoscaler.slicing.base import MEMORY_MIB_MAX, MIB, Object, size
+from autoscaler.slicing.base import MEMORY_MIB_MAX, MIB, Object, parse_size
 
 Counters = Mapping[tuple[str, str], int]
 """(counter set, counter) -> how much."""
@@ -112,7 +112,7 @@ class Policy(NamedTuple):
         return self.least + -(-over // self.step) * self.step
 
 
-class Entry(NamedTuple):
+class DraDevice(NamedTuple):
     """What a claim may get."""
 
     name: str
@@ -146,11 +146,11 @@ class Entry(NamedTuple):
 class Pools(NamedTuple):
     """One driver's, on one node."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[DraDevice, ...]
     counters: Mapping[str, Counters]
     """By pool."""
 
-    def room(self, pool: str, taken: Iterable[Entry]) -> bool:
+    def room(self, pool: str, taken: Iterable[DraDevice]) -> bool:
         """Whether its counters let all of these be had at once."""
         left = dict(self.counters.get(pool, {}))
         for entry in taken:
@@ -159,7 +159,7 @@ class Pools(NamedTuple):
         return all(much >= 0 for much in left.values())
 
 
-def pools(objects: Sequence[Object], node: str, driver: str) -> Pools:
+def read_pools(objects: Sequence[Object], node: str, driver: str) -> Pools:
     """Of each pool its newest generation."""
     found: dict[str, list[_Spec]] = {}
     for one in objects:
@@ -169,7 +169,7 @@ def pools(objects: Sequence[Object], node: str, driver: str) -> Pools:
             continue  # its pool is not whole, and says so
         if spec.driver == driver:
             found.setdefault(spec.pool.name, []).append(spec)
-    entries: list[Entry] = []
+    entries: list[DraDevice] = []
     counters: dict[str, Counters] = {}
     for name, told in sorted(found.items()):
         newest = max(spec.pool.generation for spec in told)
@@ -202,13 +202,13 @@ def _not_whole(name: str, specs: Sequence[_Spec]) -> str:
 def _counters(sets: Iterable[tuple[str, Mapping[str, _Value]]], unknown: int) -> Counters:
     """`unknown`: what counts for what is no amount."""
     return {
-        (name, counter): 0 if one.value in (0, "0") else size(one.value) or unknown
+        (name, counter): 0 if one.value in (0, "0") else parse_size(one.value) or unknown
         for name, counters in sets
         for counter, one in counters.items()
     }
 
 
-def _entry(driver: str, pool: str, device: _Device, closed: str) -> Entry:
+def _entry(driver: str, pool: str, device: _Device, closed: str) -> DraDevice:
     told = {_domain(key, driver): one.string for key, one in device.attributes.items()}
     capacity = {_domain(key, driver): one for key, one in device.capacity.items()}
     mig = told.get((driver, "type")) == "mig"
@@ -218,11 +218,11 @@ def _entry(driver: str, pool: str, device: _Device, closed: str) -> Entry:
     starts = [int(match[1]) for _, key in capacity if (match := _MEMORY_SLICE.fullmatch(key))]
     taken = [int(match[1]) for _, key in consumes if (match := _MEMORY_SLICE.fullmatch(key))]
     where = _where(driver, told, min(starts, default=None) if mig else None)
-    return Entry(
+    return DraDevice(
         name=f"{driver}/{pool}/{device.name}", pool=pool, device=device.name, mig=mig, profile=profile,
         parent=told.get((driver, "parentUUID"), "") or uuid or device.name,
         start=min(starts or taken, default=None) if mig else None, product=told.get((driver, "productName"), ""),
-        memory_bytes=None if memory is None else size(memory.value), policy=_policy(memory),
+        memory_bytes=None if memory is None else parse_size(memory.value), policy=_policy(memory),
         link=told.get(_LINK, ""), shared=device.allow_multiple_allocations, consumes=consumes, where=where,
         closed=closed or _closed(device) or ("" if where else "its driver tells nothing by which to claim it alone"),
     )  # fmt: skip
@@ -246,9 +246,11 @@ def _policy(memory: _Value | None) -> Policy:
     if said is None:
         return Policy()
     in_range = said.valid_range or _Range()
-    values = sorted(filter(None, map(size, said.valid_values)))
+    values = sorted(filter(None, map(parse_size, said.valid_values)))
     return Policy(
-        size(in_range.min) or 0, (size(in_range.step) if in_range.step is not None else None) or 1, (*values,)
+        parse_size(in_range.min) or 0,
+        (parse_size(in_range.step) if in_range.step is not None else None) or 1,
+        (*values,),
     )
 
 

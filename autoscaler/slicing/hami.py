@@ -18,7 +18,17 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from autoscaler.slicing.base import MEMORY_MIB_MAX, MIB, NodeFacts, Part, PodFields, counted, in_mib, mebibytes, whole
+from autoscaler.slicing.base import (
+    MEMORY_MIB_MAX,
+    MIB,
+    NodeFacts,
+    PodFields,
+    SliceShare,
+    in_mib,
+    parse_bounded_int,
+    parse_count,
+    parse_mebibytes,
+)
 from autoscaler.state.resources import Isolation
 from autoscaler.state.world import DeviceId, Slice, SliceId
 
@@ -37,7 +47,7 @@ _CARD_OF_VOLCANO = re.compile(r"([^,:;]*),([0-9]+),([0-9]+),([^,:;]*),(true|fals
 _HELD = re.compile(r"([^,:;\[]+)(?:\[[^,:;]*\])?,[^,:;]*,([0-9]+),([0-9]+)(?:,[^:;]*)?")
 
 
-class Words(NamedTuple):
+class HamiNames(NamedTuple):
     """What HAMi calls one vendor's devices: in limits, and in annotations of pods and nodes."""
 
     kind: str
@@ -55,7 +65,7 @@ class Words(NamedTuple):
     """A task that names no cores gets all of them, and not what others leave."""
 
 
-NVIDIA = Words(
+NVIDIA = HamiNames(
     "hami", "nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpucores", "nvidia.com/use-gpuuuid",
     "hami.io/node-nvidia-register", "hami.io/vgpu-devices-allocated", "nvidia.com/priority",
 )  # fmt: skip
@@ -78,7 +88,7 @@ class Card(NamedTuple):
     mode: str = "hami-core"
 
 
-class Held(NamedTuple):
+class HamiAllocation(NamedTuple):
     """What a pod really has of one card."""
 
     container: int
@@ -103,7 +113,7 @@ class _Told(msgspec.Struct, frozen=True):
 class Hami(NamedTuple):
     """The Slicer of one vendor's, and what is to be said of all pods. `priority`: of their tasks, 0 before 1."""
 
-    words: Words = NVIDIA
+    words: HamiNames = NVIDIA
     priority: int | None = None
     node_policy: Literal["binpack", "spread"] = "binpack"
     card_policy: str = "binpack"
@@ -119,7 +129,7 @@ class Hami(NamedTuple):
         said = node.annotations.get(self.words.register)
         if said is None:
             return None
-        there = cards(said)
+        there = parse_cards(said)
         if there is None:
             id = f"{node.name}/hami"
             why = f"HAMi's annotation {self.words.register} of its node cannot be read"
@@ -127,7 +137,7 @@ class Hami(NamedTuple):
         return tuple(self._slice(node, card) for card in there)
 
     def _slice(self, node: NodeFacts, card: Card) -> Slice:
-        own_bytes, declared = mebibytes(node.labels.get(_MEMORY)), node.declared
+        own_bytes, declared = parse_mebibytes(node.labels.get(_MEMORY)), node.declared
         memory_bytes, cores = card.memory_mib * MIB, card.cores
         if declared is not None and declared.slicing is not None and not declared.slicing.overcommit:
             own_bytes = own_bytes or int(declared.device.memory_bytes)
@@ -142,7 +152,7 @@ class Hami(NamedTuple):
             overcommitted=over,
         )  # fmt: skip
 
-    def fields(self, replica: str, parts: Sequence[Part]) -> PodFields:
+    def fields(self, replica: str, parts: Sequence[SliceShare]) -> PodFields:
         """Cards by their UUIDs. HAMi gives each card of a container as much, so all parts are alike."""
         if len({(in_mib(part.memory_bytes), part.compute_percent) for part in parts}) != 1:
             raise ValueError(f"{replica}: HAMi gives as much of each card to a container; ask for equal parts")
@@ -162,7 +172,7 @@ class Hami(NamedTuple):
         )  # fmt: skip
 
 
-def _cores(part: Part, words: Words) -> int:
+def _cores(part: SliceShare, words: HamiNames) -> int:
     """A hundredth less than all that a task may have, so that together they never have all of a card: else one that
     asks for none could not be beside them. Who has all of the memory may have all cores. Where who asks for none gets
     all, it asks for nearly as much of them as of the memory.
@@ -186,7 +196,7 @@ def _closed(annotations: Mapping[str, str], card: Card) -> str:
     return ""
 
 
-def cards(said: str) -> tuple[Card, ...] | None:
+def parse_cards(said: str) -> tuple[Card, ...] | None:
     """What a node's annotation says, in any of its forms; None: it cannot be read."""
     told = _of_json(said) if said.lstrip()[:1] == "[" else _of_commas(said)
     names = [card.uuid for card in told or ()]
@@ -224,26 +234,32 @@ def _all(found: Sequence[Card | None]) -> tuple[Card, ...] | None:
 
 def _card(uuid: str, numbers: Sequence[int | str], product: str, healthy: bool, mode: str) -> Card | None:
     """None: it cannot be."""
-    tasks, memory_mib, cores = counted(numbers[0]), whole(numbers[1], MEMORY_MIB_MAX), whole(numbers[2], CORES_MAX)
+    tasks, memory_mib, cores = (
+        parse_count(numbers[0]),
+        parse_bounded_int(numbers[1], MEMORY_MIB_MAX),
+        parse_bounded_int(numbers[2], CORES_MAX),
+    )
     if not _UUID.fullmatch(uuid) or not tasks or not memory_mib or cores is None:
         return None
     return Card(uuid, tasks, memory_mib, cores, re.sub(r"\s+", "-", product.strip()), healthy, mode or "hami-core")
 
 
-def noticed(annotations: Mapping[str, str]) -> dict[str, str]:
+def drop_healthy_handshake(annotations: Mapping[str, str]) -> dict[str, str]:
     """Without the handshake while it is well, which is written anew twice a minute."""
     return {name: said for name, said in annotations.items() if name != HANDSHAKE or said.startswith(_LEFT)}
 
 
-def decode(annotations: Mapping[str, str], allocated: str = NVIDIA.allocated) -> tuple[Held, ...]:
+def parse_allocations(annotations: Mapping[str, str], allocated: str = NVIDIA.allocated) -> tuple[HamiAllocation, ...]:
     """What any pod, ours or not, has of which cards, as HAMi's scheduler decided; what cannot be read is left out.
     `allocated`: the annotation of one vendor's.
     """
-    found: list[Held] = []
+    found: list[HamiAllocation] = []
     for container, devices in enumerate(annotations.get(allocated, "").split(";")):
         for one in devices.split(":"):
             match = _HELD.fullmatch(one.strip())
-            memory_bytes = mebibytes(match[2]) if match else None
+            memory_bytes = parse_mebibytes(match[2]) if match else None
             if match and memory_bytes is not None and _UUID.fullmatch(match[1]):
-                found.append(Held(container, match[1], memory_bytes, whole(match[3], CORES_MAX) or 0))
+                found.append(
+                    HamiAllocation(container, match[1], memory_bytes, parse_bounded_int(match[3], CORES_MAX) or 0)
+                )
     return tuple(found)

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from autoscaler.slicing.base import NodeFacts, Part, PodFields, in_mib
-from autoscaler.slicing.nvidia_sharing import KAI, Sharing, gpus, limits, number, slices
+from autoscaler.slicing.base import NodeFacts, PodFields, SliceShare, in_mib
+from autoscaler.slicing.nvidia_sharing import KAI, Sharing, build_pod_limits, build_slices, parse_number, read_gpus
 from autoscaler.state.resources import Isolation
 from autoscaler.state.world import Slice
 
@@ -27,10 +27,10 @@ RESERVES = "kai-resource-reservation"
 _FRACTION, _DEVICES = "gpu-fraction", "gpu-fraction-num-devices"
 
 
-def parts_of(annotations: Mapping[str, str]) -> int:
+def count_kai_gpus(annotations: Mapping[str, str]) -> int:
     """Of how many GPUs KAI gives a pod a part: each counts as all of it, for which others are on it is not known."""
     shares = MEMORY in annotations or _FRACTION in annotations
-    return max(1, number(annotations.get(_DEVICES, 1))) if shares else 0
+    return max(1, parse_number(annotations.get(_DEVICES, 1))) if shares else 0
 
 
 class Kai(NamedTuple):
@@ -44,16 +44,16 @@ class Kai(NamedTuple):
     def inventory(self, node: NodeFacts) -> tuple[Slice, ...] | None:
         """One Slice for each GPU; None where the Settings do not say that KAI gives them out."""
         said = node.declared.slicing if node.declared is not None else None
-        found = gpus(node)
+        found = read_gpus(node)
         if found is None or said is None or said.kind != KAI:
             return None
-        return tuple(replace(one, shared=True) for one in slices(node, found, Sharing(KAI), Isolation.NONE))
+        return tuple(replace(one, shared=True) for one in build_slices(node, found, Sharing(KAI), Isolation.NONE))
 
-    def fields(self, replica: str, parts: Sequence[Part]) -> PodFields:
+    def fields(self, replica: str, parts: Sequence[SliceShare]) -> PodFields:
         """So much memory of one GPU, or whole GPUs; ValueError for parts of several."""
         part = parts[0]
         if all(one.memory_bytes >= one.slice.memory_bytes for one in parts):
-            return PodFields(limits=limits(parts).limits, scheduler=SCHEDULER)
+            return PodFields(limits=build_pod_limits(parts).limits, scheduler=SCHEDULER)
         if len(parts) > 1:
             raise ValueError(f"{replica}: KAI gives a part of one GPU, or whole ones; ask for whole ones")
         fraction = part.memory_bytes * 1000 // part.slice.memory_bytes / 1000

@@ -18,7 +18,15 @@ from typing import NamedTuple
 
 import yaml
 
-from autoscaler.slicing.base import NodeFacts, Object, Part, PodFields, counted, mebibytes, whole
+from autoscaler.slicing.base import (
+    NodeFacts,
+    Object,
+    PodFields,
+    SliceShare,
+    parse_bounded_int,
+    parse_count,
+    parse_mebibytes,
+)
 from autoscaler.slicing.mig_geometry import Geometry, MigError, geometry_of
 from autoscaler.state.resources import Isolation
 from autoscaler.state.world import DeviceId, NodeId, Slice, SliceId
@@ -59,7 +67,7 @@ class Mig(NamedTuple):
         found = [slice_ for one in _resources(node) for slice_ in _slices(node, one, self.kind)]
         return tuple(found) or None
 
-    def fields(self, replica: str, parts: Sequence[Part]) -> PodFields:
+    def fields(self, replica: str, parts: Sequence[SliceShare]) -> PodFields:
         """One cut; ValueError for more."""
         if len(parts) != 1:
             raise ValueError(f"{replica}: a program can use one MIG device, not {len(parts)}; ask for one larger")
@@ -78,22 +86,22 @@ def _resources(node: NodeFacts) -> list[_Resource]:
     ]
     if single and not found:
         shared = bool(single[3]) or _replicas(node, GPU) != 1
-        name = GPU if counted(node.allocatable.get(GPU)) else f"{GPU}.shared"
+        name = GPU if parse_count(node.allocatable.get(GPU)) else f"{GPU}.shared"
         found.append(_Resource(name, single[2], plain, GPU, shared))
     return [one._replace(profile=re.sub(r"\.(me|gfx)", r"+\1", one.profile)) for one in found]
 
 
 def _replicas(node: NodeFacts, labels: str) -> int:
     """How many times each cut is offered."""
-    return max(1, counted(node.labels.get(f"{labels}.replicas")))
+    return max(1, parse_count(node.labels.get(f"{labels}.replicas")))
 
 
 def _slices(node: NodeFacts, of: _Resource, kind: str) -> list[Slice]:
-    many, told = counted(node.allocatable.get(of.name)), node.labels.get(f"{of.labels}.count")
+    many, told = parse_count(node.allocatable.get(of.name)), node.labels.get(f"{of.labels}.count")
     if of.shared:
         many //= _replicas(node, of.labels)
     if told is not None:
-        many = min(many, counted(told))
+        many = min(many, parse_count(told))
     memory_bytes, compute_percent = _what(node, of)
     short = f"mig-{of.profile}"
     return [
@@ -101,7 +109,7 @@ def _slices(node: NodeFacts, of: _Resource, kind: str) -> list[Slice]:
             id=SliceId(f"{node.name}/{short}-{number}"), device=DeviceId(f"{node.name}/{short}-{number}"),
             node=node.name, memory_bytes=memory_bytes, compute_percent=compute_percent, isolation=Isolation.HARDWARE,
             shared=False, product=of.product, closed=_closed(node, of), kind=kind, handle=of.name,
-            device_bytes=cut_from(of.product, memory_bytes, compute_percent),
+            device_bytes=parent_memory_bytes(of.product, memory_bytes, compute_percent),
         )
         for number in range(many)
     ]  # fmt: skip
@@ -109,13 +117,13 @@ def _slices(node: NodeFacts, of: _Resource, kind: str) -> list[Slice]:
 
 def _what(node: NodeFacts, of: _Resource) -> tuple[int, int]:
     """Memory, and percent of its GPU's work, by labels; else as they are known of the profile."""
-    memory_bytes, slices, of_all = known_of(of.profile, of.product)
-    memory_bytes = mebibytes(node.labels.get(f"{of.labels}.memory")) or memory_bytes
-    slices = whole(node.labels.get(f"{of.labels}.slices.gi"), of_all) or slices
+    memory_bytes, slices, of_all = mig_profile_capacity(of.profile, of.product)
+    memory_bytes = parse_mebibytes(node.labels.get(f"{of.labels}.memory")) or memory_bytes
+    slices = parse_bounded_int(node.labels.get(f"{of.labels}.slices.gi"), of_all) or slices
     return memory_bytes, max(1, 100 * slices // of_all)
 
 
-def known_of(profile: str, product: str) -> tuple[int, int, int]:
+def mig_profile_capacity(profile: str, product: str) -> tuple[int, int, int]:
     """Its memory, and its compute slices of how many: by the table of geometries, else by its name."""
     geometry, match = geometry_of(product), _PROFILE.fullmatch(profile)
     if geometry is not None and geometry.has(profile):
@@ -126,7 +134,7 @@ def known_of(profile: str, product: str) -> tuple[int, int, int]:
     return max(1, gb) * _GB * _SURE_PERCENT // 100, min(slices, of_all), of_all
 
 
-def cut_from(product: str, memory_bytes: int, compute_percent: int) -> int:
+def parent_memory_bytes(product: str, memory_bytes: int, compute_percent: int) -> int:
     """The memory of the GPU that a cut of that size is a part of: what a table has, the same for each of its profiles,
     else about what its share of the work says (a profile's share of the memory is another). 0: it is all of it.
     """
@@ -146,7 +154,7 @@ def _closed(node: NodeFacts, of: _Resource) -> str:
     return "" if state == "success" else f"its node is being cut anew: label {STATE} is {state[:63]}"
 
 
-def cut_of(node: NodeId, product: str, profile: str) -> Slice:
+def build_mig_slice(node: NodeId, product: str, profile: str) -> Slice:
     """A cut as its node would show it, were it there."""
     resource = MIXED + profile.replace("+", ".")
     (found,) = Mig().inventory(NodeFacts(node, {PRODUCT: product}, {}, {resource: "1"})) or ()
@@ -156,7 +164,7 @@ def cut_of(node: NodeId, product: str, profile: str) -> Slice:
 # --- cutting anew -----------------------------------------------------------------------------------------------------
 
 
-def parted(name: str, geometry: Geometry, wanted: Mapping[int, Sequence[str]]) -> Object:
+def build_mig_parted_config(name: str, geometry: Geometry, wanted: Mapping[int, Sequence[str]]) -> Object:
     """The profiles on each GPU of a node, by its index, in the form of NVIDIA's mig-parted, called `name`.
 
     It takes how many of each there are, and finds their places itself: places must be read back.
@@ -179,7 +187,7 @@ def parted(name: str, geometry: Geometry, wanted: Mapping[int, Sequence[str]]) -
     }  # fmt: skip
 
 
-def config_map(name: str, namespace: str, parted_: Object) -> Object:
+def build_mig_config_map(name: str, namespace: str, parted_: Object) -> Object:
     """The ConfigMap from which a node that is cut by mig-parted chooses, by its label CONFIG."""
     return {
         "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "namespace": namespace},

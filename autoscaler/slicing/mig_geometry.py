@@ -42,7 +42,7 @@ Layout = tuple[Cut, ...]
 """Sorted."""
 
 
-class Profile(NamedTuple):
+class MigProfile(NamedTuple):
     """One size of cut."""
 
     name: str
@@ -66,13 +66,13 @@ class Geometry:
     compute: int
     size: int
     """Memory slices."""
-    profiles: tuple[Profile, ...]
+    profiles: tuple[MigProfile, ...]
 
     def has(self, profile: str) -> bool:
         """Whether a Device has the profile."""
         return any(one.name == profile for one in self.profiles)
 
-    def profile(self, name: str) -> Profile:
+    def profile(self, name: str) -> MigProfile:
         """By its name; MigError where a Device has none such."""
         for one in self.profiles:
             if one.name == name:
@@ -94,13 +94,13 @@ def _eight(name: str, names_gb: Sequence[int], seen_gib: Sequence[float | None] 
         compute=7,
         size=8,
         profiles=(
-            Profile(f"1g.{eighth}gb", 1, 1, bytes_[0], anywhere),
-            Profile(f"1g.{eighth}gb+me", 1, 1, bytes_[0], anywhere, media=True),
-            Profile(f"1g.{quarter}gb", 1, 2, bytes_[1], (0, 2, 4, 6)),
-            Profile(f"2g.{quarter}gb", 2, 2, bytes_[1], (0, 2, 4)),
-            Profile(f"3g.{half}gb", 3, 4, bytes_[2], (0, 4)),
-            Profile(f"4g.{half}gb", 4, 4, bytes_[2], (0,)),
-            Profile(f"7g.{all_}gb", 7, 8, bytes_[3], (0,)),
+            MigProfile(f"1g.{eighth}gb", 1, 1, bytes_[0], anywhere),
+            MigProfile(f"1g.{eighth}gb+me", 1, 1, bytes_[0], anywhere, media=True),
+            MigProfile(f"1g.{quarter}gb", 1, 2, bytes_[1], (0, 2, 4, 6)),
+            MigProfile(f"2g.{quarter}gb", 2, 2, bytes_[1], (0, 2, 4)),
+            MigProfile(f"3g.{half}gb", 3, 4, bytes_[2], (0, 4)),
+            MigProfile(f"4g.{half}gb", 4, 4, bytes_[2], (0,)),
+            MigProfile(f"7g.{all_}gb", 7, 8, bytes_[3], (0,)),
         ),
     )
 
@@ -114,11 +114,11 @@ def _four(name: str, names_gb: Sequence[int], seen_gib: Sequence[float | None]) 
         compute=4,
         size=4,
         profiles=(
-            Profile(f"1g.{quarter}gb", 1, 1, bytes_[0], (0, 1, 2, 3)),
-            Profile(f"1g.{quarter}gb+me", 1, 1, bytes_[0], (0, 1, 2, 3), media=True),
-            Profile(f"2g.{half}gb", 2, 2, bytes_[1], (0, 2)),
-            Profile(f"2g.{half}gb+me", 2, 2, bytes_[1], (0, 2), media=True),
-            Profile(f"4g.{all_}gb", 4, 4, bytes_[2], (0,)),
+            MigProfile(f"1g.{quarter}gb", 1, 1, bytes_[0], (0, 1, 2, 3)),
+            MigProfile(f"1g.{quarter}gb+me", 1, 1, bytes_[0], (0, 1, 2, 3), media=True),
+            MigProfile(f"2g.{half}gb", 2, 2, bytes_[1], (0, 2)),
+            MigProfile(f"2g.{half}gb+me", 2, 2, bytes_[1], (0, 2), media=True),
+            MigProfile(f"4g.{all_}gb", 4, 4, bytes_[2], (0,)),
         ),
     )
 
@@ -166,7 +166,7 @@ def geometry_of(product: str) -> Geometry | None:
     return next((geometry for pattern, geometry in _PRODUCTS if pattern.fullmatch(plain)), None)
 
 
-def layout(geometry: Geometry, cuts: Iterable[tuple[str, int]]) -> Layout:
+def build_layout(geometry: Geometry, cuts: Iterable[tuple[str, int]]) -> Layout:
     """The cuts as a layout. MigError names the first that the Device cannot have, alone or beside those before it."""
     found: Layout = ()
     for name, start in sorted(_cut(geometry, cut) for cut in cuts):
@@ -175,20 +175,20 @@ def layout(geometry: Geometry, cuts: Iterable[tuple[str, int]]) -> Layout:
             raise MigError(f"{name} cannot start at {start} on {geometry.name}, only at {_listed(profile.starts)}")
         cut = Cut(name, start)
         for other in found:
-            if clash(geometry, cut, other):
+            if has_conflict(geometry, cut, other):
                 raise MigError(f"{_told(cut)} cannot be beside {_told(other)} on {geometry.name}")
         found = (*found, cut)
     return found
 
 
-def clash(geometry: Geometry, one: Cut, other: Cut) -> bool:
+def has_conflict(geometry: Geometry, one: Cut, other: Cut) -> bool:
     """Whether a Device cannot have both: they overlap, or both want its media engines."""
     if geometry.profile(one.profile).media and geometry.profile(other.profile).media:
         return True
     return bool(_slices(geometry, one) & _slices(geometry, other))
 
 
-class Taken(NamedTuple):
+class MigUsage(NamedTuple):
     """What cuts leave to others: all that decides what still fits beside them, whichever they are."""
 
     slices: int = 0
@@ -196,44 +196,44 @@ class Taken(NamedTuple):
     media: bool = False
     """And so are the media engines."""
 
-    def places(self, one: Profile) -> Iterator[tuple[int, Taken]]:
+    def places(self, one: MigProfile) -> Iterator[tuple[int, MigUsage]]:
         """Where one more cut of a profile may start, ascending, and what is taken then."""
         bits = (1 << one.size) - 1
         for start in one.starts if not (one.media and self.media) else ():
             if not bits << start & self.slices:
-                yield start, Taken(self.slices | bits << start, self.media or one.media)
+                yield start, MigUsage(self.slices | bits << start, self.media or one.media)
 
 
 @lru_cache(maxsize=MEMO_MAX)
-def taken(geometry: Geometry, on: Layout) -> Taken:
+def compute_usage(geometry: Geometry, on: Layout) -> MigUsage:
     """By all cuts of a layout."""
     slices = 0
     for cut in on:
         slices |= _slices(geometry, cut)
-    return Taken(slices, any(geometry.profile(cut.profile).media for cut in on))
+    return MigUsage(slices, any(geometry.profile(cut.profile).media for cut in on))
 
 
 def free_slices(geometry: Geometry, on: Layout) -> int:
     """Memory slices that no cut has."""
-    return geometry.size - taken(geometry, on).slices.bit_count()
+    return geometry.size - compute_usage(geometry, on).slices.bit_count()
 
 
 @lru_cache(maxsize=MEMO_MAX)
-def starts(geometry: Geometry, on: Layout, profile: str) -> tuple[int, ...]:
+def list_starts(geometry: Geometry, on: Layout, profile: str) -> tuple[int, ...]:
     """Where one more cut of `profile` may start beside those in `on`, ascending. MigError where there is no such."""
-    has = taken(geometry, on)
+    has = compute_usage(geometry, on)
     return tuple(start for start, _ in has.places(geometry.profile(profile)))
 
 
 @lru_cache(maxsize=MEMO_MAX)
-def room(geometry: Geometry, on: Layout) -> tuple[int, ...]:
+def count_free_cuts_by_profile(geometry: Geometry, on: Layout) -> tuple[int, ...]:
     """For each profile, in the geometry's order, how many more of it alone fit beside those in `on` at most."""
-    return tuple(most(geometry, on, profile.name) for profile in geometry.profiles)
+    return tuple(count_free_cuts(geometry, on, profile.name) for profile in geometry.profiles)
 
 
-def most(geometry: Geometry, on: Layout, profile: str) -> int:
+def count_free_cuts(geometry: Geometry, on: Layout, profile: str) -> int:
     """How many more cuts of `profile` fit beside those in `on` at most."""
-    possible = starts(geometry, on, profile)
+    possible = list_starts(geometry, on, profile)
     one = geometry.profile(profile)
     return min(1, len(possible)) if one.media else _most(possible, one.size)
 

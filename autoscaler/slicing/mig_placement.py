@@ -25,13 +25,13 @@ from autoscaler.slicing.mig_geometry import (
     Geometry,
     Layout,
     MigError,
-    Taken,
-    clash,
+    MigUsage,
+    build_layout,
+    compute_usage,
+    count_free_cuts_by_profile,
     free_slices,
-    layout,
-    room,
-    starts,
-    taken,
+    has_conflict,
+    list_starts,
 )
 from autoscaler.state.world import DeviceId
 
@@ -46,7 +46,7 @@ WORK = 1.3
 # other seeds than it shows; those near by do as well.
 
 
-class Found(NamedTuple):
+class MigPlacement(NamedTuple):
     """Where a profile is to be had."""
 
     device: DeviceId
@@ -63,7 +63,7 @@ class Found(NamedTuple):
         return Cut(self.profile, self.start)
 
 
-class Refused(NamedTuple):
+class MigRefusal(NamedTuple):
     """It is not to be had now."""
 
     profile: str
@@ -102,7 +102,7 @@ class Fleet:
         """How many Devices of each there are, open or not."""
         self._open = 0
         self._shares: dict[str, float] = {}
-        self._fillings: dict[tuple[Geometry, Taken], float] = {}
+        self._fillings: dict[tuple[Geometry, MigUsage], float] = {}
         """Remembered while shares and geometries stay; as many as there are layouts."""
         self.learn(shares or {})
 
@@ -132,9 +132,9 @@ class Fleet:
         if device in self._devices:
             raise MigError(f"{device} is there already")
         used, idle = tuple(used), tuple(idle)
-        layout(geometry, (*used, *idle))
+        build_layout(geometry, (*used, *idle))
         self._kind(geometry, 1)
-        self._devices[device] = _Device(geometry, layout(geometry, used), layout(geometry, idle), closed)
+        self._devices[device] = _Device(geometry, build_layout(geometry, used), build_layout(geometry, idle), closed)
         self._enter(device)
 
     def remove(self, device: DeviceId) -> None:
@@ -156,7 +156,7 @@ class Fleet:
         """Its cuts that may be undone."""
         return self._known(device).idle
 
-    def find(self, profile: str, among: Collection[DeviceId] | None = None) -> Found | Refused:
+    def find(self, profile: str, among: Collection[DeviceId] | None = None) -> MigPlacement | MigRefusal:
         """Where one more is to be had at the least cost. `among`: only on these. Changes nothing."""
         best, ties = (0.0, 0), list[tuple[dict[Layout, list[DeviceId]], _Move]]()
         shares = self._wanted()
@@ -165,7 +165,7 @@ class Fleet:
             if among is not None and not any(id in among for ids in alike.values() for id in ids):
                 continue
             for move in _moves(geometry, used, profile):
-                has, then = taken(geometry, used), taken(geometry, move.after)
+                has, then = compute_usage(geometry, used), compute_usage(geometry, move.after)
                 lost = self._filling(geometry, has, shares) - self._filling(geometry, then, shares)
                 price = (fsum([worth * lost, *(weights[name] * less for name, less in move.cost)]), move.free)
                 if not ties or price < best:
@@ -173,22 +173,22 @@ class Fleet:
                 elif price == best:
                     ties.append((alike, move))
         if not ties:
-            return Refused(profile, self._reason(profile, among))
+            return MigRefusal(profile, self._reason(profile, among))
         _, _, start, device = min(each for alike, move in ties for each in self._exact(alike, profile, move, among))
         undo, there = self._undone(device, Cut(profile, start))
-        return Found(device, profile, start, undo, there)
+        return MigPlacement(device, profile, start, undo, there)
 
-    def start(self, profile: str, among: Collection[DeviceId] | None = None) -> Found | Refused:
+    def start(self, profile: str, among: Collection[DeviceId] | None = None) -> MigPlacement | MigRefusal:
         """As `find`, and what is found is in use from now on."""
         found = self.find(profile, among)
-        if isinstance(found, Found):
+        if isinstance(found, MigPlacement):
             self.use(found.device, found.cut)
         return found
 
     def use(self, device: DeviceId, cut: Cut) -> None:
         """The cut is in use from now on, made or as it was; idle ones in its way are gone. MigError: one in use is."""
         seen = self._known(device)
-        used = layout(seen.geometry, (*seen.used, cut))
+        used = build_layout(seen.geometry, (*seen.used, cut))
         undo, _ = self._undone(device, cut)
         self._leave(device)
         seen.used, seen.idle = used, tuple(each for each in seen.idle if each not in {*undo, cut})
@@ -228,7 +228,7 @@ class Fleet:
             for profile, work in works.items()
         }
 
-    def _filling(self, geometry: Geometry, has: Taken, shares: Mapping[str, float]) -> float:
+    def _filling(self, geometry: Geometry, has: MigUsage, shares: Mapping[str, float]) -> float:
         """Work done beside what is taken if profiles come as they are wanted, each at its best start, until none fits.
         Of 2,319 layouts of eight slices fewer than 512 differ in what they take.
         """
@@ -270,7 +270,7 @@ class Fleet:
         seen = self._devices[device]
         if cut in seen.idle:
             return (), True
-        return tuple(each for each in seen.idle if clash(seen.geometry, cut, each)), False
+        return tuple(each for each in seen.idle if has_conflict(seen.geometry, cut, each)), False
 
     def _known(self, device: DeviceId) -> _Device:
         if device not in self._devices:
@@ -300,7 +300,9 @@ class Fleet:
 
     def _count(self, seen: _Device, sign: int) -> None:
         self._open += sign
-        for profile, more in zip(seen.geometry.profiles, room(seen.geometry, seen.used), strict=True):
+        for profile, more in zip(
+            seen.geometry.profiles, count_free_cuts_by_profile(seen.geometry, seen.used), strict=True
+        ):
             self._room[profile.name] = self._room.get(profile.name, 0) + sign * more
 
     def _reason(self, profile: str, among: Collection[DeviceId] | None) -> str:
@@ -321,7 +323,7 @@ def _moves(geometry: Geometry, on: Layout, profile: str) -> tuple[_Move, ...]:
     if not geometry.has(profile):
         return ()
     before, moves = _hopes(geometry, on), []
-    for start in starts(geometry, on, profile):
+    for start in list_starts(geometry, on, profile):
         after = tuple(sorted((*on, Cut(profile, start))))
         hopes = zip(geometry.profiles, before, _hopes(geometry, after), strict=True)
         cost = tuple((one.name, had - has) for one, had, has in hopes if had != has)
@@ -332,9 +334,9 @@ def _moves(geometry: Geometry, on: Layout, profile: str) -> tuple[_Move, ...]:
 @lru_cache(maxsize=MEMO_MAX)
 def _hopes(geometry: Geometry, on: Layout) -> tuple[int, ...]:
     """Room for each profile, in 1/NOW of a cut: what there is, and a little of what there will be when one cut ends."""
-    now = room(geometry, on)
+    now = count_free_cuts_by_profile(geometry, on)
     hopes = [NOW * each for each in now]
     for gone in on:
-        then = room(geometry, tuple(each for each in on if each != gone))
+        then = count_free_cuts_by_profile(geometry, tuple(each for each in on if each != gone))
         hopes = [hope + (later - sooner) for hope, later, sooner in zip(hopes, then, now, strict=True)]
     return tuple(hopes)

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from autoscaler.slicing.base import NodeFacts, Part, PodFields
+from autoscaler.slicing.base import NodeFacts, PodFields, SliceShare
 from autoscaler.spec.pod import GPU
 from autoscaler.state.resources import Isolation
 from autoscaler.state.world import DeviceId, Slice, SliceId
-from autoscaler.text import counted
+from autoscaler.text import format_count
 
 WHOLE, TIMESLICE, MPS, KAI, VOLCANO = "whole", "timeslice", "mps", "kai", "volcano"
 GPU_SHARED = GPU + ".shared"
@@ -62,25 +62,25 @@ class Gpus(NamedTuple):
     """None: they are shared, and nobody tells how."""
 
 
-def number(text: object) -> int:
+def parse_number(text: object) -> int:
     """A whole number as labels and amounts have it; 0 for whatever is none."""
     said = str(text)
     return int(said) if len(said) <= NUMBER_DIGITS_MAX and said.isascii() and said.isdecimal() else 0
 
 
-def offered(amounts: Mapping[str, Any]) -> tuple[str, int]:
+def read_offered_gpus(amounts: Mapping[str, Any]) -> tuple[str, int]:
     """(resource, how many of it): of a node's allocatable."""
-    name = next((one for one in RESOURCES if number(amounts.get(one, 0))), GPU)
-    return name, min(number(amounts.get(name, 0)), SLICES_MAX)
+    name = next((one for one in RESOURCES if parse_number(amounts.get(one, 0))), GPU)
+    return name, min(parse_number(amounts.get(name, 0)), SLICES_MAX)
 
 
-def gpus(node: NodeFacts) -> Gpus | None:
+def read_gpus(node: NodeFacts) -> Gpus | None:
     """What is known of them; None: it offers none."""
-    resource, many = offered(node.allocatable)
+    resource, many = read_offered_gpus(node.allocatable)
     if not many:
         return None
     said, labels = None if node.declared is None else node.declared.device, node.labels
-    mib, count = number(labels.get(MEMORY_MIB)), number(labels.get(COUNT))
+    mib, count = parse_number(labels.get(MEMORY_MIB)), parse_number(labels.get(COUNT))
     memory_bytes = mib << 20 or (UNKNOWN_BYTES if said is None else int(said.memory_bytes))
     product = labels.get(PRODUCT, "").removesuffix(SHARED) or ("" if said is None else said.model)
     devices = count or (None if said is None else said.count)
@@ -90,7 +90,9 @@ def gpus(node: NodeFacts) -> Gpus | None:
     return Gpus(resource, many, product, memory_bytes, devices, _sharing(node, is_shared=is_shared))
 
 
-def slices(node: NodeFacts, found: Gpus, sharing: Sharing, isolation: Isolation, closed: str = "") -> tuple[Slice, ...]:
+def build_slices(
+    node: NodeFacts, found: Gpus, sharing: Sharing, isolation: Isolation, closed: str = ""
+) -> tuple[Slice, ...]:
     """Its devices, each in as many equal Slices; never more in all than are offered. A Slice's id is NODE/gpuN, with
     /sM behind it where it is a share: a plug-in's counting, for which of them a pod gets is its kubelet's choice.
     """
@@ -109,22 +111,22 @@ def slices(node: NodeFacts, found: Gpus, sharing: Sharing, isolation: Isolation,
     )  # fmt: skip
 
 
-def untold(found: Gpus) -> str:
+def explain_unknown_sharing(found: Gpus) -> str:
     """Why nothing is placed on a node, since nobody tells how its plug-in shares."""
-    of = "" if found.devices is None else f" of {counted(found.devices, 'device')}"
+    of = "" if found.devices is None else f" of {format_count(found.devices, 'device')}"
     return (
         f"its node's device plug-in offers {found.offered} {found.resource}{of}, and nobody tells how they are shared: "
         "say it in Settings `nodes`, by `slicing`, or by `device.count` where there are more devices"
     )
 
 
-def limits(parts: Sequence[Part]) -> PodFields:
+def build_pod_limits(parts: Sequence[SliceShare]) -> PodFields:
     """One of its resource for each Slice."""
     names = [part.slice.handle or GPU for part in parts]
     return PodFields(limits={name: str(names.count(name)) for name in dict.fromkeys(names)})
 
 
-def fraction(parts: Sequence[Part]) -> float | None:
+def compute_memory_fraction(parts: Sequence[SliceShare]) -> float | None:
     """The part of its Device that each Slice is, in thousandths and never more than it; None: one is a whole Device."""
     if not all(part.slice.device_bytes for part in parts):
         return None
@@ -143,7 +145,7 @@ def _sharing(node: NodeFacts, *, is_shared: bool) -> Sharing | None:
 
 def _attached(node: NodeFacts, many: int, *, counted: bool) -> int:
     """How many devices there are that are offered so often, where some may have been attached since they were counted
-    (Settings `devicesMax`); 0: that does not explain it. `counted`: labels tell how many there are, or were.
+    (Settings `devicesMax`); 0: that does not explain it. `format_count`: labels tell how many there are, or were.
     """
     most = node.declared.devices_max if node.declared is not None else None
     sharing = _by_labels(node.labels) or _by_plugin(node.plugin) or _declared(node)
@@ -162,7 +164,7 @@ def _declared(node: NodeFacts) -> Sharing | None:
 
 def _by_labels(labels: Mapping[str, str]) -> Sharing | None:
     """Before there was MPS no label told the strategy: what had replicas was time-sliced."""
-    replicas, strategy = number(labels.get(REPLICAS)), labels.get(STRATEGY, "")
+    replicas, strategy = parse_number(labels.get(REPLICAS)), labels.get(STRATEGY, "")
     kind = _STRATEGIES.get(strategy) or (TIMESLICE if not strategy else None)
     if kind is not None and 2 <= replicas <= REPLICAS_MAX:
         return Sharing(kind, replicas)

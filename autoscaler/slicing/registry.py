@@ -13,10 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec.structs import replace
 
 from autoscaler.slicing import vendors
-from autoscaler.slicing.base import NodeFacts, Part, PodFields, Slicer
-from autoscaler.slicing.device_plugin import Mps, TimeSlice, Whole
+from autoscaler.slicing.base import NodeFacts, PodFields, Slicer, SliceShare
+from autoscaler.slicing.device_plugin import Mps, TimeSlice, WholeGpu
 from autoscaler.slicing.dra_claims import Dra
-from autoscaler.slicing.hami import CORDON, HANDSHAKE, NVIDIA, Hami, Held, decode
+from autoscaler.slicing.hami import CORDON, HANDSHAKE, NVIDIA, Hami, HamiAllocation, parse_allocations
 from autoscaler.slicing.kai import Kai
 from autoscaler.slicing.mig import MIXED, Mig
 from autoscaler.slicing.nvidia_sharing import RESOURCES
@@ -26,8 +26,8 @@ from autoscaler.spec.settings import PriorityClass
 from autoscaler.state.world import Replica, Slice, SliceId
 
 FAMILIES: tuple[tuple[Slicer, ...], ...] = (
-    *vendors.makers(),
-    (Kai(), Hami(), Volcano(), Mig(), TimeSlice(), Mps(), Whole(), Dra()),
+    *vendors.build_slicer_families(),
+    (Kai(), Hami(), Volcano(), Mig(), TimeSlice(), Mps(), WholeGpu(), Dra()),
 )
 SLICERS: tuple[Slicer, ...] = tuple(one for family in FAMILIES for one in family)
 BY_KIND: Mapping[str, Slicer] = {one.kind: one for one in SLICERS}
@@ -65,17 +65,17 @@ CHOICES_BEGIN = (
 _COUNTED = frozenset({*RESOURCES, *(one.resource for one in vendors.VENDORS)})
 
 
-def is_amount(resource: str) -> bool:
+def is_device_resource(resource: str) -> bool:
     """Whether an extended resource is an amount of devices, or of their memory or cores."""
     return resource in AMOUNTS or resource.startswith(AMOUNTS_BEGIN)
 
 
-def is_choice(annotation: str) -> bool:
+def is_device_annotation(annotation: str) -> bool:
     """Whether an annotation of a pod chooses its devices, or how much of them it gets."""
     return annotation in CHOICES or annotation.startswith(CHOICES_BEGIN)
 
 
-def inventory(node: NodeFacts) -> tuple[Slice, ...]:
+def list_slices(node: NodeFacts) -> tuple[Slice, ...]:
     """All Slices of a node, in order."""
     return tuple(one for family in FAMILIES for one in _of(family, node))
 
@@ -96,17 +96,17 @@ def _first(family: Iterable[Slicer], node: NodeFacts) -> tuple[Slice, ...] | Non
     return next((slices for slices in found if slices is not None), None)
 
 
-def counts(resource: str) -> bool:
+def is_counted_resource(resource: str) -> bool:
     """Whether any kind has Slices of which as many are gone as pods have of that resource."""
     return resource in _COUNTED or resource.startswith(MIXED)
 
 
-def held(annotations: Mapping[str, str]) -> tuple[Held, ...]:
+def parse_hami_allocations(annotations: Mapping[str, str]) -> tuple[HamiAllocation, ...]:
     """What a pod has of cards that HAMi shares, whoever made them."""
-    return tuple(one for allocated in _ALLOCATED for one in decode(annotations, allocated))
+    return tuple(one for allocated in _ALLOCATED for one in parse_allocations(annotations, allocated))
 
 
-def fields(
+def build_pod_fields(
     replica: Replica,
     known: Mapping[SliceId, Slice],
     ranked: PriorityClass | None = None,
@@ -117,7 +117,7 @@ def fields(
     """
     if not replica.slices or not all(id in known for id in replica.slices):
         return None
-    parts = [Part(known[id], replica.memory_bytes, replica.compute_percent) for id in replica.slices]
+    parts = [SliceShare(known[id], replica.memory_bytes, replica.compute_percent) for id in replica.slices]
     slicer = BY_KIND[parts[0].slice.kind]
     if isinstance(slicer, Hami) and ranked is not None:
         slicer = slicer._replace(priority=ranked.hami_priority)

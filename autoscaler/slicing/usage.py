@@ -17,14 +17,14 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from autoscaler.slicing.dra_claims import Got, entry_of, id_called
-from autoscaler.slicing.hami import Held
+from autoscaler.slicing.dra_claims import Got, dra_device_name, dra_slice_id
+from autoscaler.slicing.hami import HamiAllocation
 from autoscaler.state.world import Slice, SliceId
 
 FULL = "others have all of it"
 
 
-class Taken(NamedTuple):
+class DeviceUsage(NamedTuple):
     """What one of others has of a Slice's Device."""
 
     memory_bytes: int | None
@@ -34,20 +34,22 @@ class Taken(NamedTuple):
     """It is a pod's of ours, of which it is not known yet that it has that."""
 
 
-def of_cards(node: str, held: Iterable[Held]) -> list[tuple[str, Taken]]:
+def list_card_usage(node: str, held: Iterable[HamiAllocation]) -> list[tuple[str, DeviceUsage]]:
     """By `Slice.counted`."""
-    return [(f"{node} {one.uuid}", Taken(one.memory_bytes, one.cores)) for one in held]
+    return [(f"{node} {one.uuid}", DeviceUsage(one.memory_bytes, one.cores)) for one in held]
 
 
-def of_entries(slices: Iterable[Slice], got: Iterable[Got], *, ours: bool = False) -> list[tuple[str, Taken]]:
+def list_dra_usage(slices: Iterable[Slice], got: Iterable[Got], *, ours: bool = False) -> list[tuple[str, DeviceUsage]]:
     """By `Slice.counted`, of those that are Slices."""
-    known = {entry_of(one): one.counted for one in slices if one.kind == "dra"}
-    return [(known[one.entry], Taken(one.memory_bytes, ours=ours)) for one in got if one.entry in known]
+    known = {dra_device_name(one): one.counted for one in slices if one.kind == "dra"}
+    return [(known[one.entry], DeviceUsage(one.memory_bytes, ours=ours)) for one in got if one.entry in known]
 
 
-def left(slices: Sequence[Slice], taken: Iterable[tuple[str, Taken]]) -> tuple[tuple[Slice, ...], dict[str, int]]:
+def subtract_usage(
+    slices: Sequence[Slice], taken: Iterable[tuple[str, DeviceUsage]]
+) -> tuple[tuple[Slice, ...], dict[str, int]]:
     """The Slices, of those that are shared what is left; and of the others, by `counted`, how many are gone."""
-    found: dict[str, list[Taken]] = {}
+    found: dict[str, list[DeviceUsage]] = {}
     for counted, one in taken:
         found.setdefault(counted, []).append(one)
     if not found:
@@ -61,18 +63,18 @@ def left(slices: Sequence[Slice], taken: Iterable[tuple[str, Taken]]) -> tuple[t
     return tuple(_less(_beside(one, found, parts), found) for one in slices), gone
 
 
-def _beside(slice_: Slice, found: Mapping[str, Sequence[Taken]], parts: Mapping[str, int]) -> Slice:
+def _beside(slice_: Slice, found: Mapping[str, Sequence[DeviceUsage]], parts: Mapping[str, int]) -> Slice:
     """With how many others have it, where it alone is what they are known by."""
     theirs = sum(not one.ours for one in found.get(slice_.counted, ())) if parts.get(slice_.counted) == 1 else 0
     return replace(slice_, theirs=theirs) if theirs else slice_
 
 
-def _parts(slice_: Slice, taken: Taken) -> int:
+def _parts(slice_: Slice, taken: DeviceUsage) -> int:
     """How many Slices of that size it is."""
     return 1 if taken.memory_bytes is None else -(-taken.memory_bytes // slice_.memory_bytes)
 
 
-def _less(slice_: Slice, found: Mapping[str, Sequence[Taken]]) -> Slice:
+def _less(slice_: Slice, found: Mapping[str, Sequence[DeviceUsage]]) -> Slice:
     taken = found.get(slice_.counted, ())
     if not taken or not slice_.shared:
         return slice_
@@ -87,13 +89,13 @@ def _less(slice_: Slice, found: Mapping[str, Sequence[Taken]]) -> Slice:
     )  # fmt: skip
 
 
-def really(
+def resolve_actual_slices(
     chosen: Sequence[SliceId],
     node: str,
     known: Mapping[SliceId, Slice],
     held: Callable[[], Collection[SliceId]] = tuple,
     *,
-    cards: Sequence[Held] = (),
+    cards: Sequence[HamiAllocation] = (),
     got: Sequence[Got] = (),
 ) -> tuple[SliceId, ...]:
     """Empty: it has what was chosen, or nobody can say yet. A device that is no Slice has the id that it would have.
@@ -103,7 +105,7 @@ def really(
     if not chosen or not node:
         return ()
     if got:
-        there = tuple(dict.fromkeys(id_called(one.entry, node) for one in got))
+        there = tuple(dict.fromkeys(dra_slice_id(one.entry, node) for one in got))
     elif cards:
         there = _cards(chosen, node, known, held, [one.uuid for one in cards])
     elif all(one.partition("/")[0] == node for one in chosen):

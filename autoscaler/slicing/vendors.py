@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from autoscaler.slicing.base import MIB, NodeFacts, Part, PodFields, Slicer, counted, size
-from autoscaler.slicing.hami import SCHEDULER, Card, Hami, Words, cards
+from autoscaler.slicing.base import MIB, NodeFacts, PodFields, Slicer, SliceShare, parse_count, parse_size
+from autoscaler.slicing.hami import SCHEDULER, Card, Hami, HamiNames, parse_cards
 from autoscaler.state.resources import Isolation
 from autoscaler.state.world import DeviceId, Slice, SliceId
 
@@ -96,11 +96,11 @@ _INTEL = {
     name: gb * _SURE_MIB_OF_GB for name, gb in (("Max_1550", 128), ("Max_1100", 48), ("Flex_170", 16), ("Flex_140", 6))
 }
 HAMI = (
-    Words(
+    HamiNames(
         "hami-amd", "amd.com/gpu", "amd.com/gpumem", "amd.com/gpucores", "amd.com/use-gpu-uuid",
         "hami.io/node-amd-register", "hami.io/amd-devices-allocated", all_unless_said=True,
     ),
-    Words(
+    HamiNames(
         "hami-hygon", "hygon.com/dcunum", "hygon.com/dcumem", "hygon.com/dcucores", "hygon.com/use-gpuuuid",
         "hami.io/node-dcu-register", "hami.io/dcu-devices-allocated", all_unless_said=True,
     ),
@@ -138,7 +138,7 @@ RESOURCES = frozenset({*(one.resource for one in VENDORS), *(one.resource for on
 """Of which pods ask for devices; nodes that have some are often tainted with that name."""
 
 
-class Whole(NamedTuple):
+class WholeDevice(NamedTuple):
     """The Slicer of whole devices of one resource."""
 
     vendor: Vendor
@@ -151,10 +151,10 @@ class Whole(NamedTuple):
     def inventory(self, node: NodeFacts) -> tuple[Slice, ...] | None:
         """One Slice for each; of shares one in all, which is closed. None where HAMi gives them out."""
         vendor, device = self.vendor, node.declared.device if node.declared is not None else None
-        many = counted(node.allocatable.get(vendor.resource))
+        many = parse_count(node.allocatable.get(vendor.resource))
         if not many or vendor.register in node.annotations:
             return None
-        there = counted(node.labels.get(vendor.count_label)) or (device.count if device is not None else many)
+        there = parse_count(node.labels.get(vendor.count_label)) or (device.count if device is not None else many)
         closed = (
             "" if not vendor.parts else f"{vendor.resource} counts shares, and which are on one device is not known"
         )
@@ -162,7 +162,7 @@ class Whole(NamedTuple):
             closed = f"{vendor.resource} is offered {many} times for {there} devices"
         told = node.labels.get(vendor.product_label, "")
         product = told or (device.model if device is not None else "") or vendor.product
-        memory_bytes = size(node.labels.get(vendor.memory_label)) or vendor.products.get(told, 0) * MIB
+        memory_bytes = parse_size(node.labels.get(vendor.memory_label)) or vendor.products.get(told, 0) * MIB
         memory_bytes = memory_bytes or (int(device.memory_bytes) if device is not None else vendor.memory_mib * MIB)
         return tuple(
             Slice(
@@ -173,7 +173,7 @@ class Whole(NamedTuple):
             for at in range(1 if vendor.parts else min(many, there))
         )  # fmt: skip
 
-    def fields(self, replica: str, parts: Sequence[Part]) -> PodFields:
+    def fields(self, replica: str, parts: Sequence[SliceShare]) -> PodFields:
         """As many of the resource."""
         del replica
         return PodFields(limits={self.vendor.resource: str(len(parts))})
@@ -196,7 +196,7 @@ class Ascend(NamedTuple):
     def inventory(self, node: NodeFacts) -> tuple[Slice, ...] | None:
         """Of each NPU as many Slices as it has room for parts; hardware keeps them apart."""
         said = node.annotations.get(self.npu.register)
-        there = cards(said) if said is not None else None
+        there = parse_cards(said) if said is not None else None
         if there is None:
             return None
         return tuple(slice_ for card in there for slice_ in self._slices(node, card))
@@ -226,7 +226,7 @@ class Ascend(NamedTuple):
         known = ", ".join(one.name for one in self.npu.templates)
         return self._all, f"Settings `nodes` say template {asked}, and an {self.npu.word} has {known}"
 
-    def fields(self, replica: str, parts: Sequence[Part]) -> PodFields:
+    def fields(self, replica: str, parts: Sequence[SliceShare]) -> PodFields:
         """NPUs by their UUIDs. A part is asked for by its memory, and is one NPU's; ValueError for more."""
         first = parts[0].slice
         if first.device_bytes and len(parts) != 1:
@@ -237,11 +237,11 @@ class Ascend(NamedTuple):
         return PodFields(limits=limits, annotations={use: ",".join(uuids)}, scheduler=SCHEDULER)
 
 
-def makers() -> tuple[tuple[Slicer, ...], ...]:
+def build_slicer_families() -> tuple[tuple[Slicer, ...], ...]:
     """One of each kind, those of one maker's devices together, HAMi's first."""
     told: list[tuple[str, Slicer]] = [
         *((words.resource, Hami(words)) for words in HAMI), *((npu.resource, Ascend(npu)) for npu in NPUS),
-        *((vendor.resource, Whole(vendor)) for vendor in VENDORS),
+        *((vendor.resource, WholeDevice(vendor)) for vendor in VENDORS),
     ]  # fmt: skip
     found: dict[str, tuple[Slicer, ...]] = {}
     for resource, slicer in told:

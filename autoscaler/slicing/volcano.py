@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from autoscaler.slicing.base import NodeFacts, Part, PodFields
-from autoscaler.slicing.hami import Hami, Words
+from autoscaler.slicing.base import NodeFacts, PodFields, SliceShare
+from autoscaler.slicing.hami import Hami, HamiNames
 from autoscaler.slicing.nvidia_sharing import VOLCANO
 from autoscaler.state.world import Slice
 
 SCHEDULER = "volcano"
-WORDS = Words(
+WORDS = HamiNames(
     VOLCANO, "volcano.sh/vgpu-number", "volcano.sh/vgpu-memory", "volcano.sh/vgpu-cores",
     "volcano.sh/vgpu-use-gpuuuid", "volcano.sh/node-vgpu-register", "volcano.sh/vgpu-ids-new",
 )  # fmt: skip
@@ -34,7 +34,7 @@ class Volcano(NamedTuple):
         """One Slice for each card."""
         return Hami(WORDS).inventory(node)
 
-    def fields(self, replica: str, parts: Sequence[Part]) -> PodFields:
+    def fields(self, replica: str, parts: Sequence[SliceShare]) -> PodFields:
         """Cards by their UUIDs, of each as much."""
         asked = Hami(WORDS).fields(replica, parts)
         return PodFields(

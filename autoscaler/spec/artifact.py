@@ -34,7 +34,7 @@ def is_stored(artifact: str | None) -> bool:
     return bool(found) and scheme in STORED
 
 
-def named(artifact: str) -> str:
+def normalize_artifact(artifact: str) -> str:
     """Its one name: `oci://docker.io/ada:1` is `oci://docker.io/library/ada:1`, and a registry is in lower case."""
     scheme, found, rest = artifact.partition("://")
     if not found or scheme != "oci":

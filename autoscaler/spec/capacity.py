@@ -125,7 +125,7 @@ def kinds_of(providers: Sequence[ProviderSettings]) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*(kind for one in providers for kind in one.kinds), *publish)))
 
 
-def keeps(providers: Sequence[ProviderSettings], name: str) -> float | Auto:
+def provider_keep_seconds(providers: Sequence[ProviderSettings], name: str) -> float | Auto:
     """How long what one of them gave is kept idle."""
     return next((0.0 if one.closing else one.keep_seconds for one in providers if one.name == name), "auto")
 

@@ -45,7 +45,7 @@ class Cron(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def parse(text: str) -> Cron:
+def parse_cron(text: str) -> Cron:
     """`30 8 * * mon-fri`. Raises ValueError, which says what was expected."""
     fields = text.lower().split()
     if len(fields) != len(_FIELDS) or len(text) > TEXT_MAX:
@@ -85,7 +85,7 @@ def _number(text: str, what: str) -> int | None:
     return names.index(text) + (what == "month") if text in names else None
 
 
-def begins(text: str, zone: str, since_s: float, until_s: float) -> list[float]:
+def list_occurrences(text: str, zone: str, since_s: float, until_s: float) -> list[float]:
     """All its moments from `since_s` up to `until_s`, in order. Raises ValueError, also of a zone that is not known."""
     where = zone_of(zone)
     day = datetime.fromtimestamp(since_s, where).date() - timedelta(days=1)
@@ -99,7 +99,7 @@ def begins(text: str, zone: str, since_s: float, until_s: float) -> list[float]:
 
 @lru_cache(maxsize=4096)
 def _of_day(text: str, zone: str, day: date) -> tuple[float, ...]:
-    cron, where = parse(text), zone_of(zone)
+    cron, where = parse_cron(text), zone_of(zone)
     if not cron.admits(day):
         return ()
     at = (datetime(day.year, day.month, day.day, hour, minute, tzinfo=where)

@@ -42,7 +42,7 @@ class WrongKeyError(Exception):
         self.message = message
 
 
-def decode(value: object, kind: type[T], *, at: Path = ()) -> T:
+def decode_value(value: object, kind: type[T], *, at: Path = ()) -> T:
     """`value` as a `kind` (a Part, or the type of one of its fields). Raises WrongKeyError below the path `at`."""
     try:
         return msgspec.convert(value, kind, strict=True, dec_hook=_size)
@@ -51,7 +51,7 @@ def decode(value: object, kind: type[T], *, at: Path = ()) -> T:
         raise WrongKeyError(at, str(error)) from error
 
 
-def nearest(word: str, known: Collection[str]) -> str:
+def suggest_nearest(word: str, known: Collection[str]) -> str:
     """` (did you mean ...?)`, or nothing when no known word is near."""
     close = difflib.get_close_matches(word, known, n=1)
     return f" (did you mean {close[0]}?)" if close else ""
@@ -62,7 +62,7 @@ def _all(known: Collection[str]) -> str:
     return f"; expected one of {', '.join(known)}" if len(known) <= NAMED_MAX else ""
 
 
-def dotted(path: Path) -> str:
+def format_path(path: Path) -> str:
     """`spec.keys[0].sha256`."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
 
@@ -99,19 +99,19 @@ def _walk(value: object, kind: Any, at: Path) -> None:
         try:
             msgspec.convert(value, kind, strict=True, dec_hook=_size)
         except msgspec.ValidationError:
-            raise WrongKeyError(at, f"expected {describe(kind, at)}{_quotes(value, kind)}") from None
+            raise WrongKeyError(at, f"expected {describe_type(kind, at)}{_quotes(value, kind)}") from None
 
 
 def _walk_part(value: dict[str, object], kind: type[Part], at: Path) -> None:
     fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
     for key in value:
         if key not in fields:
-            raise WrongKeyError((*at, key), f"unknown key{nearest(key, fields) or _all(fields)}")
+            raise WrongKeyError((*at, key), f"unknown key{suggest_nearest(key, fields) or _all(fields)}")
     for name, field in fields.items():
         if name in value:
             _walk(value[name], field.type, (*at, name))
         elif field.required:
-            raise WrongKeyError((*at, name), f"missing; expected {describe(field.type, (*at, name))}")
+            raise WrongKeyError((*at, name), f"missing; expected {describe_type(field.type, (*at, name))}")
 
 
 def _mapping(value: object, at: Path) -> dict[str, object]:
@@ -125,7 +125,7 @@ def _quotes(value: object, kind: object) -> str:
     return " (put it in quotes)" if is_text and isinstance(value, int | float) else ""
 
 
-def describe(kind: object, at: Path) -> str:
+def describe_type(kind: object, at: Path) -> str:
     """What a type wants, in words; the key's own name says what a number counts."""
     key = str(at[-1]) if at else ""
     return _words(inspect.type_info(kind), "seconds" if key.lower().endswith(("seconds", "secondsmax")) else "")

@@ -93,12 +93,12 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     """It closes a connection after a streamed answer, whatever its header says."""
 
 
-def fill(template: tuple[Word, ...], values: Mapping[str, str | None]) -> Iterator[str]:
+def fill_template(template: tuple[Word, ...], values: Mapping[str, str | None]) -> Iterator[str]:
     """The words of a template with their values. Raises EngineError for a missing value outside an optional group."""
     for word in template:
         if isinstance(word, tuple):
             if all(values.get(name) is not None for part in word for name in PLACEHOLDER.findall(part)):
-                yield from fill(word, values)
+                yield from fill_template(word, values)
             continue
         for name in PLACEHOLDER.findall(word):
             if values.get(name) is None:
@@ -242,7 +242,7 @@ itself, and knows them by their own names."""
 ENGINES: dict[str, Engine] = {engine.name: engine for engine in (LLAMA_CPP, VLLM, SGLANG, OLLAMA, COMMAND)}
 
 
-def fetches(artifact: str, engine: Engine) -> bool:
+def is_fetched_by_engine(artifact: str, engine: Engine) -> bool:
     """Whether the engine is told that name, and fetches the weights itself."""
     return artifact.startswith("hf://") and "?" not in artifact and engine.artifacts == "file-or-hf"
 

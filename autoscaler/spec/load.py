@@ -3,7 +3,7 @@
 Owns the form of a document (apiVersion, kind, metadata, spec; Settings without the last two), the rules between
 documents of files, and the way back to YAML. Pure: who reads files gives their names and texts. Every error names the
 file, the document, the key path and what was expected there. Nothing is half loaded: the first error raises. An object
-of a cluster is read by the same rules with `one`; who has a name there is `autoscaler.spec.names`' to say.
+of a cluster is read by the same rules with `read_document`; who has a name there is `autoscaler.spec.names`' to say.
 
 Environment variables override Settings: `PILOTLIGHT_LIMITS_BODY_BYTES_MAX=1Mi` is `limits.bodyBytesMax: 1Mi`. The name
 is the key path in upper case with underscores; the value is YAML. The environment is an argument. A variable with the
@@ -20,7 +20,7 @@ import msgspec
 import yaml
 
 from autoscaler.contract import ModelName, TenantName
-from autoscaler.spec.decode import Part, WrongKeyError, decode, dotted, nearest
+from autoscaler.spec.decode import Part, WrongKeyError, decode_value, format_path, suggest_nearest
 from autoscaler.spec.engines import default_slots
 from autoscaler.spec.model import Model, ModelSpec
 from autoscaler.spec.pod import API_VERSION
@@ -32,12 +32,12 @@ from autoscaler.spec.validation import (
     check_model,
     check_name,
     check_own_names,
-    check_served,
+    check_served_name,
     check_settings,
     check_tenant,
-    not_yet,
+    find_unsupported_key,
 )
-from autoscaler.spec.yaml import YamlError, read
+from autoscaler.spec.yaml import YamlError, parse_yaml
 from autoscaler.text import one_line
 
 PREFIX = "PILOTLIGHT_"
@@ -45,17 +45,17 @@ RESERVED = frozenset({"PILOTLIGHT_REPLICA", "PILOTLIGHT_TRACEBACK"})
 """Variables with our prefix that are no settings: the mark of a Replica's processes, and the switch for tracebacks."""
 
 
-def override(settings: Settings, environ: Mapping[str, str], reserved: Collection[str] = RESERVED) -> Settings:
+def override_settings(settings: Settings, environ: Mapping[str, str], reserved: Collection[str] = RESERVED) -> Settings:
     """`settings` with what the environment says. Raises WrongKeyError whose path is the variable's name."""
     leaves = {name: (path, kind) for name, path, kind in _leaves(Settings, PREFIX, ())}
     for name, text in sorted(environ.items()):
         if not name.startswith(PREFIX) or name in reserved:
             continue
         if name not in leaves:
-            raise WrongKeyError((name,), f"is not a setting{nearest(name, leaves)}")
+            raise WrongKeyError((name,), f"is not a setting{suggest_nearest(name, leaves)}")
         path, kind = leaves[name]
         try:
-            values = read(text)
+            values = parse_yaml(text)
         except YamlError as error:
             raise WrongKeyError((name,), str(error)) from error
         settings = _replaced(settings, path, _typed(values[0] if values else None, kind, name, path[-1]))
@@ -75,7 +75,7 @@ def _leaves(part: type[Part], prefix: str, at: tuple[str, ...]) -> Iterator[tupl
 def _typed(value: object, kind: Any, name: str, attribute: str) -> object:
     """The value as the setting's type; the message speaks of the variable, the words of the key."""
     try:
-        return decode(value, kind, at=(attribute.title().replace("_", ""),))
+        return decode_value(value, kind, at=(attribute.title().replace("_", ""),))
     except WrongKeyError as error:
         raise WrongKeyError((name, *error.path[1:]), error.message) from None
 
@@ -141,31 +141,31 @@ class Documents(msgspec.Struct, frozen=True, kw_only=True):
     settings: Settings = Settings()
 
 
-def load(
+def parse_documents(
     texts: Sequence[tuple[str, str]], environ: Mapping[str, str] | None = None, reserved: Collection[str] = RESERVED
 ) -> Documents:
     """(source, YAML text) of each file -> Documents; settings in `environ` override. Raises DocumentError."""
     loading = _Loading()
     for source, text in texts:
         try:
-            values = read(text)
+            values = parse_yaml(text)
         except YamlError as error:
             raise DocumentError(one_line(f"{source}: {error}")) from error
         for number, value in enumerate(values, 1):
             try:
                 loading.add(source, value)
             except WrongKeyError as error:
-                where = ": ".join(part for part in (source, _label(value, number), dotted(error.path)) if part)
+                where = ": ".join(part for part in (source, _label(value, number), format_path(error.path)) if part)
                 raise DocumentError(one_line(f"{where}: {error.message}")) from error
     try:
-        settings = override(loading.settings, environ or {}, reserved)
+        settings = override_settings(loading.settings, environ or {}, reserved)
         check_settings(settings)
     except WrongKeyError as error:
-        raise DocumentError(f"environment: {dotted(error.path)}: {error.message}") from error
+        raise DocumentError(f"environment: {format_path(error.path)}: {error.message}") from error
     return Documents(models=tuple(loading.models), tenants=tuple(loading.tenants), settings=settings)
 
 
-def one(value: object) -> Model | Tenant:
+def read_document(value: object) -> Model | Tenant:
     """One document by itself, as a plain value. Raises WrongKeyError, whose path begins at the document."""
     document, kind = _kind(value)
     if kind == "Model":
@@ -181,21 +181,21 @@ def _kind(value: object) -> tuple[dict[str, object], str]:
         raise WrongKeyError((), "expected a document with apiVersion and kind")
     kind = value.get("kind")
     if not isinstance(kind, str) or kind not in KINDS:
-        raise WrongKeyError(("kind",), f"expected one of {', '.join(KINDS)}{nearest(str(kind), KINDS)}")
+        raise WrongKeyError(("kind",), f"expected one of {', '.join(KINDS)}{suggest_nearest(str(kind), KINDS)}")
     if value.get("apiVersion") != API_VERSION:
         raise WrongKeyError(("apiVersion",), f"expected {API_VERSION}")
-    if path := not_yet(kind, value):
+    if path := find_unsupported_key(kind, value):
         raise WrongKeyError(path, MESSAGE)
     return value, kind
 
 
 def _model(value: dict[str, object]) -> Model:
-    document = decode(value, ModelDocument)
+    document = decode_value(value, ModelDocument)
     spec, name = document.spec, document.metadata.name
     check_name(name, ("metadata", "name"))
     check_name(document.metadata.namespace, ("metadata", "namespace"))
     check_model(spec)
-    check_served(name, spec)
+    check_served_name(name, spec)
     check_own_names(name, spec)
     return Model(
         name=ModelName(name),
@@ -207,7 +207,7 @@ def _model(value: dict[str, object]) -> Model:
 
 
 def _tenant(value: dict[str, object]) -> Tenant:
-    document = decode(value, TenantDocument)
+    document = decode_value(value, TenantDocument)
     check_name(document.metadata.name, ("metadata", "name"))
     check_tenant(document.spec)
     return Tenant(name=TenantName(document.metadata.name), spec=document.spec)
@@ -251,7 +251,7 @@ class _Loading:
 
     def _add_settings(self, source: str, value: dict[str, object]) -> None:
         self._claim("kind", "Settings", f"given in {source}, and there is only one", ("kind",))
-        document = decode(value, SettingsDocument)
+        document = decode_value(value, SettingsDocument)
         check_settings(document)
         self.settings = Settings(**{name: getattr(document, name) for name in Settings.__struct_fields__})
 
@@ -275,7 +275,7 @@ def _label(value: object, number: int) -> str:
 
 
 def to_yaml(documents: Documents) -> str:
-    """The documents as YAML, defaults left out; `load` gives equal Documents again."""
+    """The documents as YAML, defaults left out; `parse_documents` gives equal Documents again."""
     out: list[dict[str, object]] = []
     for model in documents.models:
         metadata = {"name": str(model.name)}
@@ -293,7 +293,7 @@ def to_yaml(documents: Documents) -> str:
 def _plain(part: Part) -> dict[str, object]:
     """A Part as YAML writes it, without what is at its default."""
     return {
-        field.encode_name: written(getattr(part, field.name))
+        field.encode_name: to_plain_value(getattr(part, field.name))
         for field in msgspec.structs.fields(part)
         if field.required or getattr(part, field.name) != _default(field)
     }
@@ -303,12 +303,12 @@ def _default(field: msgspec.structs.FieldInfo) -> object:
     return field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
 
 
-def written(value: object) -> object:
+def to_plain_value(value: object) -> object:
     """A value of a document as YAML and JSON write it: sizes as quantities, Parts without their defaults."""
     if isinstance(value, Part):
         return _plain(value)
     if isinstance(value, Bytes):
         return AUTO if isinstance(value, BytesOrAuto) and not value else format_bytes(value)
     if isinstance(value, tuple):
-        return [written(item) for item in value]
-    return {key: written(item) for key, item in value.items()} if isinstance(value, dict) else value
+        return [to_plain_value(item) for item in value]
+    return {key: to_plain_value(item) for key, item in value.items()} if isinstance(value, dict) else value

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta, field
 
 from autoscaler.contract import ModelName, TenantName
-from autoscaler.spec.artifact import named
+from autoscaler.spec.artifact import normalize_artifact
 from autoscaler.spec.decode import Part
 from autoscaler.spec.pod import EnvSource, Pod, Resources
 from autoscaler.spec.quantity import Bytes, BytesOrAuto
@@ -226,9 +226,9 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def artifacts(self) -> Iterator[str]:
         """By the names that they are known by: its own weights (empty: it has none), and its adapters'."""
-        yield named(self.spec.artifact or "")
+        yield normalize_artifact(self.spec.artifact or "")
         for adapter in self.spec.adapters:
-            yield named(adapter.artifact)
+            yield normalize_artifact(adapter.artifact)
 
     def adapter_names(self) -> Iterator[str]:
         """What clients may call its adapters by."""

@@ -43,7 +43,7 @@ class Settled(NamedTuple):
     """What others have of its names, in a sentence."""
 
 
-def settle(files: Sequence[Model], others: Mapping[Origin, Model]) -> Settled:
+def resolve_model_conflicts(files: Sequence[Model], others: Mapping[Origin, Model]) -> Settled:
     """The Models of files, which differ in all their names, and the others. A Model that keeps its names is the same
     object as before.
     """
@@ -59,7 +59,7 @@ def settle(files: Sequence[Model], others: Mapping[Origin, Model]) -> Settled:
     return Settled(tuple(models), names, taken)
 
 
-def settle_tenants(
+def resolve_tenant_conflicts(
     files: Sequence[Tenant], others: Sequence[Tenant]
 ) -> tuple[tuple[Tenant, ...], dict[TenantName, str]]:
     """The Tenants of files and the others, oldest first; and what older ones have of each, in a sentence."""

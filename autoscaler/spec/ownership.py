@@ -31,13 +31,13 @@ CLAIM_S, RENEW_S = 600, 180.0
 _ENGINES: Final = f"{MANAGED_BY}=pilotlight,{OURS}intent"
 
 
-def identity(namespace: str, lease: str) -> str:
+def installation_id(namespace: str, lease: str) -> str:
     """Of the installation whose autoscalers run in `namespace` and elect their leader by `lease`."""
     digest = hashlib.sha256(f"{namespace}/{lease}".encode()).hexdigest()[:8]
     return f"{namespace[:NAMESPACE_MAX]}-{digest}"
 
 
-def title(namespace: str, lease: str) -> str:
+def installation_title(namespace: str, lease: str) -> str:
     """Of an installation, as people and Leases name it."""
     return f"{namespace}/{lease}"
 
@@ -60,7 +60,9 @@ class Claim(NamedTuple):
         return "take" if not self.holder or now_s - self.since_s >= self.duration_s else "leave"
 
 
-def elsewhere(named: str | None, holder: str, me: str, namespace: str, field: str = "spec.installation") -> str:
+def explain_not_served(
+    named: str | None, holder: str, me: str, namespace: str, field: str = "spec.installation"
+) -> str:
     """Why `me` does not serve a Model of `namespace` that names the installation `named` in `field`; empty: it does."""
     if named is not None:
         return "" if named == me else f"{field} is {named}; installation {me} does not serve this Model"
@@ -76,7 +78,7 @@ class Ownership(NamedTuple):
     """Of the objects of one installation."""
 
     installation: str = ""
-    """See `identity`; empty: there is only one installation, and objects have no such label."""
+    """See `installation_id`; empty: there is only one installation, and objects have no such label."""
 
     @property
     def engines(self) -> str:

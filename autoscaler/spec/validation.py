@@ -21,12 +21,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from autoscaler.slicing.registry import is_amount, is_choice
+from autoscaler.slicing.registry import is_device_annotation, is_device_resource
 from autoscaler.slicing.vendors import TEMPLATES
 from autoscaler.spec import cron
 from autoscaler.spec.artifact import STORED
 from autoscaler.spec.capacity import check_providers
-from autoscaler.spec.decode import Path, WrongKeyError, nearest
+from autoscaler.spec.decode import Path, WrongKeyError, suggest_nearest
 from autoscaler.spec.engines import ENGINES, PLACEHOLDER, PLACEHOLDERS
 from autoscaler.spec.model import Model, ModelSpec, ReplicaRange, ReplicaWindow
 from autoscaler.spec.names import NAME, NAME_CHARS_MAX, check_name
@@ -53,7 +53,7 @@ KEYS: dict[str, tuple[str, ...]] = {
 """Kind -> key paths; `*` stands for any key, and for any item of a list."""
 
 
-def not_yet(kind: str, document: object) -> Path | None:
+def find_unsupported_key(kind: str, document: object) -> Path | None:
     """The first key of the document, or engine, that is not in force yet."""
     for key in KEYS[kind]:
         for found in _find(document, key.split("."), ()):
@@ -83,7 +83,7 @@ OF_NO_NAMESPACE = frozenset({"emptyDir", "downwardAPI", "image"})
 """Kinds of volumes that nobody else's are. A claim from a template is not among them: it may be another one's copy."""
 
 
-def check(model: Model, namespace: str) -> None:
+def check_namespace_access(model: Model, namespace: str) -> None:
     """`namespace` is the pods'. Raises WrongKeyError at the first key by which the Model reaches into it."""
     if model.namespace == namespace:
         return
@@ -171,7 +171,7 @@ def check_own_names(name: str, spec: ModelSpec) -> None:
                 raise WrongKeyError(("spec", "adapters"), f"`{called}` is already {seen[called]}")
 
 
-def check_served(name: str, spec: ModelSpec) -> None:
+def check_served_name(name: str, spec: ModelSpec) -> None:
     """The name under which its engine serves a Model."""
     if ":" in name and not ENGINES[spec.engine].colon_in_name:
         at = ("metadata", "name")
@@ -195,7 +195,7 @@ def _check_replicas(of: ReplicaRange) -> None:
 def _check_window(window: ReplicaWindow, most: int, at: Path) -> None:
     if window.min > most:
         raise WrongKeyError((*at, "min"), f"expected at most replicas.max, which is {most}")
-    for key, check in (("cron", cron.parse), ("timeZone", cron.zone_of)):
+    for key, check in (("cron", cron.parse_cron), ("timeZone", cron.zone_of)):
         try:
             check(window.cron if key == "cron" else window.time_zone)
         except ValueError as error:
@@ -309,7 +309,7 @@ def _check_command(spec: ModelSpec) -> None:
     if "port" not in used:
         raise WrongKeyError(at, "expected a list of words of which one contains {port}: where it must listen")
     for name in sorted(used - PLACEHOLDERS):
-        raise WrongKeyError(at, f"unknown placeholder {{{name}}}{nearest(name, PLACEHOLDERS)}")
+        raise WrongKeyError(at, f"unknown placeholder {{{name}}}{suggest_nearest(name, PLACEHOLDERS)}")
     if "model_path" in used and spec.artifact is None:
         raise WrongKeyError(at, "{model_path} needs spec.artifact")
     if "context_tokens" in used and spec.context_tokens is None:
@@ -366,9 +366,9 @@ def _check_devices(spec: ModelSpec) -> None:
     """A Model gets its devices from the plan: it says neither how much of them it gets nor which."""
     for at, resources in ((("spec", "resources"), spec.resources), (("spec", "pod", "resources"), spec.pod.resources)):
         for kind, amounts in (("requests", resources.requests), ("limits", resources.limits)):
-            for name in filter(is_amount, amounts):
+            for name in filter(is_device_resource, amounts):
                 raise WrongKeyError((*at, kind, name), AMOUNT_RESERVED)
-    for name in filter(is_choice, spec.pod.annotations):
+    for name in filter(is_device_annotation, spec.pod.annotations):
         raise WrongKeyError(("spec", "pod", "annotations", name), CHOICE_RESERVED)
 
 

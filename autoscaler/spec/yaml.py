@@ -109,7 +109,7 @@ for _tag in _NOT_JSON:
     _Loader.add_constructor(_tag, _Loader.refused)
 
 
-def read(text: str) -> list[object]:
+def parse_yaml(text: str) -> list[object]:
     """All YAML documents of `text` as plain values, empty ones left out. Raises YamlError."""
     if len(text) > TEXT_CHARS_MAX:
         raise YamlError(f"longer than {TEXT_CHARS_MAX} characters")

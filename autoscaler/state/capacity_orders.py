@@ -19,30 +19,30 @@ from collections.abc import Collection
 from typing import Literal, NamedTuple
 
 from autoscaler.contract import ModelName
-from autoscaler.state.device_claims import Awaited
+from autoscaler.state.device_claims import PendingDeviceClaim
 from autoscaler.state.node_labels import Taint
-from autoscaler.state.operator_orders import Said
+from autoscaler.state.operator_orders import StateRecord
 
 NAME_MAX = 40
 _UNSAFE = re.compile(r"[^a-z0-9-]+")
 
 
-def intent_of(provider: str, owner: ModelName, number: int) -> str:
+def lease_intent_key(provider: str, owner: ModelName, number: int) -> str:
     """The idempotency key of a Lease: the `number`th that its owner has at once. With its provider: so several
     installations that share a cluster, or a fabric, and name their providers apart are in nobody's way.
     """
     return hashlib.sha256(f"capacity/{provider}/{owner}/{number}".encode()).hexdigest()[:10]
 
 
-def name_of(provider: str, owner: ModelName, number: int) -> str:
+def lease_name(provider: str, owner: ModelName, number: int) -> str:
     """A name that everybody takes: RFC 1123, at most 63 characters."""
     stem = _UNSAFE.sub("-", owner.lower())[:NAME_MAX].strip("-")
-    return "-".join(part for part in ("pilotlight", stem, intent_of(provider, owner, number)) if part)
+    return "-".join(part for part in ("pilotlight", stem, lease_intent_key(provider, owner, number)) if part)
 
 
-def next_name(provider: str, owner: ModelName, taken: Collection[str]) -> str:
+def next_lease_name(provider: str, owner: ModelName, taken: Collection[str]) -> str:
     """The first of its names that no Lease has."""
-    return next(name for number in range(len(taken) + 1) if (name := name_of(provider, owner, number)) not in taken)
+    return next(name for number in range(len(taken) + 1) if (name := lease_name(provider, owner, number)) not in taken)
 
 
 Bought = Literal["owned", "on-demand", "spot", "reserved", "committed", "flex", "fabric"]
@@ -68,7 +68,7 @@ class OfferId(NamedTuple):
     name: str
 
 
-class Kind(NamedTuple):
+class OfferKind(NamedTuple):
     """By what it is learnt how long Offers take. `node`: where Devices are attached; empty: nodes are added."""
 
     provider: str
@@ -78,7 +78,7 @@ class Kind(NamedTuple):
     """What becomes of spot nodes tells nothing of others of the same pool."""
 
 
-class Offer(Said, frozen=True):
+class Offer(StateRecord, frozen=True):
     """Capacity that a provider says it could add, now and really: of what a pool has at most nothing is said."""
 
     provider: str
@@ -127,12 +127,12 @@ class Offer(Said, frozen=True):
         return OfferId(self.provider, self.name)
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> OfferKind:
         """See Kind."""
-        return Kind(self.provider, self.product, self.node, self.bought)
+        return OfferKind(self.provider, self.product, self.node, self.bought)
 
 
-class Marks(Said, frozen=True):
+class Marks(StateRecord, frozen=True):
     """What a pod has for who lent its node, so that it may use what was lent."""
 
     annotations: dict[str, str] = {}
@@ -146,7 +146,7 @@ class Marks(Said, frozen=True):
 NO_MARKS = Marks()
 
 
-class Listed(Said, frozen=True):
+class Listed(StateRecord, frozen=True):
     """One Lease of ours, as its provider lists it now."""
 
     name: str
@@ -177,7 +177,7 @@ class Listed(Said, frozen=True):
     """What is wrong with it, or what it waits for, in words."""
 
 
-class Lease(Said, frozen=True):
+class Lease(StateRecord, frozen=True):
     """Capacity that was ordered, from then until it is gone."""
 
     id: LeaseId
@@ -252,7 +252,7 @@ class Lease(Said, frozen=True):
         return self.listed is not None and (self.listed.committed or self.listed.phase == "here")
 
 
-class Learnt(Said, frozen=True):
+class LeadTimeStats(StateRecord, frozen=True):
     """What is remembered of one Kind of Offer; survives a restart."""
 
     took_s: tuple[float, ...] = ()
@@ -266,7 +266,7 @@ class Learnt(Said, frozen=True):
     """Since when the last that was given back had been idle; None: another was ordered since, or nobody knows."""
 
 
-class Barred(Said, frozen=True):
+class BackedOffOffer(StateRecord, frozen=True):
     """An Offer that is not taken for a while: it was refused, or did not come."""
 
     until_s: float
@@ -274,7 +274,7 @@ class Barred(Said, frozen=True):
     why: str
 
 
-class Group(Said, frozen=True):
+class Group(StateRecord, frozen=True):
     """Machines that others make nodes of, as their MachineSet or MachineDeployment says it
     (`autoscaler.capacity.machine_groups`).
     """
@@ -293,7 +293,7 @@ class Group(Said, frozen=True):
     """Devices that pods of others wait for that could be there."""
 
 
-class Growth(Said, frozen=True):
+class GroupGrowth(StateRecord, frozen=True):
     """A Group, and how many of its nodes are on their way since it was raised last."""
 
     group: Group
@@ -302,7 +302,7 @@ class Growth(Said, frozen=True):
     since_s: float
 
 
-class Capacity(Said, frozen=True):
+class Capacity(StateRecord, frozen=True):
     """All of it."""
 
     providers: tuple[str, ...] = ()
@@ -316,17 +316,17 @@ class Capacity(Said, frozen=True):
     listed_s: dict[str, float] = {}
     """By provider: when the newest list began that this leader has."""
     leases: dict[LeaseId, Lease] = {}
-    learnt: dict[Kind, Learnt] = {}
-    barred: dict[OfferId, Barred] = {}
+    learnt: dict[OfferKind, LeadTimeStats] = {}
+    barred: dict[OfferId, BackedOffOffer] = {}
     trouble: dict[str, str] = {}
     """By provider: what is wrong with its list now, in words."""
     unanswered: dict[str, str] = {}
     """By provider: what was wrong when it was asked for its offers, or given an order."""
     closed: dict[str, str] = {}
     """By provider that offers nothing: why, where it says so."""
-    awaited: tuple[Awaited, ...] = ()
+    awaited: tuple[PendingDeviceClaim, ...] = ()
     """What claims of anybody were given of what fabrics could attach, and wait for."""
-    groups: dict[str, Growth] = {}
+    groups: dict[str, GroupGrowth] = {}
     """By name."""
     grouped: bool = False
     """They were looked at: one that is not among them is new."""
@@ -340,7 +340,7 @@ class Capacity(Said, frozen=True):
 NOTHING = Capacity()
 
 
-class AcquireOrder(Said, frozen=True):
+class AcquireOrder(StateRecord, frozen=True):
     """A Lease is to be ordered. The same name again is the same Lease."""
 
     id: LeaseId
@@ -352,7 +352,7 @@ class AcquireOrder(Said, frozen=True):
     hedge: bool = False
 
 
-class ReleaseOrder(Said, frozen=True):
+class ReleaseOrder(StateRecord, frozen=True):
     """A Lease is to be given back, or taken back before it came. What is not there is success; what is used stays."""
 
     id: LeaseId
@@ -367,14 +367,14 @@ class ReleaseOrder(Said, frozen=True):
 # --- observations -----------------------------------------------------------------------------------------------------
 
 
-class ProvidersSeen(Said, frozen=True):
+class ProvidersSeen(StateRecord, frozen=True):
     """All providers, before any of them has said anything."""
 
     providers: tuple[str, ...]
     hedges: frozenset[str] = frozenset()
 
 
-class OffersSeen(Said, frozen=True):
+class OffersSeen(StateRecord, frozen=True):
     """All Offers of one provider, as they are now."""
 
     provider: str
@@ -383,7 +383,7 @@ class OffersSeen(Said, frozen=True):
     """Why there are none, where it says so."""
 
 
-class LeasesSeen(Said, frozen=True):
+class LeasesSeen(StateRecord, frozen=True):
     """All Leases of ours that one provider has, whoever ordered them."""
 
     provider: str
@@ -392,20 +392,20 @@ class LeasesSeen(Said, frozen=True):
     """When it was asked: what was ordered later need not be in it."""
 
 
-class GroupsSeen(Said, frozen=True):
+class GroupsSeen(StateRecord, frozen=True):
     """All groups of machines, whoever they are of."""
 
     groups: tuple[Group, ...]
 
 
-class LeaseRefused(Said, frozen=True):
+class LeaseRefused(StateRecord, frozen=True):
     """A provider will not: it has none, a quota is used up, or the order is wrong."""
 
     id: LeaseId
     reason: str
 
 
-class ProviderTroubled(Said, frozen=True):
+class ProviderTroubled(StateRecord, frozen=True):
     """It gave no answer, or one that is none. That ends with its next list; where its offers or an order were at fault,
     with its next offers.
     """
@@ -415,7 +415,7 @@ class ProviderTroubled(Said, frozen=True):
     listing: bool
 
 
-class LearntSeen(Said, frozen=True):
+class LearntSeen(StateRecord, frozen=True):
     """What the leader before us had learnt."""
 
-    learnt: dict[Kind, Learnt]
+    learnt: dict[OfferKind, LeadTimeStats]

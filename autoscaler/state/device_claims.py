@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from autoscaler.contract import ModelName
-from autoscaler.state.operator_orders import Said
+from autoscaler.state.operator_orders import StateRecord
 
 DRIVER = "fabric.pilotlight.dev"
 RESCHEDULE, FAILED, READY = "FabricDeviceReschedule", "FabricDeviceFailed", "FabricDeviceReady"
@@ -26,7 +26,7 @@ OWNER_CHARACTERS_MAX = 200
 """Of an owner that a fabric keeps beside what it has."""
 
 
-class Awaited(Said, frozen=True):
+class PendingDeviceClaim(StateRecord, frozen=True):
     """What one claim waits for: Devices of one product, to be attached to one node."""
 
     namespace: str
@@ -47,13 +47,13 @@ class Awaited(Said, frozen=True):
         return ModelName(f"{_OWNER}{self.namespace}/{self.name}"[:OWNER_CHARACTERS_MAX])
 
 
-class AwaitedSeen(Said, frozen=True):
+class AwaitedSeen(StateRecord, frozen=True):
     """An observation: all that claims wait for."""
 
-    awaited: tuple[Awaited, ...]
+    awaited: tuple[PendingDeviceClaim, ...]
 
 
-def is_claims(owner: ModelName) -> bool:
+def is_claim_owner(owner: ModelName) -> bool:
     """Whether a Lease was ordered for a claim, and not for a Model."""
     return owner.startswith(_OWNER)
 
@@ -73,7 +73,7 @@ def device_of(product: str, number: int) -> str:
     return f"gpu-{kind_of(product)}-{number}"
 
 
-def read(claim: Mapping[str, Any]) -> tuple[Awaited, ...]:
+def read_pending_device_claims(claim: Mapping[str, Any]) -> tuple[PendingDeviceClaim, ...]:
     """Of any claim that is a pod's; what is over by its conditions is waited for no more."""
     status, metadata = _map(claim.get("status")), _map(claim.get("metadata"))
     if not _list(status.get("reservedFor")) or "deletionTimestamp" in metadata:
@@ -90,17 +90,17 @@ def read(claim: Mapping[str, Any]) -> tuple[Awaited, ...]:
     names = {key: str(metadata.get(key, "")) for key in ("namespace", "name", "uid")}
     names["since"] = str(_map(status.get("allocation")).get("allocationTimestamp", ""))
     return tuple(
-        Awaited(provider=provider, node=node, kind=kind, devices=tuple(sorted(devices)), **names)
+        PendingDeviceClaim(provider=provider, node=node, kind=kind, devices=tuple(sorted(devices)), **names)
         for (provider, node, kind), devices in sorted(found.items())
     )
 
 
-def in_turn(found: Iterable[Awaited]) -> tuple[Awaited, ...]:
+def sort_by_wait(found: Iterable[PendingDeviceClaim]) -> tuple[PendingDeviceClaim, ...]:
     """Who waits longest first."""
     return tuple(sorted(found, key=lambda one: (one.since, one.uid, one.provider, one.kind)))
 
 
-def written(claim: Mapping[str, Any], told: Mapping[str, tuple[str, str, str]], at: str) -> list[Any]:
+def build_device_statuses(claim: Mapping[str, Any], told: Mapping[str, tuple[str, str, str]], at: str) -> list[Any]:
     """The `status.devices` of a claim with one more condition of ours each; what others wrote stays. `told`: by device
     the condition's type, reason and message.
     """

@@ -13,8 +13,8 @@ from autoscaler.spec.settings import Settings
 from autoscaler.spec.tenant import Tenant
 from autoscaler.state.images import Image
 from autoscaler.state.lifecycle import ReplicaState
-from autoscaler.state.placement_value import Lesson
-from autoscaler.state.resources import Beside, Host
+from autoscaler.state.placement_value import PlacementValues
+from autoscaler.state.resources import HostRequest, HostResources
 from autoscaler.state.world import ClusterFacts, Copy, Fact, History, NodeId, Placing, PodRef, Slice, SliceId
 
 
@@ -56,7 +56,7 @@ class SlicesSeen(Fact, frozen=True):
 class HostsSeen(Fact, frozen=True):
     """Of all nodes that one driver may look at, what they have beside their Devices now. See World.hosts."""
 
-    hosts: dict[NodeId, Host]
+    hosts: dict[NodeId, HostResources]
 
 
 class CopiesSeen(Fact, frozen=True):
@@ -116,7 +116,7 @@ class ReplicaSeen(Fact, frozen=True):
     pod: PodRef | None = None
     grew: bool = False
     """Its memory grew since the last look."""
-    beside: Beside | None = None
+    beside: HostRequest | None = None
     """What it has of its node beside Devices, by its request; None: the driver does not know."""
     used_bytes: int = 0
     """Of its Device, as the driver measured it lately; 0: it did not."""
@@ -180,12 +180,14 @@ class HistorySeen(Fact, frozen=True):
 
 
 class LessonLearnt(Fact, frozen=True):
-    """What room is worth was learnt, or remembered; it is sound (`autoscaler.placement.learning.training.taught`)."""
+    """What room is worth was learnt, or remembered; it is sound
+    (`autoscaler.placement.learning.training.decode_placement_values`).
+    """
 
-    lesson: Lesson
+    lesson: PlacementValues
 
 
-class Granted(Fact, frozen=True):
+class HoldsGranted(Fact, frozen=True):
     """`shares` moved holds: (gateway, Replica, new hold). The fold gives them the next version."""
 
     holds: tuple[tuple[GatewayId, ReplicaId, int], ...]

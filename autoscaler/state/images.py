@@ -18,10 +18,10 @@ SHARED_MAX: Final = 16_384
 
 
 class Image(NamedTuple):
-    """An image as one node has it. Equal ones of many nodes are one record (`image`)."""
+    """An image as one node has it. Equal ones of many nodes are one record (`make_image`)."""
 
     names: tuple[str, ...]
-    """In full (`named`), sorted."""
+    """In full (`normalize_image_name`), sorted."""
     size_bytes: int = 0
     """As its registry sends it; 0: not known."""
 
@@ -39,13 +39,13 @@ NONE: Final = NodeImages()
 
 
 @lru_cache(maxsize=SHARED_MAX)
-def image(names: tuple[str, ...], size_bytes: int = 0) -> Image:
+def make_image(names: tuple[str, ...], size_bytes: int = 0) -> Image:
     """Of names as a node says them."""
-    return Image(tuple(sorted({named(name) for name in names})), size_bytes)
+    return Image(tuple(sorted({normalize_image_name(name) for name in names})), size_bytes)
 
 
 @lru_cache(maxsize=SHARED_MAX)
-def named(name: str) -> str:
+def normalize_image_name(name: str) -> str:
     """In full: with its registry, and its tag or its digest. What is no name stays as it is."""
     name, pinned, digest = name.partition("@")
     first, slash, rest = name.partition("/")
@@ -62,7 +62,7 @@ def named(name: str) -> str:
     return f"{first}/{repository}:{tag if repository != rest else 'latest'}"
 
 
-def seen(before: dict[str, NodeImages], now: Mapping[str, tuple[Image, ...]]) -> dict[str, NodeImages]:
+def update_kubelet_images(before: dict[str, NodeImages], now: Mapping[str, tuple[Image, ...]]) -> dict[str, NodeImages]:
     """With what all kubelets say now; the very same where that is nothing new."""
     if all(before.get(node, NONE).seen == now.get(node, ()) for node in before.keys() | now.keys()):
         return before
@@ -70,10 +70,10 @@ def seen(before: dict[str, NodeImages], now: Mapping[str, tuple[Image, ...]]) ->
     return after | {node: NodeImages((), one.told) for node, one in before.items() if node not in now and one.told}
 
 
-def told(before: dict[str, NodeImages], node: str, names: Iterable[str]) -> dict[str, NodeImages]:
+def update_agent_images(before: dict[str, NodeImages], node: str, names: Iterable[str]) -> dict[str, NodeImages]:
     """With what the agent of one node says now; the very same where that is nothing new."""
     known = before.get(node, NONE)
-    one = NodeImages(known.seen, tuple(image((name,)) for name in names))
+    one = NodeImages(known.seen, tuple(make_image((name,)) for name in names))
     if one == known:
         return before
     others = {other: there for other, there in before.items() if other != node}
@@ -122,8 +122,8 @@ class Whereabouts:
 
     def of(self, name: str) -> frozenset[str]:
         """The nodes that have the image of this name, as people write it."""
-        return frozenset(node for one in self._called.get(named(name), ()) for node in self._on[one])
+        return frozenset(node for one in self._called.get(normalize_image_name(name), ()) for node in self._on[one])
 
     def size_bytes(self, name: str) -> int:
         """The most that a node says of its size; 0: none does."""
-        return max((one.size_bytes for one in self._called.get(named(name), ())), default=0)
+        return max((one.size_bytes for one in self._called.get(normalize_image_name(name), ())), default=0)

@@ -2,7 +2,7 @@
 
 Owns the table, nothing else. Our own decisions (intents) that the table does not allow are bugs and raise; what the
 world reports (observations) is never judged here: the fold jumps to the state it implies.
-The diagram in ARCHITECTURE.md is generated from TRANSITIONS by `diagram()`; a test keeps the two equal.
+The diagram in ARCHITECTURE.md is generated from TRANSITIONS by `render_state_diagram()`; a test keeps the two equal.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class IllegalIntentError(Exception):
     """A decision of ours that the table does not allow: a bug, never bad luck."""
 
 
-def follow(state: ReplicaState, verb: str) -> ReplicaState:
+def next_state(state: ReplicaState, verb: str) -> ReplicaState:
     """The state after an intent; raises IllegalIntentError where the table has no such row."""
     after = TRANSITIONS.get((state, verb))
     if after is None:
@@ -71,7 +71,7 @@ def follow(state: ReplicaState, verb: str) -> ReplicaState:
     return after
 
 
-def diagram() -> str:
+def render_state_diagram() -> str:
     """The table as text, one line per target and verb, for ARCHITECTURE.md."""
     rows: dict[tuple[str, ReplicaState], list[str]] = {}
     for (state, verb), after in TRANSITIONS.items():

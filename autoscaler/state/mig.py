@@ -7,13 +7,13 @@ is `autoscaler.fold.mig`'s. Moments are seconds of the World's monotonic clock.
 from __future__ import annotations
 
 from autoscaler.state.node_labels import Taint
-from autoscaler.state.operator_orders import Said
+from autoscaler.state.operator_orders import StateRecord
 
 SUCCESS, FAILED = "success", "failed"
 """What NVIDIA's mig-manager says of a node when it is done; all else means that it is not, or does not run."""
 
 
-class CutOrder(Said, frozen=True):
+class CutOrder(StateRecord, frozen=True):
     """How the GPUs of a node are to be cut."""
 
     node: str
@@ -28,7 +28,7 @@ class CutOrder(Said, frozen=True):
     """What the node was told when this was decided: is it another by then, somebody else cuts it."""
 
 
-class Cuttable(Said, frozen=True):
+class MigNode(StateRecord, frozen=True):
     """One node of which Settings say that we may cut it, as its object shows it."""
 
     name: str
@@ -48,7 +48,7 @@ class Cuttable(Said, frozen=True):
     """The last one of ours, as long as `config` is its."""
 
 
-class Intent(Said, frozen=True):
+class Intent(StateRecord, frozen=True):
     """An order of this leader that its node does not show yet."""
 
     order: CutOrder
@@ -62,13 +62,13 @@ class Intent(Said, frozen=True):
 # --- observations -----------------------------------------------------------------------------------------------------
 
 
-class CuttableSeen(Said, frozen=True):
+class CuttableSeen(StateRecord, frozen=True):
     """All nodes that we may cut, as they are now."""
 
-    nodes: tuple[Cuttable, ...]
+    nodes: tuple[MigNode, ...]
 
 
-class CutRefused(Said, frozen=True):
+class CutRefused(StateRecord, frozen=True):
     """An order was not given: the node was not as it was thought to be, or could not be told."""
 
     node: str

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 from autoscaler.spec.pod import Pod, Toleration
 
 
-class Coming(Enum):
+class PendingLabels(Enum):
     """What comes to a node, and labels with it."""
 
     NOTHING = ""
@@ -46,17 +46,17 @@ OF_NODES: Final = MACHINES | {"nvidia.com/gpu.present"}
 """Kubelets and drivers set them on nearly every node."""
 
 
-def may_come(key: str, coming: Coming) -> bool:
+def can_label_appear(key: str, coming: PendingLabels) -> bool:
     """Whether a node of which this label is not told may have it then."""
     domain, slash, _ = key.rpartition("/")
-    if coming is Coming.NOTHING or not slash:
+    if coming is PendingLabels.NOTHING or not slash:
         return False
-    if coming is Coming.NODE:
+    if coming is PendingLabels.NODE:
         return key in OF_NODES or domain.startswith(TOPOLOGY) or _is_within(domain, FEATURES)
     return key in OF_DEVICES or any(_is_within(domain, one) for one in (*MAKERS, FEATURES))
 
 
-def asked_for(selector: Mapping[str, str]) -> dict[str, str]:
+def filter_provisioning_labels(selector: Mapping[str, str]) -> dict[str, str]:
     """Of these labels those by which who adds a node can choose one, as all know them: where it is, and what machine.
     A node that has another of them would be of no use, and another be ordered after it.
     """
@@ -87,7 +87,7 @@ class Taint(NamedTuple):
         return f"{self.key}={self.value}:{self.effect}" if self.value else f"{self.key}:{self.effect}"
 
 
-class Shun(NamedTuple):
+class NodeBackoff(NamedTuple):
     """A Model is not placed on a node for a while: its Replica was kept off it (`autoscaler.queries.stranded_pods`)."""
 
     until_s: float
@@ -95,12 +95,12 @@ class Shun(NamedTuple):
     """In a row."""
 
 
-def tolerations(defaults: Pod | None, own: Pod) -> tuple[Toleration, ...]:
+def merge_tolerations(defaults: Pod | None, own: Pod) -> tuple[Toleration, ...]:
     """What the Settings and a Model say, together: lists of both are laid over a pod."""
     return own.tolerations if defaults is None else (*defaults.tolerations, *own.tolerations)
 
 
-def repels(taints: Iterable[Taint], tolerated: Sequence[Toleration]) -> Taint | None:
+def find_untolerated_taint(taints: Iterable[Taint], tolerated: Sequence[Toleration]) -> Taint | None:
     """The first that keeps away who tolerates that; None: none does."""
     hard = (taint for taint in taints if taint.keeps_away)
     return next((taint for taint in hard if not any(_covers(one, taint) for one in tolerated)), None)

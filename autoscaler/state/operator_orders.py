@@ -13,21 +13,21 @@ import msgspec
 from autoscaler.contract import ModelName, NodeReport, PodDevices
 
 
-class Said(msgspec.Struct, frozen=True, kw_only=True):
+class StateRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Base of all of it."""
 
 
-class Place(NamedTuple):
+class CordonTarget(NamedTuple):
     """A Device or a node, as an operator names it."""
 
     kind: Literal["device", "node"]
     name: str
 
 
-class Cordon(Said, frozen=True):
+class Cordon(StateRecord, frozen=True):
     """An operator's order about a Place: nothing new is put there. It holds until it is lifted, also over a restart."""
 
-    place: Place
+    place: CordonTarget
     node: str
     """Where the Place is."""
     since_s: float
@@ -43,14 +43,14 @@ class Cordon(Said, frozen=True):
     """It does not wait for a Replica elsewhere, but for Calls."""
 
 
-class StopOrder(Said, frozen=True):
+class StopOrder(StateRecord, frozen=True):
     """An operator stopped a Model. It holds until the Replicas that were there stop; then Calls wake it again."""
 
     since_s: float
     force: bool = False
 
 
-class Node(Said, frozen=True):
+class NodeAgentStatus(StateRecord, frozen=True):
     """What the agent of a node last said."""
 
     report: NodeReport
@@ -69,26 +69,26 @@ class Node(Said, frozen=True):
 # --- observations -----------------------------------------------------------------------------------------------------
 
 
-class CordonsSeen(Said, frozen=True):
+class CordonsSeen(StateRecord, frozen=True):
     """All orders about Places, as they are now."""
 
     cordons: tuple[Cordon, ...]
 
 
-class ModelWoken(Said, frozen=True):
+class ModelWoken(StateRecord, frozen=True):
     """An operator wants a Replica of the Model, as if a Call had been refused because it is cold."""
 
     model: ModelName
 
 
-class ModelStopped(Said, frozen=True):
+class ModelStopped(StateRecord, frozen=True):
     """An operator wants all Replicas of the Model gone. `force`: those with Calls, too, after a short while."""
 
     model: ModelName
     force: bool = False
 
 
-class NodeReported(Said, frozen=True):
+class NodeReported(StateRecord, frozen=True):
     """The agent of a node reported."""
 
     report: NodeReport

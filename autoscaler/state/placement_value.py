@@ -11,30 +11,30 @@ from typing import NamedTuple
 
 import msgspec
 
-from autoscaler.state.resources import Lane, Wanted
+from autoscaler.state.resources import RequestFrequency, SliceClass
 
 
 class Alike(NamedTuple):
     """Nodes that are alike when they are empty, and how many there are."""
 
-    lanes: tuple[Lane, ...]
+    lanes: tuple[SliceClass, ...]
     cpu_milli: int
     host_bytes: int
     many: int
 
 
-class Exercise(msgspec.Struct, frozen=True, kw_only=True):
+class TrainingInput(msgspec.Struct, frozen=True, kw_only=True):
     """What one learns from: the same Exercise gives the same Lesson."""
 
     nodes: tuple[Alike, ...]
-    demand: tuple[Wanted, ...]
+    demand: tuple[RequestFrequency, ...]
     seed: int
 
 
-class Lesson(msgspec.Struct, frozen=True, kw_only=True):
+class PlacementValues(msgspec.Struct, frozen=True, kw_only=True):
     """What an Exercise taught."""
 
-    exercise: Exercise
+    exercise: TrainingInput
     values: bytes
     """As `autoscaler.placement.index.residual_waste.Tables` has them, each number in four bytes, the lowest first."""
     prices: bytes

@@ -22,38 +22,38 @@ BYTES_MAX: Final = 1 << 50
 CORE: Final = 1000
 
 
-class Beside(NamedTuple):
+class HostRequest(NamedTuple):
     """Amounts of a node's own."""
 
     cpu_milli: int = 0
     host_bytes: int = 0
 
-    def holds(self, need: Beside) -> bool:
+    def holds(self, need: HostRequest) -> bool:
         """Whether `need` fits in. What is not asked for need not be there: a node may have less than nothing left."""
         return all(not asked or asked <= has for has, asked in zip(self, need, strict=True))
 
-    def lack(self, need: Beside) -> Beside:
+    def lack(self, need: HostRequest) -> HostRequest:
         """What of `need` does not fit in."""
         cpu_milli, host_bytes = (max(0, asked - has) if asked else 0 for has, asked in zip(self, need, strict=True))
-        return Beside(cpu_milli, host_bytes)
+        return HostRequest(cpu_milli, host_bytes)
 
-    def plus(self, more: Beside) -> Beside:
+    def plus(self, more: HostRequest) -> HostRequest:
         """Both together."""
-        return Beside(self.cpu_milli + more.cpu_milli, self.host_bytes + more.host_bytes)
+        return HostRequest(self.cpu_milli + more.cpu_milli, self.host_bytes + more.host_bytes)
 
-    def less(self, need: Beside) -> Beside:
+    def less(self, need: HostRequest) -> HostRequest:
         """What is left; below nothing where more is taken than there is."""
-        return Beside(self.cpu_milli - need.cpu_milli, self.host_bytes - need.host_bytes)
+        return HostRequest(self.cpu_milli - need.cpu_milli, self.host_bytes - need.host_bytes)
 
-    def most(self, other: Beside) -> Beside:
+    def most(self, other: HostRequest) -> HostRequest:
         """The larger of each."""
-        return Beside(max(self.cpu_milli, other.cpu_milli), max(self.host_bytes, other.host_bytes))
+        return HostRequest(max(self.cpu_milli, other.cpu_milli), max(self.host_bytes, other.host_bytes))
 
 
-NOTHING: Final = Beside()
+NOTHING: Final = HostRequest()
 
 
-class Host(NamedTuple):
+class HostResources(NamedTuple):
     """What a node has beside its Devices, and what of that is left: in the World by pods of others, in a Yard by all.
     `coming` is held by those who leave, and promised to nobody.
     """
@@ -62,20 +62,20 @@ class Host(NamedTuple):
     host_bytes: int = BYTES_MAX
     cpu_left_milli: int = CPU_MAX
     left_bytes: int = BYTES_MAX
-    coming: Beside = NOTHING
+    coming: HostRequest = NOTHING
 
     @property
-    def all(self) -> Beside:
+    def all(self) -> HostRequest:
         """Of an empty one."""
-        return Beside(self.cpu_milli, self.host_bytes)
+        return HostRequest(self.cpu_milli, self.host_bytes)
 
     @property
-    def left(self) -> Beside:
+    def left(self) -> HostRequest:
         """Held by nobody, and promised to nobody."""
-        return Beside(self.cpu_left_milli, self.left_bytes)
+        return HostRequest(self.cpu_left_milli, self.left_bytes)
 
     @property
-    def soon(self) -> Beside:
+    def soon(self) -> HostRequest:
         """With what those have who leave."""
         return self.left.plus(self.coming)
 
@@ -84,21 +84,21 @@ class Host(NamedTuple):
         """Its CPU in whole cores: what a system keeps for itself makes no two nodes differ."""
         return min(-(-self.cpu_milli // CORE) * CORE, CPU_MAX)
 
-    def without(self, taken: Beside) -> Host:
+    def without(self, taken: HostRequest) -> HostResources:
         """`taken` is held by somebody."""
         return self.having(self.left.less(taken))
 
-    def promised(self, need: Beside) -> Host:
+    def promised(self, need: HostRequest) -> HostResources:
         """To somebody: first of what is left, then of what is coming."""
         now = need.less(need.less(self.left.most(NOTHING)).most(NOTHING))
         return self.having(self.left.less(now))._replace(coming=self.coming.less(need.less(now)))
 
-    def kept(self, stays: Beside) -> Host:
+    def kept(self, stays: HostRequest) -> HostResources:
         """By who was to leave and stays: what is promised by now is of what else is coming or left."""
         rest = stays.less(self.coming).most(NOTHING)
         return self.having(self.left.less(rest))._replace(coming=self.coming.less(stays.less(rest)))
 
-    def having(self, left: Beside) -> Host:
+    def having(self, left: HostRequest) -> HostResources:
         """With so much left."""
         return self._replace(cpu_left_milli=left.cpu_milli, left_bytes=left.host_bytes)
 
@@ -124,7 +124,7 @@ class Link(IntEnum):
     NVLINK = 2
 
 
-class Room(NamedTuple):
+class ResourceAmount(NamedTuple):
     """An amount of one Slice."""
 
     memory_bytes: int
@@ -132,7 +132,7 @@ class Room(NamedTuple):
     places: int = 0
     """Of a Slice that takes only so many; of others nobody has any, and nobody needs one."""
 
-    def holds(self, need: Room) -> bool:
+    def holds(self, need: ResourceAmount) -> bool:
         """Whether `need` fits in."""
         return (
             need.memory_bytes <= self.memory_bytes
@@ -140,27 +140,27 @@ class Room(NamedTuple):
             and need.places <= self.places
         )
 
-    def plus(self, more: Room) -> Room:
+    def plus(self, more: ResourceAmount) -> ResourceAmount:
         """Both together."""
-        return Room(
+        return ResourceAmount(
             self.memory_bytes + more.memory_bytes,
             self.compute_percent + more.compute_percent,
             self.places + more.places,
         )
 
-    def less(self, need: Room) -> Room:
+    def less(self, need: ResourceAmount) -> ResourceAmount:
         """What is left, never below nothing."""
-        return Room(
+        return ResourceAmount(
             max(0, self.memory_bytes - need.memory_bytes),
             max(0, self.compute_percent - need.compute_percent),
             max(0, self.places - need.places),
         )
 
 
-NO_ROOM: Final = Room(0, 0)
+NO_ROOM: Final = ResourceAmount(0, 0)
 
 
-class Lane(NamedTuple):
+class SliceClass(NamedTuple):
     """What Slices that are alike have in common."""
 
     memory_bytes: int
@@ -175,12 +175,12 @@ class Lane(NamedTuple):
     """Of its Device, per hour; 0: nothing at the margin, or not known."""
 
     @property
-    def room(self) -> Room:
+    def room(self) -> ResourceAmount:
         """All of it."""
-        return Room(self.memory_bytes, self.compute_percent)
+        return ResourceAmount(self.memory_bytes, self.compute_percent)
 
 
-class Kind(NamedTuple):
+class RequestShape(NamedTuple):
     """What of a request decides where it fits."""
 
     devices: int = 1
@@ -199,13 +199,13 @@ class Kind(NamedTuple):
     """What joins all of several, at least."""
 
     @property
-    def least(self) -> Kind:
+    def least(self) -> RequestShape:
         """With which it makes do."""
         return self._replace(memory_bytes=self.memory_bytes - self.spare_bytes, spare_bytes=0)
 
-    def takes(self, lane: Lane) -> Room | None:
+    def takes(self, lane: SliceClass) -> ResourceAmount | None:
         """How much of it; None: it can never be there, however empty the Lane is."""
-        room = Room(self.memory_bytes, self.compute_percent)
+        room = ResourceAmount(self.memory_bytes, self.compute_percent)
         if not lane.room.holds(room):
             return None
         if self.memory_bytes == 0 or self.devices > 1 or self.isolation > lane.isolation:
@@ -223,10 +223,10 @@ class Kind(NamedTuple):
         return next(found, None)
 
 
-class Wanted(NamedTuple):
+class RequestFrequency(NamedTuple):
     """How often a Kind is asked for, beside the others."""
 
-    kind: Kind
+    kind: RequestShape
     weight: int
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple, NewType
 
 import msgspec
 
-from autoscaler.agent_contract import Wish
+from autoscaler.agent_contract import WeightsRequest
 from autoscaler.contract import (
     GatewayId,
     Level,
@@ -30,11 +30,11 @@ from autoscaler.state.capacity_orders import NO_MARKS, Capacity, Marks
 from autoscaler.state.capacity_orders import NOTHING as NO_CAPACITY
 from autoscaler.state.images import NodeImages
 from autoscaler.state.lifecycle import ReplicaState
-from autoscaler.state.mig import Cuttable, Intent
-from autoscaler.state.node_labels import Coming, Shun, Taint
-from autoscaler.state.operator_orders import Cordon, Node, Place, StopOrder
-from autoscaler.state.placement_value import Lesson
-from autoscaler.state.resources import NOTHING, Beside, Host, Isolation
+from autoscaler.state.mig import Intent, MigNode
+from autoscaler.state.node_labels import NodeBackoff, PendingLabels, Taint
+from autoscaler.state.operator_orders import Cordon, CordonTarget, NodeAgentStatus, StopOrder
+from autoscaler.state.placement_value import PlacementValues
+from autoscaler.state.resources import NOTHING, HostRequest, HostResources, Isolation
 
 SliceId = NewType("SliceId", str)
 DeviceId = NewType("DeviceId", str)
@@ -76,7 +76,7 @@ class Slice(Fact, frozen=True):
     labels: dict[str, str] = {}
     labels_known: bool = False
     """Those above are all that its node has; False: it may have others, too."""
-    labels_coming: Coming = Coming.NOTHING
+    labels_coming: PendingLabels = PendingLabels.NOTHING
     """It is not there yet, and with this its node gets some more."""
     taints: tuple[Taint, ...] = ()
     """Of its node, but for those that every pod of ours tolerates."""
@@ -156,7 +156,7 @@ class Move(Fact, frozen=True):
     room_for: ModelName = ModelName("")
 
 
-class Rented(Fact, frozen=True):
+class PaidCapacity(Fact, frozen=True):
     """Who is on capacity that costs, and who else keeps it in use (`autoscaler.rearrange.paid_capacity`)."""
 
     guests: frozenset[ReplicaId] = frozenset()
@@ -178,7 +178,7 @@ class Replica(Fact, frozen=True):
     memory_bytes: int
     """Claimed on each of its Slices."""
     compute_percent: int = 0
-    beside: Beside = NOTHING
+    beside: HostRequest = NOTHING
     """What it has of its node beside them, by its request."""
     slots: int = 1
     state: ReplicaState = ReplicaState.PENDING
@@ -323,7 +323,7 @@ class Fault(Fact, frozen=True):
     """Quarantines in a row: they last 1, 2, 4 ... 30 minutes."""
 
 
-class Fall(Fact, frozen=True):
+class MpsServerFailure(Fact, frozen=True):
     """Replicas of one MPS server that ended together, as it seems (`autoscaler.queries.mps_failures`)."""
 
     first_s: float
@@ -335,7 +335,7 @@ class Fall(Fact, frozen=True):
     """Nothing is put there before."""
 
 
-class Load(Fact, frozen=True):
+class ModelLoad(Fact, frozen=True):
     """Demand of one Model summed over gateways whose report has not expired (kept by the fold)."""
 
     waiting: int = 0
@@ -373,10 +373,10 @@ class World(Fact, frozen=True):
     slices: dict[SliceId, Slice] = {}
     others: dict[str, int] = {}
     """By `Slice.counted`: how many of these Slices pods of others have; which ones is not known."""
-    hosts: dict[NodeId, Host] = {}
+    hosts: dict[NodeId, HostResources] = {}
     """What nodes have beside their Devices, and what others leave of it; of one that is not here any amount fits."""
-    shuns: dict[tuple[ModelName, NodeId], Shun] = {}
-    fallen: dict[tuple[NodeId, DeviceId | None], Fall] = {}
+    shuns: dict[tuple[ModelName, NodeId], NodeBackoff] = {}
+    fallen: dict[tuple[NodeId, DeviceId | None], MpsServerFailure] = {}
     """By what ends with an MPS server: a Device, or (None) all that MPS shares of a node."""
     moved_s: float | None = None
     """When a Replica was last started to make room by taking the place of another; None: never, under this leader."""
@@ -385,7 +385,7 @@ class World(Fact, frozen=True):
     copies: frozenset[Copy] = frozenset()
     unbrought: dict[str, str] = {}
     """Artifacts that could not be brought, or looked at, ahead of a start, and why; it is tried again."""
-    looked: dict[Wish, WeightsReport] = {}
+    looked: dict[WeightsRequest, WeightsReport] = {}
     """What agents found artifacts to be that were only looked at, of Models that there are."""
     images: dict[str, NodeImages] = {}
     """By node: what its kubelet and its agent say."""
@@ -402,20 +402,20 @@ class World(Fact, frozen=True):
     """Exceptions that no Model explains, and where they were raised; empty: there are none."""
     mounting: ClusterFacts | None = None
     """By what it is chosen how pods see weights; None: there are no pods, or nobody knows yet."""
-    cordons: dict[Place, Cordon] = {}
+    cordons: dict[CordonTarget, Cordon] = {}
     stops: dict[ModelName, StopOrder] = {}
-    nodes: dict[str, Node] = {}
-    """By name, what agents said; `autoscaler.queries.node_reports.fresh` tells what still counts."""
-    cuttable: dict[str, Cuttable] = {}
+    nodes: dict[str, NodeAgentStatus] = {}
+    """By name, what agents said; `autoscaler.queries.node_reports.is_report_fresh` tells what still counts."""
+    cuttable: dict[str, MigNode] = {}
     """By name: the nodes that may be cut anew."""
     cutting: dict[str, Intent] = {}
     """By node: our orders to cut it that it does not show yet."""
     capacity: Capacity = NO_CAPACITY
     """What could be added and was; nothing where no provider is."""
-    rented: Rented = Rented()
-    lesson: Lesson | None = None
+    rented: PaidCapacity = PaidCapacity()
+    lesson: PlacementValues | None = None
     """What room is worth here; None: nobody knows yet what is asked for."""
 
     by_model: dict[ModelName, tuple[ReplicaId, ...]] = {}
     by_slice: dict[SliceId, tuple[ReplicaId, ...]] = {}
-    loads: dict[ModelName, Load] = {}
+    loads: dict[ModelName, ModelLoad] = {}

@@ -23,28 +23,28 @@ from autoscaler.agent_contract import (
     LaidAdapter,
     NodeWant,
     NodeWants,
-    Wish,
-    parts,
-    wish_of,
+    WeightsRequest,
+    collect_weights_requests,
+    read_weights_request,
 )
 from autoscaler.contract import ModelName, WeightsReport
-from autoscaler.queries.node_reports import fresh
-from autoscaler.spec.engines import ENGINES, EngineError, fetches
+from autoscaler.queries.node_reports import is_report_fresh
+from autoscaler.spec.engines import ENGINES, EngineError, is_fetched_by_engine
 from autoscaler.spec.model import Model
 from autoscaler.spec.validation import ADAPTER_PATH
 from autoscaler.state.actions import Unmet
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.operator_orders import Node
+from autoscaler.state.operator_orders import NodeAgentStatus
 from autoscaler.state.world import ClusterFacts, NodeId, Replica, World
-from autoscaler.text import size
+from autoscaler.text import format_size
 from autoscaler.weights import mounts
-from autoscaler.weights.mounts import Found
+from autoscaler.weights.mounts import ArtifactFacts
 
 
-def lying(model: Model) -> str | None:
+def find_unfetched_artifact(model: Model) -> str | None:
     """Where a Model's weights lie that its engine does not fetch itself; None: it does, or there are none."""
     artifact = model.spec.artifact
-    return None if artifact is None or fetches(artifact, ENGINES[model.spec.engine]) else artifact
+    return None if artifact is None or is_fetched_by_engine(artifact, ENGINES[model.spec.engine]) else artifact
 
 
 AGENT_S_MAX = 30.0
@@ -55,35 +55,38 @@ NO_IMAGES: Mapping[NodeId, tuple[ImageWant, ...]] = {}
 NO_FABRIC: Mapping[NodeId, tuple[FabricWant, ...]] = {}
 
 
-class Coming(NamedTuple):
+class WeightsPending(NamedTuple):
     """Weights that are not there yet."""
 
     words: str
     """How far they are."""
 
 
-class Failed(NamedTuple):
+class WeightsFailed(NamedTuple):
     """Weights that did not come."""
 
     reason: str
 
 
-def wishes(world: World, model: Model) -> dict[str, Wish]:
-    """As `parts`, as nodes are asked now: what pods mount as an image is looked at, and not brought."""
+def build_wishes(world: World, model: Model) -> dict[str, WeightsRequest]:
+    """As `collect_weights_requests`, as nodes are asked now: what pods mount as an image is looked at, and not
+    brought.
+    """
     settings, facts = world.settings, world.mounting
     return {
-        name: wish._replace(look=mounts.as_image(wish.artifact, settings, facts)) for name, wish in parts(model).items()
+        name: wish._replace(look=mounts.is_image_mount(wish.artifact, settings, facts))
+        for name, wish in collect_weights_requests(model).items()
     }
 
 
-def found(world: World, model: Model, part: str = OWN) -> Found | None:
+def find_artifact_facts(world: World, model: Model, part: str = OWN) -> ArtifactFacts | None:
     """What is known of an artifact of it, wherever it is; None: nobody has looked."""
-    wish = parts(model).get(part)
+    wish = collect_weights_requests(model).get(part)
     said = None if wish is None else world.looked.get(wish._replace(look=True))
-    return None if said is None else Found(said.digest, image=said.image, why=said.no_image)
+    return None if said is None else ArtifactFacts(said.digest, image=said.image, why=said.no_image)
 
 
-def unsized(model: Model) -> bool:
+def should_read_header(model: Model) -> bool:
     """Whether its artifact's header says what its document does not: how much memory it takes, or how that is made."""
     gpu = model.spec.gpu
     made = gpu.elastic_percent is not None or gpu.growth_percent is not None or ENGINES[model.spec.engine].pages
@@ -98,29 +101,29 @@ def node_of(world: World, replica: Replica) -> NodeId | None:
     return NodeId(replica.slices[0].partition("/")[0]) if slice_ is None else slice_.node
 
 
-def ahead(world: World, unmet: Iterable[Unmet]) -> tuple[tuple[ModelName, NodeId], ...]:
+def list_promised_placements(world: World, unmet: Iterable[Unmet]) -> tuple[tuple[ModelName, NodeId], ...]:
     """Where who waits for room will be: who Calls wait for, or `replicas.min` asks for, and has a place promised."""
     at = ((one.model, world.slices[id].node) for one in unmet for id in one.slices if id in world.slices)
     return tuple(sorted({(name, node) for name, node in at if name in world.models}))
 
 
-def wanted(
+def build_node_wants(
     world: World,
     early: Iterable[tuple[ModelName, NodeId]] = (),
     images: Mapping[NodeId, tuple[ImageWant, ...]] = NO_IMAGES,
-    looks: Iterable[tuple[NodeId, Wish]] = (),
+    looks: Iterable[tuple[NodeId, WeightsRequest]] = (),
     fabric: Mapping[NodeId, tuple[FabricWant, ...]] = NO_FABRIC,
 ) -> dict[NodeId, NodeWants]:
-    """What each node is to have, where that is anything. `early`: of `ahead`. `images`: see
+    """What each node is to have, where that is anything. `early`: of `list_promised_placements`. `images`: see
     `autoscaler.weights.image_prepull`. `looks`: of `autoscaler.weights.inspection`. `fabric`: of
     `autoscaler.capacity.fabric_agents`.
     """
-    waiting: dict[NodeId, dict[Wish, list[Replica]]] = {}
+    waiting: dict[NodeId, dict[WeightsRequest, list[Replica]]] = {}
     held: dict[NodeId, set[str]] = {}
     models = {
         model.name: (model, asked)
         for model in world.models.values()
-        if (asked := frozenset(wishes(world, model).values()))
+        if (asked := frozenset(build_wishes(world, model).values()))
     }
     for replica in world.replicas.values():
         known = models.get(replica.model)
@@ -153,37 +156,41 @@ def wanted(
     }
 
 
-def standing(world: World, replica: Replica, model: Model, since_s: float, now_s: float) -> Laid | Coming | Failed:
+def assess_weights(
+    world: World, replica: Replica, model: Model, since_s: float, now_s: float
+) -> Laid | WeightsPending | WeightsFailed:
     """How far the weights of a Replica are that waits for them since `since_s`."""
     name = node_of(world, replica)
     if name is None:
-        return Failed(nowhere(model))
+        return WeightsFailed(explain_no_node(model))
     node = world.nodes.get(name)
-    if node is None or not fresh(node, now_s) or not node.report.brings:
+    if node is None or not is_report_fresh(node, now_s) or not node.report.brings:
         words = f"no agent says that it brings weights to node {name}"
         heard_s = node.seen_s if node is not None and node.report.brings else since_s
         if now_s >= max(since_s, heard_s) + AGENT_S_MAX:
-            return Failed(f"{words}: let one run there (the chart's agent.enabled), or mount the weights")
-        return Coming(words)
-    asked = wishes(world, model)
+            return WeightsFailed(f"{words}: let one run there (the chart's agent.enabled), or mount the weights")
+        return WeightsPending(words)
+    asked = build_wishes(world, model)
     said = {part: one for part, wish in asked.items() if (one := _said(node, wish, replica)) is not None}
     for part, one in said.items():
         if why := one.failed or _unseen(world, one):
-            return Failed(f"adapter {part}: {why}" if part else why)
+            return WeightsFailed(f"adapter {part}: {why}" if part else why)
     if len(said) == len(asked) and all(one.folder or one.digest for one in said.values()):
         try:
             return _laid(said, model)
         except EngineError as error:
-            return Failed(str(error))
+            return WeightsFailed(str(error))
     now = world.models.get(model.name)
     if now is not None and now.spec_hash() != replica.spec_hash:
-        return Failed("its Model was changed while they came")  # `wanted` speaks of it no more
-    return Coming(_so_far(node, set(asked.values())))
+        return WeightsFailed("its Model was changed while they came")  # `build_node_wants` speaks of it no more
+    return WeightsPending(_so_far(node, set(asked.values())))
 
 
-def _said(node: Node, wish: Wish, replica: Replica) -> WeightsReport | None:
+def _said(node: NodeAgentStatus, wish: WeightsRequest, replica: Replica) -> WeightsReport | None:
     """What its agent says of them to this Replica."""
-    return next((one for one in node.report.weights if replica.id in one.replicas and wish_of(one) == wish), None)
+    return next(
+        (one for one in node.report.weights if replica.id in one.replicas and read_weights_request(one) == wish), None
+    )
 
 
 def _unseen(world: World, said: WeightsReport) -> str:
@@ -191,38 +198,44 @@ def _unseen(world: World, said: WeightsReport) -> str:
     if not said.look or said.image is not None or not said.digest:
         return ""
     settings, facts = world.settings, world.mounting or ClusterFacts()
-    return mounts.choose(said.artifact, settings, facts, found=Found(said.digest, why=said.no_image)).reason
+    return mounts.choose_mount(
+        said.artifact, settings, facts, found=ArtifactFacts(said.digest, why=said.no_image)
+    ).reason
 
 
-def _so_far(node: Node, wishes: set[Wish]) -> str:
+def _so_far(node: NodeAgentStatus, wishes: set[WeightsRequest]) -> str:
     """How far those are that are under way, as one sum: for whom is no matter."""
-    coming = {wish: one for one in node.report.weights if (wish := wish_of(one)) in wishes and one.total_bytes}.values()
+    coming = {
+        wish: one for one in node.report.weights if (wish := read_weights_request(one)) in wishes and one.total_bytes
+    }.values()
     if not coming:
         return "asked for"
-    came, total = (size(sum(column)) for column in zip(*((one.bytes, one.total_bytes) for one in coming), strict=True))
-    return f"{came} of {total}, {size(round(sum(one.bytes_per_s for one in coming)))} a second"
+    came, total = (
+        format_size(sum(column)) for column in zip(*((one.bytes, one.total_bytes) for one in coming), strict=True)
+    )
+    return f"{came} of {total}, {format_size(round(sum(one.bytes_per_s for one in coming)))} a second"
 
 
 def _laid(said: Mapping[str, WeightsReport], model: Model) -> Laid:
     """All of them are there. Raises EngineError."""
     adapters = tuple(
-        LaidAdapter(name, one.folder, laid_over(one.adapters, name), one.digest, one.image)
+        LaidAdapter(name, one.folder, choose_adapter(one.adapters, name), one.digest, one.image)
         for name, one in said.items()
         if name
     )
     own = said.get(OWN)
     if own is None:
         return Laid("", "", adapters)
-    return Laid(own.folder, loaded(own.ggufs, model), adapters, own.digest, own.image)
+    return Laid(own.folder, choose_gguf(own.ggufs, model), adapters, own.digest, own.image)
 
 
-def nowhere(model: Model) -> str:
+def explain_no_node(model: Model) -> str:
     """Of one whose node is its scheduler's choice."""
-    artifact = next(iter(parts(model).values())).artifact
+    artifact = next(iter(collect_weights_requests(model).values())).artifact
     return f"{artifact} is brought to one node, and a scheduler chooses among all: ask for a device (gpu)"
 
 
-def loaded(ggufs: Sequence[str], model: Model) -> str:
+def choose_gguf(ggufs: Sequence[str], model: Model) -> str:
     """Which of these GGUF files an engine loads, of all in its artifact; empty: the folder. Raises EngineError."""
     if len(ggufs) == 1:
         return ggufs[0]
@@ -235,7 +248,7 @@ def loaded(ggufs: Sequence[str], model: Model) -> str:
     return ""
 
 
-def laid_over(found: Sequence[str], name: str) -> str:
+def choose_adapter(found: Sequence[str], name: str) -> str:
     """Which of these files or folders the adapter is, of all in its artifact that could be one. Raises EngineError."""
     if len(found) != 1:
         what = (

@@ -17,13 +17,13 @@ from typing import Final
 
 from autoscaler.agent_contract import ImageWant
 from autoscaler.contract import ModelName
-from autoscaler.placement.model.bins import want_of
-from autoscaler.placement.model.predicates import admits, barred
-from autoscaler.placement.model.types import Choice, Force, lane_of
+from autoscaler.placement.model.bins import build_placement_request
+from autoscaler.placement.model.predicates import has_matching_labels, node_exclusion_reason
+from autoscaler.placement.model.types import EvictionLevel, NodeConstraints, slice_class_of
 from autoscaler.spec.model import Model
-from autoscaler.state.images import NONE, Whereabouts, named
+from autoscaler.state.images import NONE, Whereabouts, normalize_image_name
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.resources import Kind
+from autoscaler.state.resources import RequestShape
 from autoscaler.state.world import NodeId, SliceId, World
 
 NODES_ENOUGH: Final = 2
@@ -45,7 +45,7 @@ class ImageWants:
         self._place: tuple[object, ...] = ()
         self._places = 0
         """How often that changed."""
-        self._could: dict[tuple[Kind, Choice], Set[NodeId]] = {}
+        self._could: dict[tuple[RequestShape, NodeConstraints], Set[NodeId]] = {}
         """Where what is asked for alike could be. Images come and go all the time, and change nothing of that."""
 
     def of(self, world: World, ahead: Iterable[tuple[ModelName, NodeId]] = ()) -> dict[NodeId, tuple[ImageWant, ...]]:
@@ -92,7 +92,7 @@ class ImageWants:
         return found
 
     def _could_hold(self, world: World, model: Model) -> Set[NodeId]:
-        want = want_of(model, 0, inf, Force.NONE, "", world.settings.pod)
+        want = build_placement_request(model, 0, inf, EvictionLevel.NONE, "", world.settings.pod)
         alike = want.kind, want.choice
         if alike not in self._could:
             if len(self._could) >= ALIKE_MAX:
@@ -116,7 +116,7 @@ def _lacking(world: World, node: NodeId, wants: Iterable[ImageWant]) -> tuple[Im
     if node not in world.nodes:
         return ()
     has = {name for some in world.images.get(node, NONE) for one in some for name in one.names}
-    return tuple(want for want in wants if named(want.image) not in has)[:NODE_MAX]
+    return tuple(want for want in wants if normalize_image_name(want.image) not in has)[:NODE_MAX]
 
 
 def _used(world: World, model: Model) -> bool:
@@ -128,7 +128,7 @@ def _differ(before: tuple[object, ...], now: tuple[object, ...]) -> bool:
     return not before or any(one is not other and one != other for one, other in zip(before, now, strict=True))
 
 
-def _could_hold(world: World, kind: Kind, choice: Choice) -> set[NodeId]:
+def _could_hold(world: World, kind: RequestShape, choice: NodeConstraints) -> set[NodeId]:
     """Nodes with an agent and a Slice that could hold it, were nobody there."""
     if not kind.devices:
         return set()
@@ -137,10 +137,10 @@ def _could_hold(world: World, kind: Kind, choice: Choice) -> set[NodeId]:
     for slice_ in world.slices.values():
         if slice_.node in found or slice_.node not in world.nodes or slice_.closed or not slice_.healthy:
             continue
-        lane = lane_of(slice_, whole=True)
+        lane = slice_class_of(slice_, whole=True)
         if lane not in lanes:
             lanes[lane] = kind.rank(lane.product) is not None and kind.least.takes(lane) is not None
-        if lanes[lane] and admits(choice.selector, slice_) and not barred(choice, slice_):
+        if lanes[lane] and has_matching_labels(choice.selector, slice_) and not node_exclusion_reason(choice, slice_):
             found.add(slice_.node)
     return found
 

@@ -12,11 +12,11 @@ from collections.abc import Collection, Iterator
 from math import inf
 from typing import NamedTuple
 
-from autoscaler.agent_contract import Wish, wish_of
+from autoscaler.agent_contract import WeightsRequest, read_weights_request
 from autoscaler.contract import WeightsReport
-from autoscaler.queries.node_reports import fresh
+from autoscaler.queries.node_reports import is_report_fresh
 from autoscaler.state.world import NodeId, World
-from autoscaler.weights.desired import unsized, wishes
+from autoscaler.weights.desired import build_wishes, should_read_header
 
 SILENT_S = 6.0
 """An agent says within a second or two what it does; `autoscaler.planner.reconcile` waits for two of them."""
@@ -32,36 +32,38 @@ class _Turn(NamedTuple):
     """Who had it before, and did not find out."""
 
 
-class Lookers:
+class InspectionAssigner:
     """Of one process that hears agents."""
 
     def __init__(self) -> None:
-        self._turns: dict[Wish, _Turn] = {}
+        self._turns: dict[WeightsRequest, _Turn] = {}
         self.next_s = inf
         """When time alone changes who looks."""
 
-    def looks(self, world: World, agents: Collection[NodeId], now_s: float | None) -> Iterator[tuple[NodeId, Wish]]:
+    def looks(
+        self, world: World, agents: Collection[NodeId], now_s: float | None
+    ) -> Iterator[tuple[NodeId, WeightsRequest]]:
         """Who looks at what now. `agents`: those that hear us; `now_s`: None where no step has told it yet."""
         before, self._turns, self.next_s = self._turns, {}, inf
         live = frozenset(agents if now_s is None else (one for one in agents if _lives(world, one, now_s)))
-        for wish in sorted(unknown(world)) if agents else ():
+        for wish in sorted(list_uninspected_artifacts(world)) if agents else ():
             turn = self._turns[wish] = _turn(world, before.get(wish), wish, live or frozenset(agents), now_s)
             if turn.since_s is not None:
                 self.next_s = min(self.next_s, _ends_s(world, turn, wish))
             yield turn.node, wish
 
 
-def unknown(world: World) -> set[Wish]:
+def list_uninspected_artifacts(world: World) -> set[WeightsRequest]:
     """What nobody has looked at, and somebody has to."""
     return {
         look
         for model in world.models.values()
-        for wish in wishes(world, model).values()
-        if not _known(world, look := wish._replace(look=True), image=wish.look, header=unsized(model))
+        for wish in build_wishes(world, model).values()
+        if not _known(world, look := wish._replace(look=True), image=wish.look, header=should_read_header(model))
     }
 
 
-def _known(world: World, look: Wish, *, image: bool, header: bool) -> bool:
+def _known(world: World, look: WeightsRequest, *, image: bool, header: bool) -> bool:
     """Whether all is known of it: `image`, that it is one (what is none no pod starts with, and nobody else would see
     that it was pushed anew), and `header`, what that says.
     """
@@ -69,7 +71,9 @@ def _known(world: World, look: Wish, *, image: bool, header: bool) -> bool:
     return not (image and said.image is None) and (not header or bool(said.header or said.no_header))
 
 
-def _turn(world: World, before: _Turn | None, wish: Wish, live: frozenset[NodeId], now_s: float | None) -> _Turn:
+def _turn(
+    world: World, before: _Turn | None, wish: WeightsRequest, live: frozenset[NodeId], now_s: float | None
+) -> _Turn:
     tried = frozenset[NodeId]() if before is None else before.tried
     if before is not None and before.since_s is not None and (now_s or 0.0) >= _ends_s(world, before, wish):
         tried |= {before.node}
@@ -82,12 +86,12 @@ def _turn(world: World, before: _Turn | None, wish: Wish, live: frozenset[NodeId
     return _Turn(node, since_s, tried)
 
 
-def _ends_s(world: World, turn: _Turn, wish: Wish) -> float:
+def _ends_s(world: World, turn: _Turn, wish: WeightsRequest) -> float:
     node = world.nodes.get(turn.node)
-    says = node is not None and any(wish_of(one) == wish for one in node.report.weights)
+    says = node is not None and any(read_weights_request(one) == wish for one in node.report.weights)
     return (turn.since_s or 0.0) + (SLOW_S if says else SILENT_S)
 
 
 def _lives(world: World, name: NodeId, now_s: float) -> bool:
     node = world.nodes.get(name)
-    return node is not None and fresh(node, now_s) and node.report.brings
+    return node is not None and is_report_fresh(node, now_s) and node.report.brings

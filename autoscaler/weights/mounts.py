@@ -30,7 +30,7 @@ _TAG = re.compile(r"(@[a-z0-9]+:[0-9a-f]+)$|(:[^/:@]+)?(@[a-z0-9]+:[0-9a-f]+)?$"
 HOST_PATH = "or say weights.mount: hostPath in the Settings, where pod security lets it in"
 
 
-class NodeFacts(NamedTuple):
+class NodeMountFacts(NamedTuple):
     """What a node says of itself."""
 
     name: str
@@ -42,7 +42,7 @@ class NodeFacts(NamedTuple):
     """As it says: `containerd://2.1.4`."""
 
 
-class Found(NamedTuple):
+class ArtifactFacts(NamedTuple):
     """What is known of an artifact."""
 
     digest: str = ""
@@ -57,7 +57,7 @@ class Found(NamedTuple):
     """Why it is none, as far as that is known."""
 
 
-class Choice(NamedTuple):
+class MountChoice(NamedTuple):
     """`way` None: there is none."""
 
     way: Way | None
@@ -88,44 +88,44 @@ def image_of(artifact: str, digest: str) -> str:
     return f"{_TAG.sub('', artifact.removeprefix('oci://'))}@{digest}"
 
 
-def choose(
+def choose_mount(
     artifact: str,
     settings: Settings,
     facts: ClusterFacts,
-    node: NodeFacts | None = None,
-    found: Found | None = None,
-) -> Choice:
+    node: NodeMountFacts | None = None,
+    found: ArtifactFacts | None = None,
+) -> MountChoice:
     """`node`: where its pod will be; None: that is not known yet. `found`: of its artifact; None: the same."""
     if artifact.startswith("pvc://"):
-        return Choice("claim", f"are in the claim {claim_of(artifact)[0]}, which is mounted as it is")
+        return MountChoice("claim", f"are in the claim {claim_of(artifact)[0]}, which is mounted as it is")
     mount = settings.weights.mount
     if mount == "hostPath":
-        return Choice("hostPath", "are seen as a folder of their node, as Settings say (weights.mount: hostPath)")
+        return MountChoice("hostPath", "are seen as a folder of their node, as Settings say (weights.mount: hostPath)")
     no_volume, no_image = _no_volume(facts, node), _no_image(artifact, settings, facts, node, found)
     if mount in {"auto", "volume"} and not no_volume:
-        return Choice("volume", "are seen as a read-only volume of their node's store")
+        return MountChoice("volume", "are seen as a read-only volume of their node's store")
     if mount in {"auto", "image"} and not no_image:
         instead = f", since {no_volume}" if mount == "auto" else ", as Settings say (weights.mount: image)"
-        return Choice("image", f"are mounted by the node's container runtime as an image{instead}")
+        return MountChoice("image", f"are mounted by the node's container runtime as an image{instead}")
     told = {"volume": no_volume, "image": no_image}.get(mount, f"{no_volume}, and {no_image}")
-    return Choice(None, f"cannot be seen in its pods: {told}; {_fix(mount, facts)}")
+    return MountChoice(None, f"cannot be seen in its pods: {told}; {_fix(mount, facts)}")
 
 
-def as_image(artifact: str, settings: Settings, facts: ClusterFacts | None) -> bool:
+def is_image_mount(artifact: str, settings: Settings, facts: ClusterFacts | None) -> bool:
     """Whether pods will mount it as an image, or not at all: nothing of it is to be brought to any node."""
     if facts is None:
         return settings.weights.mount == "image" and artifact.startswith("oci://")
-    return choose(artifact, settings, facts).way == "image"
+    return choose_mount(artifact, settings, facts).way == "image"
 
 
-def obstacle(
+def explain_unmountable(
     artifact: str | None, settings: Settings, facts: ClusterFacts | None, what: str = "its weights",
-    found: Found | None = None,
+    found: ArtifactFacts | None = None,
 ) -> str:  # fmt: skip
     """Why no pod can see such weights, wherever it is; empty: nothing is known to stand in the way."""
     if artifact is None or facts is None or not is_mounted(artifact):
         return ""
-    choice = choose(artifact, settings, facts, found=found)
+    choice = choose_mount(artifact, settings, facts, found=found)
     return "" if choice.way else f"{what} {choice.reason}"
 
 
@@ -137,7 +137,7 @@ def _fix(mount: str, facts: ClusterFacts) -> str:
     return f"label the node, {HOST_PATH}"
 
 
-def _no_volume(facts: ClusterFacts, node: NodeFacts | None) -> str:
+def _no_volume(facts: ClusterFacts, node: NodeMountFacts | None) -> str:
     """Why a volume of the node's store is impossible; empty: it is not."""
     if not facts.volumes:
         return "no right is there to make PersistentVolumes"
@@ -147,7 +147,7 @@ def _no_volume(facts: ClusterFacts, node: NodeFacts | None) -> str:
 
 
 def _no_image(
-    artifact: str, settings: Settings, facts: ClusterFacts, node: NodeFacts | None, found: Found | None
+    artifact: str, settings: Settings, facts: ClusterFacts, node: NodeMountFacts | None, found: ArtifactFacts | None
 ) -> str:
     """Why an image volume is impossible; empty: it is not, or nobody knows yet."""
     weights = settings.weights
@@ -165,12 +165,12 @@ def _no_image(
     return "" if node is None else _no_image_on(node, least)
 
 
-def _no_image_on(node: NodeFacts, least: Version) -> str:
-    kubelet = version(node.kubelet)
+def _no_image_on(node: NodeMountFacts, least: Version) -> str:
+    kubelet = parse_version(node.kubelet)
     if kubelet is not None and kubelet < least:
         return f"the kubelet of node {node.name} is {_said(kubelet)}, and images are mounted from {_said(least)}"
     name, _, said = node.runtime.partition("://")
-    runtime, wanted = version(said), _RUNTIMES.get(name)
+    runtime, wanted = parse_version(said), _RUNTIMES.get(name)
     if name and wanted is None:
         return f"the container runtime of node {node.name}, {name}, is not known to mount images"
     if runtime is not None and wanted is not None and runtime < wanted:
@@ -178,7 +178,7 @@ def _no_image_on(node: NodeFacts, least: Version) -> str:
     return ""
 
 
-def version(text: str) -> Version | None:
+def parse_version(text: str) -> Version | None:
     """The first two numbers of `v1.36.3`; None: it is no version."""
     found = _VERSION.match(text)
     return None if found is None else (int(found[1]), int(found[2]))

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from autoscaler.agent_contract import NodeWants
 from autoscaler.contract import Message, NodeReport
-from autoscaler.queries.node_reports import fresh
+from autoscaler.queries.node_reports import is_report_fresh
 from autoscaler.state.world import Copy, NodeId, World
 
 PEERS_MAX = 16
@@ -45,7 +45,7 @@ class Having(NamedTuple):
     coming: tuple[NodePeer, ...]
 
 
-class Asked:
+class PeerCache:
     """Answers, of a World that goes on."""
 
     def __init__(self) -> None:
@@ -59,16 +59,16 @@ class Asked:
         if kept is None or now_s >= kept[0] + KEPT_S:
             if len(self._kept) >= KEPT_MAX:
                 self._kept.clear()
-            kept = self._kept[artifact] = (now_s, having(world, wants, artifact, now_s))
-        return NodePeers(peers=chosen(kept[1], node))
+            kept = self._kept[artifact] = (now_s, list_peers(world, wants, artifact, now_s))
+        return NodePeers(peers=select_peers(kept[1], node))
 
 
-def having(world: World, wants: Mapping[NodeId, NodeWants], artifact: str, now_s: float) -> Having:
+def list_peers(world: World, wants: Mapping[NodeId, NodeWants], artifact: str, now_s: float) -> Having:
     """All whose agents give weights to others, and have this or are to."""
     whole, coming = list[NodePeer](), list[NodePeer]()
     for name in sorted(world.nodes):
         report = world.nodes[name].report
-        if not report.peer or not fresh(world.nodes[name], now_s):
+        if not report.peer or not is_report_fresh(world.nodes[name], now_s):
             continue
         digest, told = _digest(report, artifact)
         if digest or Copy(artifact=artifact, node=NodeId(name)) in world.copies:
@@ -78,7 +78,7 @@ def having(world: World, wants: Mapping[NodeId, NodeWants], artifact: str, now_s
     return Having(tuple(whole), tuple(coming))
 
 
-def chosen(of: Having, node: NodeId) -> tuple[NodePeer, ...]:
+def select_peers(of: Having, node: NodeId) -> tuple[NodePeer, ...]:
     """Others than `node`, PEERS_MAX at most."""
     first = _some(of.whole, node, PEERS_MAX)
     return first + _some(of.coming, node, PEERS_MAX - len(first))

@@ -22,8 +22,8 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import lru_cache
 from typing import NamedTuple, Protocol
 
-from autoscaler.slicing.mig_geometry import GEOMETRIES, MEMO_MAX, Cut, Geometry, Layout, free_slices, starts
-from autoscaler.slicing.mig_placement import Fleet, Found
+from autoscaler.slicing.mig_geometry import GEOMETRIES, MEMO_MAX, Cut, Geometry, Layout, free_slices, list_starts
+from autoscaler.slicing.mig_placement import Fleet, MigPlacement
 from autoscaler.state.world import DeviceId
 from bench.kit import Figures, say, spread, title
 from bench.parts import machine, quick
@@ -73,7 +73,7 @@ class Ours:
     def start(self, profile: str) -> tuple[DeviceId, Cut] | None:
         """See Chooser."""
         found = self._fleet.start(profile)
-        return (found.device, found.cut) if isinstance(found, Found) else None
+        return (found.device, found.cut) if isinstance(found, MigPlacement) else None
 
     def stop(self, device: DeviceId, cut: Cut) -> None:
         """See Chooser. The cut is undone at once, as DRA does; kept idle it would be room all the same."""
@@ -94,7 +94,7 @@ class BestFit:
         fits = (
             (run(H100, on, Cut(profile, start)), free_slices(H100, on), self._order * start, ids[0])
             for on, ids in self._alike.items()
-            for start in starts(H100, on, profile)
+            for start in list_starts(H100, on, profile)
         )
         best = min(fits, default=None)
         if best is None:

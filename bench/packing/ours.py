@@ -8,31 +8,33 @@ from collections.abc import Callable, Sequence
 
 import autoscaler.placement.index.elastic
 from autoscaler.contract import ModelName
-from autoscaler.placement.index.arrays import Node, Stock
+from autoscaler.placement.index.arrays import NodeArrays, NodeCapacity
 from autoscaler.placement.index.elastic import Elastic
-from autoscaler.placement.index.index import Yard
+from autoscaler.placement.index.index import SliceIndex
 from autoscaler.placement.index.residual_waste import Taught
 from autoscaler.placement.learning.learner import Draw, Learner
-from autoscaler.placement.model.types import Outlook, Placement, Shelf, Want
+from autoscaler.placement.model.types import Bin, Placement, PlacementRequest, RestartCosts
 from autoscaler.placement.packer import pack
-from autoscaler.state.resources import EITHER, Host, Kind, Lane, Room, Wanted
+from autoscaler.state.resources import EITHER, HostResources, RequestFrequency, RequestShape, ResourceAmount, SliceClass
 from autoscaler.state.world import DeviceId, NodeId, Slice, SliceId
 from bench.packing import openb
 from bench.packing.openb import MILLI, NodeRow
 
-OUTLOOK = Outlook()
+OUTLOOK = RestartCosts()
 MIB = 1 << 20
 
 
-def node(row: NodeRow) -> Node:
+def node(row: NodeRow) -> NodeCapacity:
     """A GPU of the trace has MILLI bytes."""
-    return Node(row.name, (Lane(MILLI, row.model),) * row.gpus, row.cpu_milli, row.memory_mib * MIB)
+    return NodeCapacity(row.name, (SliceClass(MILLI, row.model),) * row.gpus, row.cpu_milli, row.memory_mib * MIB)
 
 
-def kind(one: openb.Kind) -> Kind:
+def kind(one: openb.Kind) -> RequestShape:
     """A request of the trace."""
     products = (EITHER.join(sorted(one.models)),) if one.models else ()
-    return Kind(one.gpus, one.milli, products=products, cpu_milli=one.cpu_milli, host_bytes=one.memory_mib * MIB)
+    return RequestShape(
+        one.gpus, one.milli, products=products, cpu_milli=one.cpu_milli, host_bytes=one.memory_mib * MIB
+    )
 
 
 def draws(seed: int) -> Draw:
@@ -40,14 +42,16 @@ def draws(seed: int) -> Draw:
     return random.Random(seed).randrange
 
 
-def elastic(one: openb.Kind) -> Kind:
+def elastic(one: openb.Kind) -> RequestShape:
     """A request of the trace that makes do with less, if it shares."""
-    return autoscaler.placement.index.elastic.elastic(kind(one)) if one.shares else kind(one)
+    return autoscaler.placement.index.elastic.make_elastic(kind(one)) if one.shares else kind(one)
 
 
-def learn(nodes: Sequence[NodeRow], pods: Sequence[openb.Kind], of: Callable[[openb.Kind], Kind] = kind) -> Taught:
+def learn(
+    nodes: Sequence[NodeRow], pods: Sequence[openb.Kind], of: Callable[[openb.Kind], RequestShape] = kind
+) -> Taught:
     """The best of all lessons; about a minute."""
-    demand = [Wanted(one, count) for one, count in Counter(map(of, pods)).items()]
+    demand = [RequestFrequency(one, count) for one, count in Counter(map(of, pods)).items()]
     learner = Learner([node(row) for row in nodes], demand, draws)
     best, _ = max(learner.lessons(), key=lambda lesson: lesson[1])
     return best
@@ -62,8 +66,8 @@ class Packer:
         names = [NodeId(f"{number:05}") for number in range(len(nodes))]  # ties are decided by the round's order
         shelves = [_shelf(name, gpu, row) for name, row in zip(names, nodes, strict=True) for gpu in range(row.gpus)]
         hosts = {name: _host(row) for name, row in zip(names, nodes, strict=True)}
-        self._yard = Yard(shelves, hosts, taught)
-        self._wants: dict[openb.Kind, Want] = {}
+        self._yard = SliceIndex(shelves, hosts, taught)
+        self._wants: dict[openb.Kind, PlacementRequest] = {}
 
     def choose(self, asked: openb.Kind) -> tuple[int, int] | None:
         """See Chooser."""
@@ -84,7 +88,7 @@ class Packer:
     def _take(self, id: SliceId, placement: Placement) -> int:
         """It runs there from now on; which GPU of its node that is."""
         shelf = self._yard.shelves[id].copy()
-        shelf.reserve(Room(placement.memory_bytes, 0))
+        shelf.reserve(ResourceAmount(placement.memory_bytes, 0))
         self._yard.put(shelf)
         return int(id.rpartition("/")[2])
 
@@ -93,8 +97,8 @@ class Granter:
     """The elastic policy for one replay: `autoscaler.placement.index.elastic`, as the packer asks it."""
 
     def __init__(self, nodes: Sequence[NodeRow], taught: Taught) -> None:
-        self._elastic = Elastic(Stock([node(row) for row in nodes], taught))
-        self._kinds: dict[openb.Kind, Kind] = {}
+        self._elastic = Elastic(NodeArrays([node(row) for row in nodes], taught))
+        self._kinds: dict[openb.Kind, RequestShape] = {}
 
     def choose(self, asked: openb.Kind) -> tuple[int, int, int] | None:
         """See Chooser."""
@@ -108,22 +112,27 @@ class Granter:
         return one.place.node, lanes[0] if lanes else 0, granted
 
 
-def _want(asked: openb.Kind) -> Want:
+def _want(asked: openb.Kind) -> PlacementRequest:
     one = kind(asked)
-    return Want(
+    return PlacementRequest(
         ModelName("model"), devices=one.devices, memory_bytes=one.memory_bytes, products=one.products,
         cpu_milli=one.cpu_milli, host_bytes=one.host_bytes,
     )  # fmt: skip
 
 
-def _shelf(node: NodeId, gpu: int, row: NodeRow) -> Shelf:
+def _shelf(node: NodeId, gpu: int, row: NodeRow) -> Bin:
     id = f"{node}/{gpu}"
     slice_ = Slice(id=SliceId(id), device=DeviceId(id), node=node, memory_bytes=MILLI, product=row.model)
-    return Shelf(
-        slice=slice_, whole=True, incumbents=(), free=Room(MILLI, 100), coming=Room(0, 0), locked=False
-    )  # fmt: skip
+    return Bin(
+        slice=slice_,
+        whole=True,
+        incumbents=(),
+        free=ResourceAmount(MILLI, 100),
+        coming=ResourceAmount(0, 0),
+        locked=False,
+    )
 
 
-def _host(row: NodeRow) -> Host:
+def _host(row: NodeRow) -> HostResources:
     host_bytes = row.memory_mib * MIB
-    return Host(row.cpu_milli, host_bytes, row.cpu_milli, host_bytes)
+    return HostResources(row.cpu_milli, host_bytes, row.cpu_milli, host_bytes)

@@ -19,7 +19,7 @@ from pathlib import Path
 from artifacts.digest import Digest
 from artifacts.disk.disk import Disk
 from artifacts.download import pull
-from artifacts.download.pull import Wanted
+from artifacts.download.pull import BlobTarget
 from artifacts.http.transport import Site
 from artifacts.oci import manifest
 from artifacts.registry import manifests, push
@@ -36,10 +36,10 @@ async def _fetch(reference: str, folder: Path, ca: Path | None) -> None:
     came: dict[Digest, int] = {}
     cost = Cost()
     async with Client(Site(host, plain_http=ca is None, ca=ca)) as client:
-        found = await manifests.manifest(client, name, tag)
-        parsed = manifest.parse(found.body)
+        found = await manifests.fetch_manifest(client, name, tag)
+        parsed = manifest.parse_manifest(found.body)
         layers = parsed.layers if isinstance(parsed, manifest.Manifest) else ()
-        wanted = [Wanted(Blob(name, one.digest, one.size), Path(f"{at}")) for at, one in enumerate(layers)]
+        wanted = [BlobTarget(Blob(name, one.digest, one.size), Path(f"{at}")) for at, one in enumerate(layers)]
         size = sum(one.size for one in layers)
         there = sum(one.blob.size for one in wanted if (folder / one.path).exists())
         wanted = [one for one in wanted if not (folder / one.path).exists()]
@@ -52,7 +52,7 @@ async def _fetch(reference: str, folder: Path, ca: Path | None) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
         disk = Disk() if os.environ.get("SYNC") else Disk().later()
-        await pull.fetch(wanted, Mirrored(client), folder, progress, file_system=disk)
+        await pull.fetch_blobs(wanted, Mirrored(client), folder, progress, file_system=disk)
     cost.tell(fetched_share=1 - (there + sum(first.values())) / size)
 
 

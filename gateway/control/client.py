@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable
 import aiohttp
 import msgspec
 
-from autoscaler.contract import Report, ReportAnswer, decoder
+from autoscaler.contract import Report, ReportAnswer, make_decoder
 from gateway.control.sync import LinkError
 
 REPORT_TIMEOUT_S = 2.0
@@ -24,7 +24,7 @@ LINE_BYTES_MAX = 64 << 20
 log = logging.getLogger("pilotlight.gateway.link")
 
 _encode = msgspec.json.Encoder().encode
-_decode_answer = decoder(ReportAnswer)
+_decode_answer = make_decoder(ReportAnswer)
 
 
 class HttpLink:
@@ -96,8 +96,8 @@ class HttpLink:
         return True if self._tls is None else self._tls()
 
     def _broken(self, error: Exception) -> LinkError:
-        why = distrust(error)
-        if not why and self._tls is not None and cut_off(error):
+        why = explain_auth_failure(error)
+        if not why and self._tls is not None and is_disconnect(error):
             why = "the autoscaler ends our connections: it may want another certificate (--contract-cert-file)"
         if why and why != self._distrust:
             self._distrust = why
@@ -105,7 +105,7 @@ class HttpLink:
         return LinkError(type(error).__name__)
 
 
-def distrust(error: Exception) -> str:
+def explain_auth_failure(error: Exception) -> str:
     """Why gateway and autoscaler do not believe each other; empty for every other error."""
     if isinstance(error, aiohttp.ClientResponseError) and error.status == 401:
         return "the autoscaler refuses our token: --token-file must hold one of its tokens"
@@ -121,7 +121,7 @@ def distrust(error: Exception) -> str:
     return ""
 
 
-def cut_off(error: Exception) -> bool:
+def is_disconnect(error: Exception) -> bool:
     """Whether the other side ended a connection that was there: over TLS 1.3 it refuses a certificate so, too."""
     return isinstance(error, aiohttp.ClientOSError | aiohttp.ServerDisconnectedError) and not isinstance(
         error, aiohttp.ClientConnectorError

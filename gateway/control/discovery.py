@@ -26,17 +26,17 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """(name, port) -> its addresses. Raises OSError."""
 
 
-async def resolved(name: str, port: int) -> Sequence[str]:
+async def resolve_addresses(name: str, port: int) -> Sequence[str]:
     """As the system does it. Raises OSError."""
     found = await asyncio.get_running_loop().getaddrinfo(name, port, type=socket.SOCK_STREAM)
     return [str(address[0]) for *_, address in found]
 
 
-class Finding:
+class Discovery:
     """Keeps `sync` on everybody behind a name. `link` makes the way to an address."""
 
     def __init__(
-        self, host: str, port: int, link: Callable[[str], Link], sync: Sync, resolve: Resolve = resolved
+        self, host: str, port: int, link: Callable[[str], Link], sync: Sync, resolve: Resolve = resolve_addresses
     ) -> None:
         self._host = host
         self._port = port

@@ -11,17 +11,17 @@ from pathlib import Path
 
 import msgspec
 
-from autoscaler.contract import CatalogueDelta, RoutesDelta, decoder
+from autoscaler.contract import CatalogueDelta, RoutesDelta, make_decoder
 
 
-class Known(msgspec.Struct, frozen=True, kw_only=True):
+class GatewaySnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The whole of both, as full deltas."""
 
     catalogue: CatalogueDelta = CatalogueDelta(epoch=0, version=0, full=True)
     routes: RoutesDelta = RoutesDelta(epoch=0, version=0, full=True)
 
 
-def with_catalogue(known: Known, delta: CatalogueDelta) -> Known:
+def with_catalogue(known: GatewaySnapshot, delta: CatalogueDelta) -> GatewaySnapshot:
     """`known` after a change of the catalogue; as it is, where another autoscaler's was newer."""
     before = known.catalogue
     if (delta.epoch, delta.version) < (before.epoch, before.version):
@@ -38,10 +38,10 @@ def with_catalogue(known: Known, delta: CatalogueDelta) -> Known:
         tenants=tuple(entry for name, entry in tenants.items() if name not in delta.tenants_gone),
         settings=delta.settings if delta.settings is not None else before.settings,
     )
-    return Known(catalogue=merged, routes=known.routes)
+    return GatewaySnapshot(catalogue=merged, routes=known.routes)
 
 
-def with_routes(known: Known, delta: RoutesDelta) -> Known:
+def with_routes(known: GatewaySnapshot, delta: RoutesDelta) -> GatewaySnapshot:
     """`known` after a change of Routes; as it is, where another autoscaler's were newer."""
     before = known.routes
     if (delta.epoch, delta.version) < (before.epoch, before.version):
@@ -58,10 +58,10 @@ def with_routes(known: Known, delta: RoutesDelta) -> Known:
         replicas=tuple(route for name, route in routes.items() if name not in delta.replicas_gone),
         models=tuple(model for name, model in models.items() if name not in delta.models_gone),
     )
-    return Known(catalogue=known.catalogue, routes=merged)
+    return GatewaySnapshot(catalogue=known.catalogue, routes=merged)
 
 
-def write(path: Path, known: Known) -> None:
+def save_snapshot(path: Path, known: GatewaySnapshot) -> None:
     """Replaces the file. Raises OSError."""
     fresh = path.with_suffix(".tmp")
     with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
@@ -69,9 +69,9 @@ def write(path: Path, known: Known) -> None:
     fresh.replace(path)
 
 
-def read(path: Path) -> Known | None:
+def load_snapshot(path: Path) -> GatewaySnapshot | None:
     """What was kept; None when there is nothing. Raises msgspec.DecodeError or OSError when it cannot be read."""
     try:
-        return decoder(Known)(path.read_bytes())
+        return make_decoder(GatewaySnapshot)(path.read_bytes())
     except FileNotFoundError:
         return None

@@ -18,7 +18,7 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from autoscaler.contract import CatalogueDelta, GatewayId, Report, ReportAnswer, RoutesDelta, decoder
+from autoscaler.contract import CatalogueDelta, GatewayId, Report, ReportAnswer, RoutesDelta, make_decoder
 from gateway.control import snapshot_file
 from gateway.dispatch.reports import Pace
 
@@ -95,7 +95,7 @@ class Sync:
         self._poke = asyncio.Event()
         self._kept_at = kept_at
         self._jitter = jitter
-        self._known = snapshot_file.Known()
+        self._known = snapshot_file.GatewaySnapshot()
         self._unfolded: list[CatalogueDelta | RoutesDelta] = []
         self._heard: set[type[CatalogueDelta | RoutesDelta]] = set()
         self._whole = asyncio.Event()
@@ -179,7 +179,7 @@ class Sync:
 
     async def _follow(self, link: Link, path: str, kind: type[T], take: Callable[[T], None]) -> None:
         retry_s = RETRY_S_MIN
-        decode = decoder(kind)
+        decode = make_decoder(kind)
         while True:
             try:
                 async for line in link.lines(path):
@@ -200,13 +200,13 @@ class Sync:
             if not self._heard:
                 self._restore(path)
         await self._whole.wait()
-        written = snapshot_file.Known()
+        written = snapshot_file.GatewaySnapshot()
         while True:
             self._fold()
             if self._known is not written:
                 written = self._known
                 try:
-                    await asyncio.to_thread(snapshot_file.write, path, written)
+                    await asyncio.to_thread(snapshot_file.save_snapshot, path, written)
                 except OSError as error:
                     log.warning("event=kept_unwritable error=%s", type(error).__name__)
             await asyncio.sleep(KEEP_S)
@@ -214,7 +214,7 @@ class Sync:
     def _restore(self, path: Path) -> None:
         """The follower serves from the file, if there is one that can be read."""
         try:
-            known = snapshot_file.read(path)
+            known = snapshot_file.load_snapshot(path)
         except (OSError, msgspec.DecodeError) as error:
             log.warning("event=kept_unreadable error=%s", type(error).__name__)
             return

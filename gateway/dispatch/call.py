@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from autoscaler.contract import ModelName, ReplicaId, TenantName
 
 if TYPE_CHECKING:
-    from gateway.dispatch.fair_queue import Line
+    from gateway.dispatch.fair_queue import TenantQueue
     from gateway.dispatch.slots import Hold
 
 
@@ -72,7 +72,7 @@ class Call:
         self.tokens_in = self.tokens_out = 0
         self.state = CallState.NEW
         """Written by dispatch, like all below."""
-        self.line: Line | None = None
+        self.line: TenantQueue | None = None
         """The Calls of its kind, once it is admitted."""
         self.hold: Hold | None = None
         """Where it runs."""

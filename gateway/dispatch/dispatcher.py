@@ -23,9 +23,9 @@ from autoscaler.contract import (
 from gateway import errors
 from gateway.dispatch.call import Call, CallState, Outcome
 from gateway.dispatch.effects import Effect, Refuse, ReportNow
-from gateway.dispatch.fair_queue import Line, Parked
+from gateway.dispatch.fair_queue import Parked, TenantQueue
 from gateway.dispatch.memory_pressure import Pressure
-from gateway.dispatch.model_dispatcher import Bounce, Desk, Tally
+from gateway.dispatch.model_dispatcher import Bounce, ModelDispatcher, SharedCounters
 from gateway.dispatch.routes import Routes
 
 _PARKED, _RUNNING, _ENDED = CallState.PARKED, CallState.RUNNING, CallState.ENDED
@@ -41,9 +41,9 @@ class Dispatch:
         self._sequence = 0
         self._catalogue = (0, 0)
         self._routes = Routes()
-        self._desks: dict[ModelName, Desk] = {}
+        self._desks: dict[ModelName, ModelDispatcher] = {}
         """As many as catalogue and Routes name."""
-        self._tally = Tally()
+        self._tally = SharedCounters()
         self._suspected: set[ModelName] = set()
         """Models with a Replica that did not take a connection."""
         self._others_wait: set[ModelName] = set()
@@ -278,13 +278,13 @@ class Dispatch:
             out.append(_REPORT_NOW)
         return out
 
-    def _desk(self, name: ModelName) -> Desk:
+    def _desk(self, name: ModelName) -> ModelDispatcher:
         desk = self._desks.get(name)
         if desk is None:
-            desk = self._desks[name] = Desk(name, self._routes, self._tally)
+            desk = self._desks[name] = ModelDispatcher(name, self._routes, self._tally)
         return desk
 
-    def _retire(self, desk: Desk) -> None:
+    def _retire(self, desk: ModelDispatcher) -> None:
         """Forgets a Model that neither catalogue nor Routes name and that has no Call."""
         if desk.orphaned:
             self._desks.pop(desk.name, None)
@@ -310,7 +310,7 @@ class Dispatch:
     def _levels(self, now_s: float) -> tuple[Level, ...]:
         """One Level per line with a Call; lines without leave the list, and an idle Model forgets its lines."""
         levels: list[Level] = []
-        kept: list[Line] = []
+        kept: list[TenantQueue] = []
         for line in self._tally.listed:
             if line.calls or line.running:
                 levels.append(_level(line, now_s))
@@ -325,7 +325,7 @@ class Dispatch:
         return tuple(levels)
 
 
-def _level(line: Line, now_s: float) -> Level:
+def _level(line: TenantQueue, now_s: float) -> Level:
     soonest_s = line.soonest_s()
     return Level(
         model=line.model,

@@ -25,7 +25,7 @@ COMPACT_MIN = 64
 """A deadline heap is rebuilt when more than half of it, and more than this, is dead."""
 
 
-class Lane:
+class PriorityBand:
     """One priority of one Model: `tag` is the start tag of its latest grant."""
 
     __slots__ = ("priority", "tag")
@@ -35,7 +35,7 @@ class Lane:
         self.tag = 0.0
 
 
-class Line:
+class TenantQueue:
     """The Calls of one Tenant with one priority for one Model: those parked in order, and how many run."""
 
     __slots__ = (
@@ -43,7 +43,7 @@ class Line:
         "watch_s",
     )  # fmt: skip
 
-    def __init__(self, model: ModelName, lane: Lane, account: Account, step: float) -> None:
+    def __init__(self, model: ModelName, lane: PriorityBand, account: Account, step: float) -> None:
         self.model = model
         self.lane = lane
         self.account = account
@@ -113,22 +113,22 @@ class Queue:
     def __init__(self, model: ModelName, parked: Parked | None = None) -> None:
         self.model = model
         self._parked_here = parked or Parked()
-        self.lines: dict[tuple[TenantName, int], Line] = {}
+        self.lines: dict[tuple[TenantName, int], TenantQueue] = {}
         """At most Tenants x priorities of the catalogue; all are forgotten whenever the Model has no Call."""
         self.waiting = 0
         self.bytes = 0
-        self._lanes: dict[int, Lane] = {}
-        self._heap: list[tuple[int, float, int, Line]] = []
+        self._lanes: dict[int, PriorityBand] = {}
+        self._heap: list[tuple[int, float, int, TenantQueue]] = []
         """(-priority, tag, number, line): one valid entry per line. Stale ones come from moved Calls and emptied lines
         only, and go when they reach the top or when nothing waits."""
         self._numbers = count()
 
-    def open(self, tenant: TenantName, priority: int, account: Account, step: float) -> Line:
+    def open(self, tenant: TenantName, priority: int, account: Account, step: float) -> TenantQueue:
         """A new line, level with the least served one."""
         lane = self._lanes.get(priority)
         if lane is None:
-            lane = self._lanes[priority] = Lane(priority)
-        line = self.lines[tenant, priority] = Line(self.model, lane, account, step)
+            lane = self._lanes[priority] = PriorityBand(priority)
+        line = self.lines[tenant, priority] = TenantQueue(self.model, lane, account, step)
         return line
 
     def full(self, call: Call, limits: QueueLimits) -> bool:
@@ -137,7 +137,7 @@ class Queue:
             return True
         return self.waiting >= limits.calls_max or self.bytes + call.body_bytes > limits.bytes_max
 
-    def park(self, line: Line, call: Call) -> None:
+    def park(self, line: TenantQueue, call: Call) -> None:
         """The Call waits behind those of its line; a line that comes back starts level with the least served one."""
         if not line.calls:
             line.tag = max(line.tag, line.lane.tag)
@@ -145,14 +145,14 @@ class Queue:
         line.calls[call] = line.tickets
         self._parked(line, call, next(self._numbers))
 
-    def park_first(self, line: Line, call: Call) -> None:
+    def park_first(self, line: TenantQueue, call: Call) -> None:
         """A granted Call comes back to the head of its line, and the line gets back what the grant cost it."""
         line.tag = max(line.tag, line.lane.tag) - line.step
         line.calls[call] = line.calls[line.first()] - 1 if line.calls else line.tickets
         line.calls.move_to_end(call, last=False)
         self._parked(line, call, -next(self._numbers))  # before all that are level with it
 
-    def _parked(self, line: Line, call: Call, number: int) -> None:
+    def _parked(self, line: TenantQueue, call: Call, number: int) -> None:
         self.waiting += 1
         self.bytes += call.body_bytes
         self._parked_here.add(call.body_bytes, 1)
@@ -162,12 +162,12 @@ class Queue:
             line.entry = line.tag
             heappush(self._heap, (-line.lane.priority, line.tag, number, line))
 
-    def remove(self, line: Line, call: Call) -> None:
+    def remove(self, line: TenantQueue, call: Call) -> None:
         """The Call leaves from wherever it is in its line."""
         del line.calls[call]
         self._removed(line, call)
 
-    def pop(self) -> tuple[Line, Call]:
+    def pop(self) -> tuple[TenantQueue, Call]:
         """The next Call in order, charged to its line. Raises IndexError when nothing waits."""
         heap = self._heap
         while True:
@@ -189,13 +189,13 @@ class Queue:
         self._removed(line, call)
         return line, call
 
-    def charge(self, line: Line) -> None:
+    def charge(self, line: TenantQueue) -> None:
         """A grant to a Call that never parked costs its line the same."""
         lane = line.lane
         lane.tag = max(lane.tag, line.tag)
         line.tag = lane.tag + line.step
 
-    def _removed(self, line: Line, call: Call) -> None:
+    def _removed(self, line: TenantQueue, call: Call) -> None:
         self.waiting -= 1
         self.bytes -= call.body_bytes
         self._parked_here.add(call.body_bytes, -1)
@@ -215,7 +215,7 @@ class Deadlines:
     """Lines by the time at which they are to be looked at: never later than their soonest deadline."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Line]] = []
+        self._heap: list[tuple[float, int, TenantQueue]] = []
         """An entry is valid while its time is the line's `watch_s`."""
         self._watched = 0
         self._numbers = count()
@@ -223,7 +223,7 @@ class Deadlines:
     def __len__(self) -> int:
         return len(self._heap)
 
-    def watch(self, line: Line, deadline_s: float) -> None:
+    def watch(self, line: TenantQueue, deadline_s: float) -> None:
         """A Call with this deadline parked in the line."""
         if line.watch_s is not None and line.watch_s <= deadline_s:
             return
@@ -253,7 +253,7 @@ class Deadlines:
                 heapreplace(heap, (soonest_s, next(self._numbers), line))
         return None
 
-    def due(self, now_s: float) -> Iterator[Line]:
+    def due(self, now_s: float) -> Iterator[TenantQueue]:
         """The lines with an overdue Call; who iterates takes those Calls out before going on."""
         while (at_s := self.next_s()) is not None and at_s <= now_s:
             yield self._heap[0][2]

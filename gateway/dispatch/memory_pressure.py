@@ -23,7 +23,7 @@ class Pressure(IntEnum):
     NO_CALLS = 2
 
 
-def in_use(resident_bytes: int, base_bytes: int, counted_bytes: int) -> int:
+def estimate_used_bytes(resident_bytes: int, base_bytes: int, counted_bytes: int) -> int:
     """What is used of the resident set. The allocator may keep what was freed: where nearly nothing is counted, that is
     no reason to refuse. `counted_bytes` counts twice over, for there is more than we count; `base_bytes` is what the
     process had when nobody was here.
@@ -31,7 +31,7 @@ def in_use(resident_bytes: int, base_bytes: int, counted_bytes: int) -> int:
     return min(resident_bytes, base_bytes + counted_bytes)
 
 
-def pressure(used_bytes: int, limit_bytes: int, before: Pressure) -> Pressure:
+def compute_pressure(used_bytes: int, limit_bytes: int, before: Pressure) -> Pressure:
     """The step at so much memory in use."""
     share = used_bytes / limit_bytes
     now = Pressure((share >= COLD_SHARE) + (share >= ALL_SHARE))

@@ -2,8 +2,8 @@
 
 Owns the states of the Model's Calls, who is granted, parked, moved or refused, and the retry budget. Promises that
 after every public method no Call waits while a Slot that it may use is free, and that nothing is granted after its
-deadline. Effects are appended to a list that is passed in; `Tally` is what all desks of a gateway share. Knows no
-other Model.
+deadline. Effects are appended to a list that is passed in; `SharedCounters` is what all desks of a gateway share. Knows
+no other Model.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from autoscaler.contract import ModelEntry, ModelName, QueueLimits, TenantName
 from gateway import errors
 from gateway.dispatch.call import Call, CallState, Outcome
 from gateway.dispatch.effects import Effect, Grant, Refuse
-from gateway.dispatch.fair_queue import Deadlines, Line, Parked, Queue
+from gateway.dispatch.fair_queue import Deadlines, Parked, Queue, TenantQueue
 from gateway.dispatch.memory_pressure import Pressure
 from gateway.dispatch.reports import Accounts
 from gateway.dispatch.routes import Routes
@@ -32,7 +32,7 @@ _LAST_WORDS: dict[str, Callable[[], CallError]] = {
     "connect": errors.upstream_error,
     "reset": errors.upstream_error,
     "timeout": errors.upstream_timeout,
-    "busy": lambda: errors.refused("overloaded", "the engine takes no more calls now", RETRY_AFTER_S),
+    "busy": lambda: errors.service_unavailable("overloaded", "the engine takes no more calls now", RETRY_AFTER_S),
 }
 """What a Call that cannot move is told."""
 
@@ -43,7 +43,7 @@ _PARKED, _RUNNING, _ENDED = CallState.PARKED, CallState.RUNNING, CallState.ENDED
 _NO_ENTRY = QueueLimits()
 
 
-class Tally:
+class SharedCounters:
     """What the desks of one gateway share."""
 
     __slots__ = ("accounts", "deadlines", "edge", "listed", "parked", "pressure", "steps", "waiting")
@@ -51,7 +51,7 @@ class Tally:
     def __init__(self) -> None:
         self.accounts = Accounts()
         self.deadlines = Deadlines()
-        self.listed: list[Line] = []
+        self.listed: list[TenantQueue] = []
         """Lines that had a Call since the last report."""
         self.steps: dict[TenantName, float] = {}
         """Tenant -> 1 / weight; 1 for those that are not in it."""
@@ -62,12 +62,12 @@ class Tally:
         """The next report is due at once."""
 
 
-class Desk:
+class ModelDispatcher:
     """One Model at this gateway."""
 
     __slots__ = ("_routes", "_tally", "closed", "entry", "name", "part", "queue", "retries", "running", "was_ready")
 
-    def __init__(self, name: ModelName, routes: Routes, tally: Tally) -> None:
+    def __init__(self, name: ModelName, routes: Routes, tally: SharedCounters) -> None:
         self.name = name
         self.entry: ModelEntry | None = None
         self.queue = Queue(name, tally.parked)
@@ -114,8 +114,8 @@ class Desk:
             return errors.model_not_found()
         why = self.part.route.refusal
         if self.entry.paused or why is None:
-            return errors.refused("no_capacity", "the model is paused", PAUSED_RETRY_AFTER_S)
-        return errors.refused(why.code, why.message, why.retry_after_s)
+            return errors.service_unavailable("no_capacity", "the model is paused", PAUSED_RETRY_AFTER_S)
+        return errors.service_unavailable(why.code, why.message, why.retry_after_s)
 
     def turn_away(self, call: Call, now_s: float, out: list[Effect]) -> None:
         """An arrival at a closed desk. While the autoscaler refuses the Model it still is demand for one start."""
@@ -230,7 +230,7 @@ class Desk:
                     out.append(self._grant(line, other, call, now_s))
         self.settle(now_s, out)
 
-    def expire(self, line: Line, call: Call, now_s: float, out: list[Effect]) -> None:
+    def expire(self, line: TenantQueue, call: Call, now_s: float, out: list[Effect]) -> None:
         """A parked Call's deadline is reached."""
         self._unpark(line, call, now_s)
         self._refuse(line, call, self._late(call, now_s), now_s, out)
@@ -280,23 +280,23 @@ class Desk:
         retry_after_s = _retry_after_s(expected_s if comes_s is None else comes_s)
         self._count_cold(call, retry_after_s, now_s)
         if comes_s is not None:
-            return errors.capacity_comes(comes_s, retry_after_s)
+            return errors.capacity_pending(comes_s, retry_after_s)
         return errors.model_starting(expected_s, retry_after_s)
 
     def _count_cold(self, call: Call, retry_after_s: float, now_s: float) -> None:
         self._tally.accounts.refused_cold(self.name, call.tenant, now_s, retry_after_s)
         self._tally.edge = True
 
-    def _open(self, call: Call) -> Line:
+    def _open(self, call: Call) -> TenantQueue:
         account = self._tally.accounts.of(self.name, call.tenant)
         return self.queue.open(call.tenant, call.priority, account, self._tally.steps.get(call.tenant, 1.0))
 
-    def _list(self, line: Line) -> None:
+    def _list(self, line: TenantQueue) -> None:
         if not line.listed:
             line.listed = True
             self._tally.listed.append(line)
 
-    def _grant(self, line: Line, hold: Hold, call: Call, now_s: float) -> Grant:
+    def _grant(self, line: TenantQueue, hold: Hold, call: Call, now_s: float) -> Grant:
         """The Call runs; its account has been touched."""
         call.state = _RUNNING
         call.granted_s = now_s
@@ -312,7 +312,7 @@ class Desk:
             self._list(line)
         return Grant(call, hold.replica, hold.address)
 
-    def _park(self, line: Line, call: Call, *, first: bool) -> None:
+    def _park(self, line: TenantQueue, call: Call, *, first: bool) -> None:
         """The Call waits; its account has been touched."""
         if not line.calls:
             self._tally.edge = True  # 0 -> 1
@@ -328,16 +328,16 @@ class Desk:
         self._tally.deadlines.watch(line, call.deadline_s)
         self._list(line)
 
-    def _unpark(self, line: Line, call: Call, now_s: float) -> None:
+    def _unpark(self, line: TenantQueue, call: Call, now_s: float) -> None:
         self.queue.remove(line, call)
         self._unparked(line, now_s)
 
-    def _unparked(self, line: Line, now_s: float) -> None:
+    def _unparked(self, line: TenantQueue, now_s: float) -> None:
         self._tally.accounts.touch(line.account, now_s)
         self._tally.waiting -= 1
         line.account.waiting -= 1
 
-    def _release(self, line: Line, call: Call, now_s: float) -> Hold:
+    def _release(self, line: TenantQueue, call: Call, now_s: float) -> Hold:
         """The Call leaves its Replica. A Slot above a lowered hold, or the last of a draining Replica, is an edge."""
         hold = call.hold
         if hold is None:
@@ -351,12 +351,12 @@ class Desk:
         self.running -= 1
         return hold
 
-    def _refuse(self, line: Line, call: Call, error: CallError, now_s: float, out: list[Effect]) -> None:
+    def _refuse(self, line: TenantQueue, call: Call, error: CallError, now_s: float, out: list[Effect]) -> None:
         """An admitted Call fails with this error; it has left queue and Replica."""
         self._end(line, call, now_s)
         out.append(Refuse(call, error))
 
-    def _end(self, line: Line, call: Call, now_s: float) -> None:
+    def _end(self, line: TenantQueue, call: Call, now_s: float) -> None:
         call.state = _ENDED
         line.account.finished += 1
         line.account.active_s = now_s
@@ -364,7 +364,7 @@ class Desk:
             self._tally.edge = True  # the last Call is gone
 
 
-def _line(call: Call) -> Line:
+def _line(call: Call) -> TenantQueue:
     """The line of an admitted Call."""
     if call.line is None:
         raise ValueError(f"{call!r} was never admitted")

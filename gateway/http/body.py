@@ -34,7 +34,7 @@ class Edit(NamedTuple):
     text: bytes
 
 
-class Pieces:
+class ChunkedBody:
     """Bytes that arrive in pieces. Small ones share a buffer: tiny ones do not cost an object each."""
 
     __slots__ = ("_block", "_filled", "parts", "reserved", "scan", "size")
@@ -88,15 +88,15 @@ class Pieces:
         """All of it."""
         return b"".join(self.parts)
 
-    def edited(self, edits: list[Edit]) -> Pieces:
+    def edited(self, edits: list[Edit]) -> ChunkedBody:
         """The body with these changes, which do not overlap and come in order."""
-        out = Pieces()
+        out = ChunkedBody()
         at = 0
         for start, end, text in edits:
-            out._append(views(self.parts, at, start))
+            out._append(view_range(self.parts, at, start))
             out._append([text] if text else [])
             at = end
-        out._append(views(self.parts, at, self.size))
+        out._append(view_range(self.parts, at, self.size))
         out.reserved, self.reserved = self.reserved, 0
         return out
 
@@ -105,12 +105,12 @@ class Pieces:
         self.size += sum(map(len, parts))
 
 
-class Growing:
+class StreamingBody:
     """A body of a known length that goes on while it comes, with one change. Places are those after the change."""
 
     __slots__ = ("_all", "_edit", "length", "pieces", "ready")
 
-    def __init__(self, pieces: Pieces, length: int, ready: int) -> None:
+    def __init__(self, pieces: ChunkedBody, length: int, ready: int) -> None:
         self.pieces = pieces
         self.length = length
         """As the client said it."""
@@ -134,7 +134,7 @@ class Growing:
         self.ready = self.length
         self._all = [*self.pieces.parts]
 
-    def edited(self, edits: list[Edit]) -> Growing:
+    def edited(self, edits: list[Edit]) -> StreamingBody:
         """The same, from now on with this one change."""
         (self._edit,) = edits
         return self
@@ -147,21 +147,21 @@ class Growing:
         stop, parts = min(at + size, self.ready + grown), self.parts
         if stop <= at:
             return []
-        found = views(parts, at, min(stop, start))
+        found = view_range(parts, at, min(stop, start))
         if at < end + grown and stop > start:
             found.append(text[max(at - start, 0) : stop - start])
-        return found + views(parts, max(at, end + grown) - grown, stop - grown)
+        return found + view_range(parts, max(at, end + grown) - grown, stop - grown)
 
 
-Body = bytes | Pieces | Growing
+Body = bytes | ChunkedBody | StreamingBody
 
 
-def cut(parts: list[Part], start: int, end: int) -> bytes:
+def copy_range(parts: list[Part], start: int, end: int) -> bytes:
     """A copy of what stands there."""
-    return b"".join(views(parts, start, end))
+    return b"".join(view_range(parts, start, end))
 
 
-def views(parts: list[Part], start: int, end: int) -> list[Part]:
+def view_range(parts: list[Part], start: int, end: int) -> list[Part]:
     """What stands there, uncopied."""
     found: list[Part] = []
     base = 0

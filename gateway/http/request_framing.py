@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 
 from gateway.errors import header_too_large, too_large, too_many_chunks
-from gateway.http.body import Pieces
-from gateway.http.request_head import TRAILERS, malformed
+from gateway.http.body import ChunkedBody
+from gateway.http.request_head import TRAILERS, malformed_request
 
 CHUNKS_MAX, CHUNK_BYTES_MEAN = 4096, 64
 """A body may come in so many chunks, however small, and in one more for each so many bytes; above it 400. Each costs as
@@ -30,7 +30,7 @@ class LengthReader:
     __slots__ = ("length", "missing", "pieces")
 
     def __init__(self, length: int) -> None:
-        self.pieces = Pieces()
+        self.pieces = ChunkedBody()
         self.length = length
         self.missing = length
 
@@ -56,7 +56,7 @@ class ChunkReader:
     __slots__ = ("_bytes_max", "_chunks", "_data_ended", "_last", "_missing", "_rest", "pieces")
 
     def __init__(self, bytes_max: int) -> None:
-        self.pieces = Pieces()
+        self.pieces = ChunkedBody()
         self._bytes_max = bytes_max
         self._chunks = 0
         self._missing = 0
@@ -90,7 +90,7 @@ class ChunkReader:
         match = _SIZE.match(data, at)
         if match is None:
             if _SIZE_BEGUN.fullmatch(data, at) is None:
-                raise malformed()
+                raise malformed_request()
             self._rest = data[at:]
             return None
         size = int(match[1], 16)
@@ -117,7 +117,7 @@ class ChunkReader:
             self._data_ended = False
             return at + 2
         if end not in (b"", b"\r"):
-            raise malformed()
+            raise malformed_request()
         self._rest = end
         return None
 
@@ -130,5 +130,5 @@ class ChunkReader:
             self._rest = data[at:]
             return None
         if TRAILERS.fullmatch(data, at, end) is None:
-            raise malformed()
+            raise malformed_request()
         return data[end + 4 :]

@@ -111,7 +111,7 @@ class Request:
         return f"<Request {self.head.method!r} {self.head.path!r} 1.{self.head.minor} {len(self.body)} bytes>"
 
 
-class Known:
+class CachedHead:
     """A head that was read: what stands before the digits of its length, and after them up to the body."""
 
     __slots__ = ("after", "before", "head")
@@ -122,7 +122,7 @@ class Known:
         self.head = head
 
 
-def read_head(data: bytes, start: int, end: int) -> tuple[Head, int, Known | None]:
+def read_head(data: bytes, start: int, end: int) -> tuple[Head, int, CachedHead | None]:
     """The head in data[start:end], without its closing CRLFCRLF, and its body's length in bytes or CHUNKED.
 
     What differs between two heads of one client is nearly always the length alone. A head with one can be Known; then
@@ -132,21 +132,21 @@ def read_head(data: bytes, start: int, end: int) -> tuple[Head, int, Known | Non
     if found is None:
         return *parse_head(data[start:end]), None
     begin, stop = found.span(1)
-    known = known_head(data[start:begin], data[stop : end + 4])
+    known = cached_head(data[start:begin], data[stop : end + 4])
     return known.head, int(data[begin:stop]), known
 
 
 @lru_cache(KNOWN_MAX)
-def known_head(before: bytes, after: bytes) -> Known:
+def cached_head(before: bytes, after: bytes) -> CachedHead:
     """Reads a head around the digits of its length, and remembers it: nothing else depends on them."""
-    return Known(before, after, parse_head(before + b"0" + after[:-4])[0])
+    return CachedHead(before, after, parse_head(before + b"0" + after[:-4])[0])
 
 
 def parse_head(data: bytes) -> tuple[Head, int]:
     """A whole head without its closing CRLFCRLF, and its body's length. Raises CallError."""
     match = _HEAD.fullmatch(data)
     if match is None:
-        raise malformed()
+        raise malformed_request()
     method, path, query, minor, fields = match.groups()
     headers = _kept(fields)
     persistent = minor == b"1"
@@ -178,7 +178,7 @@ def read_line(data: bytes, start: int) -> Head | None:
     return None if match is None else Head(match[1], match[2], {}, match[3] or b"", int(match[4]), keep_alive=False)
 
 
-def refuse_unfinished(data: bytes | bytearray, start: int, size: int) -> None:
+def check_partial_head(data: bytes | bytearray, start: int, size: int) -> None:
     """Raises when a head that is not complete cannot become one. `size` is its bytes so far (the last ones of data),
     `start` where the new ones begin: old ones are not looked at twice, so that a trickle stays cheap.
 
@@ -190,14 +190,14 @@ def refuse_unfinished(data: bytes | bytearray, start: int, size: int) -> None:
     fresh = max(begin, start - 1)
     line_end = data.find(b"\r\n", begin, limit)
     if line_end >= fresh and _FIRST_LINE.match(data, begin, limit) is None:
-        raise malformed()
+        raise malformed_request()
     if data[begin : begin + 1] == b"\n" or _BARE.search(data, fresh, limit) is not None:
-        raise malformed()
+        raise malformed_request()
     if size >= HEAD_BYTES_MAX:
         raise header_too_large()
 
 
-def malformed() -> CallError:
+def malformed_request() -> CallError:
     """400 for everything that is not the grammar; it does not say which byte, and echoes nothing."""
     return invalid_request("the request is not well-formed HTTP/1.1", close=True)
 

@@ -10,19 +10,19 @@ from __future__ import annotations
 
 from typing import Literal
 
-from gateway.errors import CallError, too_far_ahead, too_large
-from gateway.http.body import LARGE_BYTES, Pieces
+from gateway.errors import CallError, pipelining_limit_exceeded, too_large
+from gateway.http.body import LARGE_BYTES, ChunkedBody
 from gateway.http.request_framing import ChunkReader, LengthReader
 from gateway.http.request_head import (
     CHUNKED,
     HEAD_BYTES_MAX,
     LENGTH_DIGITS_MAX,
+    CachedHead,
     Head,
-    Known,
     Request,
+    check_partial_head,
     read_head,
     read_line,
-    refuse_unfinished,
 )
 
 __all__ = ["AHEAD_BYTES_MAX", "Request", "RequestReader"]
@@ -54,7 +54,7 @@ class RequestReader:
         self._body_bytes_max = body_bytes_max
         self._head = bytearray()
         """An unfinished head; at most HEAD_BYTES_MAX plus one read."""
-        self._known: Known | None = None
+        self._known: CachedHead | None = None
         """The connection's last head, which is probably its next one, too."""
         self._ahead = b""
         self._at = 0
@@ -74,7 +74,7 @@ class RequestReader:
         return len(self._head) + (self._body.buffered if self._body is not None else 0) + self.ahead
 
     @property
-    def pieces(self) -> Pieces | None:
+    def pieces(self) -> ChunkedBody | None:
         """What is here of the body that is being read (or was, when it was refused)."""
         return None if self._body is None else self._body.pieces
 
@@ -163,7 +163,7 @@ class RequestReader:
                 return self._read_on(known.head, int(digits), data, stop + len(known.after))
         end = data.find(b"\r\n\r\n", start, start + HEAD_BYTES_MAX)
         if end < 0:
-            refuse_unfinished(data, start, len(data) - start)
+            check_partial_head(data, start, len(data) - start)
             self._head += data[start:] if start else data
             return None
         head, length, self._known = read_head(data, start, end)
@@ -175,7 +175,7 @@ class RequestReader:
         head += data
         end = head.find(b"\r\n\r\n", max(0, before - 3), HEAD_BYTES_MAX)
         if end < 0:
-            refuse_unfinished(head, before, len(head))
+            check_partial_head(head, before, len(head))
             return None
         data = bytes(head)
         read, length, self._known = read_head(data, 0, end)
@@ -210,6 +210,6 @@ class RequestReader:
 
     def _keep_ahead(self, data: bytes) -> None:
         if self.ahead + len(data) > AHEAD_BYTES_MAX:
-            raise too_far_ahead()
+            raise pipelining_limit_exceeded()
         self._ahead = self._ahead[self._at :] + data
         self._at = 0

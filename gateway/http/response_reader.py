@@ -192,7 +192,7 @@ def _read_fields(lines: bytes) -> tuple[dict[bytes, bytes], bytes]:
     return known, fields
 
 
-def tail(body: bytes) -> bytes:
+def extract_tail(body: bytes) -> bytes:
     """The ends of a whole body, as `BodyWalker.tail`."""
     if len(body) <= 2 * TAIL_PIECE_BYTES:
         return body

@@ -22,14 +22,14 @@ PREFLIGHT = (
 
 
 def _line(status: int) -> bytes:
-    reason = errors.reason(status)
+    reason = errors.reason_phrase(status)
     return f"HTTP/1.1 {status} {'OK' if reason == 'Error' and status < 400 else reason}\r\n".encode()
 
 
 _LINES = {status: _line(status) for status in range(200, 600)}
 
 
-def head(
+def render_head(
     status: int, fields: bytes, request_id: bytes, *, length: int | None, chunked: bool, close: bool, more: bytes = b""
 ) -> bytes:
     """A response head. `fields` and `more` are whole header lines; without length and chunks the end is the close."""
@@ -43,32 +43,32 @@ def head(
     return b"%b%bx-request-id: %b\r\n%b\r\n" % (line, fields, request_id, more)
 
 
-def document(
+def render_response(
     status: int, body: bytes, request_id: bytes, *, close: bool, more: bytes = b"", kind: bytes = b"application/json"
 ) -> bytes:
     """A whole small answer of our own."""
     fields = b"content-type: %b\r\n" % kind
-    return head(status, fields, request_id, length=len(body), chunked=False, close=close, more=more) + body
+    return render_head(status, fields, request_id, length=len(body), chunked=False, close=close, more=more) + body
 
 
 def no_content(request_id: bytes, *, close: bool, more: bytes) -> bytes:
     """204, which has neither body nor length."""
-    return head(204, b"", request_id, length=None, chunked=False, close=close, more=more)
+    return render_head(204, b"", request_id, length=None, chunked=False, close=close, more=more)
 
 
-def error(failure: CallError, request_id: bytes, dialect: str, *, close: bool, more: bytes = b"") -> bytes:
+def render_error(failure: CallError, request_id: bytes, dialect: str, *, close: bool, more: bytes = b"") -> bytes:
     """A whole error answer."""
-    lines = [b"%b: %b\r\n" % line for line in errors.headers(failure)]
+    lines = [b"%b: %b\r\n" % line for line in errors.render_error_headers(failure)]
     if failure.status == 401:
         lines.append(b"www-authenticate: Bearer\r\n")
-    body = errors.body(failure, dialect)
-    return document(failure.status, body, request_id, close=close or failure.close, more=b"".join(lines) + more)
+    body = errors.render_error_body(failure, dialect)
+    return render_response(failure.status, body, request_id, close=close or failure.close, more=b"".join(lines) + more)
 
 
 def early_head(request_id: bytes, *, chunked: bool, close: bool, more: bytes) -> bytes:
     """The head of a stream that is still parked."""
     fields = b"content-type: text/event-stream\r\ncache-control: no-cache\r\n"
-    return head(200, fields, request_id, length=None, chunked=chunked, close=close, more=more)
+    return render_head(200, fields, request_id, length=None, chunked=chunked, close=close, more=more)
 
 
 def server_timing(queued_s: float, upstream_s: float, phases_ms: dict[str, float]) -> bytes:

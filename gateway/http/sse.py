@@ -50,12 +50,12 @@ _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What msgspec raises where an engine's JSON is none, is not UTF-8, or nests without end."""
 
 
-def chunk(content: bytes) -> bytes:
+def encode_chunk(content: bytes) -> bytes:
     """Content as one chunk of a chunked body; nothing for nothing, for an empty chunk is the last one."""
     return b"%x\r\n%b\r\n" % (len(content), content) if content else b""
 
 
-def waiting(position: int, expected_wait_s: float | None, dialect: str) -> bytes:
+def render_waiting_event(position: int, expected_wait_s: float | None, dialect: str) -> bytes:
     """What a parked stream hears: a comment, or Anthropic's ping."""
     if dialect == "anthropic":
         return b'event: ping\ndata: {"type": "ping"}\n\n'
@@ -63,14 +63,14 @@ def waiting(position: int, expected_wait_s: float | None, dialect: str) -> bytes
     return b": waiting, position %d%b\n\n" % (position, about)
 
 
-def told_error(body: bytes, dialect: str) -> bytes:
+def render_engine_error(body: bytes, dialect: str) -> bytes:
     """An engine's error document as one event; ours when it is not one."""
     try:
         told = _decode_error(body).error
         told_object = {"type": "error", "error": told} if dialect == "anthropic" else {"error": told}
         document = msgspec.json.encode(told_object)
     except _UNREADABLE:
-        return errors.event(errors.upstream_error(), dialect)
+        return errors.render_error_event(errors.upstream_error(), dialect)
     return (b"event: error\n" if dialect == "anthropic" else b"") + b"data: " + document + b"\n\n"
 
 
@@ -94,7 +94,7 @@ _LINES: Final[list[bytes]] = [_line_of(size) for size in range(PART_BYTES_MAX + 
 
 
 @lru_cache(SIZES_MAX)
-def known_size(digits: bytes) -> int:
+def parse_chunk_size(digits: bytes) -> int:
     """A chunk's size, 0 for what is none: an engine's chunks of one length have the same digits."""
     return int(digits, 16) if _DIGITS.fullmatch(digits) else 0
 
@@ -110,7 +110,7 @@ def whole_chunks(data: bytes, stop: int) -> tuple[int, bool]:
         line_end = data.find(b"\r\n", at, at + _SIZE_BYTES_MAX)
         if line_end <= at:
             return at, SIZE_BEGUN.fullmatch(data, at) is not None
-        size = known_size(data[at:line_end])
+        size = parse_chunk_size(data[at:line_end])
         if size < 2:
             break  # the last one, or none, or one in which no event can end by itself
         step, seam = line_end - at + size + 4, _CHUNK_END + data[at : line_end + 2]
@@ -193,7 +193,7 @@ class EventGate:
         """The same where events and chunks do not end together, or one event has to go."""
         content = self.pass_content(self._walker.strip(data))
         self._apart = self._half or not self.whole or len(self._held) > 0 or not self._walker.at_boundary
-        return chunk(content)
+        return encode_chunk(content)
 
     def pass_content(self, content: bytes) -> bytes:
         """The same for content without framing."""

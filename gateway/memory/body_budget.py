@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from gateway.http.body import LARGE_BYTES, Pieces
+from gateway.http.body import LARGE_BYTES, ChunkedBody
 
 DEFAULT_BYTES = 1 << 30
 """Where no limit of memory is known."""
@@ -31,7 +31,7 @@ class Waiter(Protocol):
         """There is room now, and it is taken."""
 
 
-class Room:
+class BodyBudget:
     """The bytes that bodies take, from the first that is read to the last that is given back."""
 
     __slots__ = ("_refused", "_waiting", "held_bytes", "large_bytes", "size_bytes", "staked_bytes", "stakes_bytes")
@@ -43,7 +43,7 @@ class Room:
         self.held_bytes = 0
         self.staked_bytes = 0
         """Of them what those hold who wait; apart from large bodies, else they could wait for each other."""
-        self._waiting: dict[Waiter, tuple[Pieces, int]] = {}
+        self._waiting: dict[Waiter, tuple[ChunkedBody, int]] = {}
         """In order; bounded by what they hold: what was read with their heads."""
         self._refused = False
         """Since the last look."""
@@ -57,7 +57,7 @@ class Room:
         """Everybody has been asked to make room."""
         self._refused = False
 
-    def admit(self, pieces: Pieces, length: int | None, tls: int = 0) -> bool:
+    def admit(self, pieces: ChunkedBody, length: int | None, tls: int = 0) -> bool:
         """Takes room for a large body of that length, or for what has come of a small one or of one that does not say
         it, and for what lies in TLS's own buffers. False: there is none for it now.
         """
@@ -70,7 +70,7 @@ class Room:
             return False
         return not self._waiting and self._take(pieces, length + tls - pieces.reserved, self.large_bytes)
 
-    def wait(self, waiter: Waiter, pieces: Pieces, length: int, tls: int = 0) -> bool:
+    def wait(self, waiter: Waiter, pieces: ChunkedBody, length: int, tls: int = 0) -> bool:
         """The body waits with what has come of it; False: there is not even room for that."""
         stake = pieces.size + tls
         if self.staked_bytes + stake > self.stakes_bytes or not self._take(pieces, stake - pieces.reserved):
@@ -90,13 +90,13 @@ class Room:
             self.staked_bytes -= waited[0].reserved
             self._fill()
 
-    def release(self, pieces: Pieces) -> None:
+    def release(self, pieces: ChunkedBody) -> None:
         """The body is gone."""
         self.held_bytes -= pieces.reserved
         pieces.reserved = 0
         self._fill()
 
-    def _take(self, pieces: Pieces, size: int, most: int | None = None) -> bool:
+    def _take(self, pieces: ChunkedBody, size: int, most: int | None = None) -> bool:
         if self.held_bytes + size > self.size_bytes:
             return False
         if most is not None and self.held_bytes - self.staked_bytes + size > most:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 
-from gateway.dispatch.memory_pressure import Pressure, in_use, pressure
+from gateway.dispatch.memory_pressure import Pressure, compute_pressure, estimate_used_bytes
 from gateway.memory import guard
 
 ENOUGH_SHARE = 0.5
@@ -23,7 +23,7 @@ GIVE_BACK_SHARE = 0.01
 """and never for more of the time than this."""
 
 
-class Scale:
+class MemoryGuard:
     """One process's memory; `limit_bytes` is what it may have."""
 
     def __init__(self, limit_bytes: int | None) -> None:
@@ -48,7 +48,9 @@ class Scale:
             self._base_bytes = resident
         if self.limit_bytes is None:
             return before
-        return pressure(in_use(resident, self._base_bytes, counted_bytes), self.limit_bytes, before)
+        return compute_pressure(
+            estimate_used_bytes(resident, self._base_bytes, counted_bytes), self.limit_bytes, before
+        )
 
     def _give_back(self, now_s: float) -> int | None:
         begun_s = time.perf_counter()

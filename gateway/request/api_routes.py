@@ -1,4 +1,4 @@
-"""The paths of the inference port and their operations. `lookup` is the only entry.
+"""The paths of the inference port and their operations. `find_operation` is the only entry.
 
 A path that is not in a table does not exist. Paths are compared byte by byte as they were received, so `//`, `%2f` and
 `..` match nothing, and no other path of an engine can be reached. For a method that a path does not take, the result
@@ -97,7 +97,7 @@ _NAME_BYTES_MAX = 256
 _ESCAPE = re.compile(rb"%([0-9A-Fa-f]{2})")
 
 
-def lookup(method: bytes, path: bytes) -> Operation | None:
+def find_operation(method: bytes, path: bytes) -> Operation | None:
     """The Operation of a method (case-sensitive) and a literal path without its query; None is 404.
 
     HEAD finds nothing anywhere: its answer has no body that could say more.

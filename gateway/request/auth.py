@@ -92,7 +92,7 @@ class Directory:
         if known is not None:
             return known
         model = self._names.get(name)
-        if model is None or not permitted(tenant, model):
+        if model is None or not is_permitted(tenant, model):
             raise model_not_found()
         if len(self._resolved) >= RESOLVED_MAX:
             self._resolved.clear()
@@ -104,7 +104,7 @@ class Directory:
         return [
             model
             for name, model in sorted(self._models.items())
-            if not model.unlisted and self._names.get(name) is model and permitted(tenant, model)
+            if not model.unlisted and self._names.get(name) is model and is_permitted(tenant, model)
         ]
 
     def _index(self) -> None:
@@ -139,7 +139,7 @@ def cache_salt(tenant: TenantName) -> str:
     return sha256(f"pilotlight/cache-salt/{tenant}".encode()).hexdigest()[:32]
 
 
-def permitted(tenant: TenantEntry, model: ModelEntry) -> bool:
+def is_permitted(tenant: TenantEntry, model: ModelEntry) -> bool:
     """Whether the Tenant may call the Model: neither document may rule it out.
 
     A Model that lists Tenants is for those only. A Tenant that lists globs may call what matches one; one that lists

@@ -14,14 +14,14 @@ import msgspec
 from msgspec import Raw
 
 from gateway.errors import CallError, invalid_request, unsupported_media_type
-from gateway.http.body import Body, Growing, Pieces
+from gateway.http.body import Body, ChunkedBody, StreamingBody
 from gateway.http.json_types import LargeMembers
 from gateway.request import forbidden_fields
 from gateway.request.api_routes import Operation
 from gateway.request.json_scanner import MEMBERS_MAX, JsonScan
 from gateway.request.multipart import Form, edit_multipart, read_multipart, scan_multipart
 
-__all__ = ["Form", "Peek", "edit", "edit_json", "edit_multipart", "read", "read_json", "read_multipart"]
+__all__ = ["Form", "Peek", "edit_body", "edit_json", "edit_multipart", "read_body", "read_json", "read_multipart"]
 
 _COLONS_MAX = 20_000
 """A body with more is only taken apart when most of them are inside the members that may be large."""
@@ -34,7 +34,7 @@ class Peek:
 
     def __init__(  # noqa: PLR0917  one per Call: keywords would cost as much again
         self,
-        body: bytes | Pieces,
+        body: bytes | ChunkedBody,
         model: str,
         stream: bool,
         wants_usage: bool,
@@ -62,7 +62,7 @@ _MEMBER = re.compile(rb'[ \t\r\n]*("(?:[^"\\]++|\\.)*+")[ \t\r\n]*:[ \t\r\n]*')
 _MEMBER_END = re.compile(rb"[ \t\r\n]*([,}])")
 
 
-def scan(operation: Operation, pieces: Pieces, content_type: bytes) -> None:
+def start_scan(operation: Operation, pieces: ChunkedBody, content_type: bytes) -> None:
     """Lets a large body be read while it arrives, if it can be read at all."""
     if content_type == b"application/json" or _JSON_TYPE.fullmatch(content_type):
         pieces.scan = JsonScan(pieces.parts)
@@ -77,17 +77,17 @@ def check_media(operation: Operation, content_type: bytes) -> None:
         raise unsupported_media_type()
 
 
-def read(operation: Operation, body: Body, content_type: bytes, header_model: str | None = None) -> Peek | Form:
+def read_body(operation: Operation, body: Body, content_type: bytes, header_model: str | None = None) -> Peek | Form:
     """The body of a Call, by its media type. Raises 415 for what the path does not take, 400 for what is unreadable."""
     if content_type == b"application/json" or _JSON_TYPE.fullmatch(content_type):
-        if not isinstance(body, Growing):
+        if not isinstance(body, StreamingBody):
             return read_json(body, path_model=operation.model, header_model=header_model)
     elif operation.multipart and content_type[:19].lower() == b"multipart/form-data":
         return read_multipart(body, content_type, path_model=operation.model, header_model=header_model)
     raise unsupported_media_type()
 
 
-def edit(
+def edit_body(
     operation: Operation, peek: Peek | Form, served_name: str, cache_salt: str | None = None, lora: str = ""
 ) -> Body:
     """The body as the engine gets it: its own name for the model, usage asked for where streams can tell it, and whose
@@ -104,13 +104,13 @@ def edit(
     return edit_json(peek, model=served_name, include_usage=operation.usage, cache_salt=salt, lora=lora)
 
 
-def read_json(body: bytes | Pieces, *, path_model: str | None = None, header_model: str | None = None) -> Peek:
+def read_json(body: bytes | ChunkedBody, *, path_model: str | None = None, header_model: str | None = None) -> Peek:
     """Reads `model`, `stream` and `stream_options.include_usage`. The path's model overrules the body's (Azure's
     clients send both); the header's must equal it. Raises 400 saying what to fix.
     """
     if isinstance(body, bytes):
         members = _members(body)
-        forbidden_fields.check(members)
+        forbidden_fields.check_members(members)
     else:
         members = _scanned(body)
     raw = members.get("model")
@@ -157,15 +157,15 @@ def edit_json(
     return _join(edited)
 
 
-def _scanned(body: Pieces) -> dict[str, Raw]:
+def _scanned(body: ChunkedBody) -> dict[str, Raw]:
     """The members that we read of a large body."""
     found = body.scan = body.scan if isinstance(body.scan, JsonScan) else JsonScan(body.parts)
     found.check(len(body))
-    forbidden_fields.check(found.names)
+    forbidden_fields.check_members(found.names)
     return {name: Raw(value) for name, value in found.values.items()}
 
 
-def _spliced(body: Pieces, edits: dict[str, bytes | None]) -> Body:
+def _spliced(body: ChunkedBody, edits: dict[str, bytes | None]) -> Body:
     """A large body with these edits: cut where they are, everything else as it came."""
     if not isinstance(body.scan, JsonScan):
         raise TypeError("this body was not read as JSON")

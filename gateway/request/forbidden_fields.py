@@ -53,7 +53,7 @@ _FIXES = {
 }  # fmt: skip
 
 
-def check(names: Collection[str]) -> None:
+def check_members(names: Collection[str]) -> None:
     """Raises CallError 400 when one of these names is a place. The message names it: it is ours, from `PLACES`."""
     if USUAL.issuperset(names):
         return

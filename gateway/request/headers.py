@@ -62,16 +62,16 @@ class Asked(NamedTuple):
     """The header lines that go to an engine, each ending in CRLF."""
 
 
-def asked(head: Head) -> Asked:
+def get_call_headers(head: Head) -> Asked:
     """What the head says; worked out once. Raises CallError 400 for two keys that differ."""
     known = head.derived
     if isinstance(known, Asked):
         return known
-    head.derived = derived = read_asked(head.headers)
+    head.derived = derived = read_call_headers(head.headers)
     return derived
 
 
-def read_asked(headers: dict[bytes, bytes]) -> Asked:
+def read_call_headers(headers: dict[bytes, bytes]) -> Asked:
     """The same from the headers alone."""
     key = api_key(headers)
     error, model, priority = None, None, 0

@@ -18,7 +18,7 @@ from itertools import accumulate
 import msgspec
 
 from gateway.errors import CallError, invalid_request
-from gateway.http.body import Edit, Part, cut
+from gateway.http.body import Edit, Part, copy_range
 from gateway.http.incremental import WINDOW_BYTES, Scan
 from gateway.request.forbidden_fields import READ
 
@@ -249,7 +249,7 @@ class JsonScan(Scan):
         elif end - member.start > VALUE_BYTES_MAX:
             raise invalid_request(f"{name} is too long", param=name)
         else:
-            self.values[name] = cut(self.parts, member.start, end)
+            self.values[name] = copy_range(self.parts, member.start, end)
 
     # --- values ------------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ import re
 from typing import NamedTuple
 
 from gateway.errors import CallError, invalid_request
-from gateway.http.body import Body, Edit, Growing, Part, Pieces, cut
+from gateway.http.body import Body, ChunkedBody, Edit, Part, StreamingBody, copy_range
 from gateway.http.incremental import Scan
 from gateway.http.request_head import FIELD, TOKEN
 from gateway.request import forbidden_fields
@@ -54,7 +54,7 @@ _ENCODED = re.compile(rb"\r\ncontent-transfer-encoding:[ \t]*(?!(?:7bit|8bit|bin
 _FLAGS = {"true": True, "True": True, "1": True, "false": False, "False": False, "0": False, "": False}
 
 
-def scan_multipart(pieces: Pieces, content_type: bytes) -> None:
+def scan_multipart(pieces: ChunkedBody, content_type: bytes) -> None:
     """Lets a large body be read while it arrives, if its boundary is good."""
     try:
         pieces.scan = FormScan(pieces.parts, _boundary(content_type))
@@ -62,7 +62,7 @@ def scan_multipart(pieces: Pieces, content_type: bytes) -> None:
         return  # read_multipart will say so
 
 
-def names_model(pieces: Pieces) -> bool:
+def names_model(pieces: ChunkedBody) -> bool:
     """Whether the part `model` is among what was read."""
     scan = pieces.scan
     return isinstance(scan, FormScan) and scan.error is None and any(name == b"model" for name, _, _ in scan.found)
@@ -217,7 +217,10 @@ class FormScan(Scan):
         return at + len(self._line)
 
     def _ended(self) -> None:
-        if self._state != _TAIL or cut(self.parts, self.offset, min(self.size, self.offset + 3)) not in (b"", b"\r\n"):
+        if self._state != _TAIL or copy_range(self.parts, self.offset, min(self.size, self.offset + 3)) not in (
+            b"",
+            b"\r\n",
+        ):
             raise _malformed()
 
     def _refusal(self) -> CallError:
@@ -235,8 +238,8 @@ def _part_name(body: bytes, at: int, end: int) -> bytes:
     return bytes(names[0])
 
 
-def _scanned(body: Pieces | Growing, boundary: bytes) -> list[tuple[bytes, int, int]]:
-    if isinstance(body, Growing):
+def _scanned(body: ChunkedBody | StreamingBody, boundary: bytes) -> list[tuple[bytes, int, int]]:
+    if isinstance(body, StreamingBody):
         scan = body.pieces.scan
         return scan.found if isinstance(scan, FormScan) else []
     found = body.scan = body.scan if isinstance(body.scan, FormScan) else FormScan(body.parts, boundary)
@@ -245,7 +248,7 @@ def _scanned(body: Pieces | Growing, boundary: bytes) -> list[tuple[bytes, int, 
 
 
 def _cut(body: Body, start: int, end: int) -> bytes:
-    return body[start:end] if isinstance(body, bytes) else cut(body.parts, start, end)
+    return body[start:end] if isinstance(body, bytes) else copy_range(body.parts, start, end)
 
 
 def _value(body: Body, span: tuple[int, int], name: str) -> str:

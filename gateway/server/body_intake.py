@@ -14,18 +14,18 @@ from gateway import errors
 from gateway.dispatch.memory_pressure import Pressure
 from gateway.errors import CallError
 from gateway.http import responses
-from gateway.http.body import LARGE_BYTES, Growing, Pieces
+from gateway.http.body import LARGE_BYTES, ChunkedBody, StreamingBody
 from gateway.http.request_head import Head, Request
 from gateway.http.request_reader import AHEAD_BYTES_MAX, RequestReader
 from gateway.memory.body_budget import TLS_BYTES
 from gateway.request import body_edit
-from gateway.request.api_routes import Kind, Operation, lookup
+from gateway.request.api_routes import Kind, Operation, find_operation
 from gateway.request.multipart import names_model
 from gateway.server import precheck
-from gateway.server.transport import Ends
+from gateway.server.transport import ClientTransport
 
 if TYPE_CHECKING:
-    from gateway.gateway import Front
+    from gateway.gateway import Gateway
 
 PACE_BYTES_PER_S, PACE_GRACE_S = 1 << 20, 3.0
 """While room is wanted: a body that comes more slowly, after so long, is refused."""
@@ -33,19 +33,19 @@ REST_S_MAX, GROWING_S_MAX = 1.0, 3.0
 """A form goes on while it comes when its rest is expected within so long; what then has not come is not waited for."""
 
 
-class Intake(Ends):
+class BodyIntake(ClientTransport):
     """One client connection, as far as it brings bodies."""
 
     __slots__ = ("_continued", "_growing", "_grows_since_s", "_held", "_intake", "_reader")
 
-    def __init__(self, front: Front) -> None:
+    def __init__(self, front: Gateway) -> None:
         super().__init__(front)
         self._reader = RequestReader(front.body_bytes_max)
         self._continued = False
         """100 Continue was sent for the request that is being read."""
-        self._intake: Pieces | None = None
+        self._intake: ChunkedBody | None = None
         """The body that is being read, until a Call has it."""
-        self._growing: Growing | None = None
+        self._growing: StreamingBody | None = None
         """The same, while it goes on as it comes: `exchange` is its Call."""
         self._grows_since_s = 0.0
         self._held: Request | None = None
@@ -92,15 +92,15 @@ class Intake(Ends):
             if self._clock == "idle" and reader.buffered:
                 self._run("head")
 
-    def _may_come(self, head: Head, pieces: Pieces, length: int | None) -> bool:
+    def _may_come(self, head: Head, pieces: ChunkedBody, length: int | None) -> bool:
         """Whether more of this body may come now; if never, that has been answered."""
         room = self._front.room
         if self._growing is not None:
             return True  # its Call runs
         if self._clock != "body" or (length is None and pieces.size > precheck.DROP_BYTES_MAX):
-            operation = lookup(head.method, head.path)
+            operation = find_operation(head.method, head.path)
             try:
-                precheck.judge(self._front, head, operation, length or pieces.size)
+                precheck.check_head(self._front, head, operation, length or pieces.size)
             except CallError as error:
                 self._answer_early(head, operation, error)
                 return False
@@ -131,7 +131,7 @@ class Intake(Ends):
             self._resume_reading()
             self._body_comes(head, pieces)
 
-    def _body_comes(self, head: Head, pieces: Pieces) -> None:
+    def _body_comes(self, head: Head, pieces: ChunkedBody) -> None:
         if pieces.size > LARGE_BYTES and self._reading:
             self._stop_reading()  # one piece in each turn of the loop, however many are here already
             self._has_read(head, pieces)
@@ -140,12 +140,12 @@ class Intake(Ends):
             self._continued = True
             self.write(responses.CONTINUE)
 
-    def _has_read(self, head: Head, body: Pieces) -> bool:
+    def _has_read(self, head: Head, body: ChunkedBody) -> bool:
         """Reads a step of a large body, mostly while it arrives, so that nobody waits long; False: there is more."""
         if body.scan is None:
-            operation = lookup(head.method, head.path)
+            operation = find_operation(head.method, head.path)
             if operation is not None and operation.kind is Kind.INFER:
-                body_edit.scan(operation, body, head.headers.get(b"content-type", b""))
+                body_edit.start_scan(operation, body, head.headers.get(b"content-type", b""))
         return body.scan is None or body.scan.step(body.size)
 
     def _turn(self) -> None:
@@ -172,7 +172,7 @@ class Intake(Ends):
         else:
             asyncio.get_running_loop().call_soon(self._turn)
 
-    def _answer_large(self, request: Request, body: Pieces) -> None:
+    def _answer_large(self, request: Request, body: ChunkedBody) -> None:
         """Not before all of it is read."""
         if not self._has_read(request.head, body):
             self._hold(request)
@@ -192,15 +192,15 @@ class Intake(Ends):
 
     # --- a form that goes on while it comes --------------------------------------------------------------------------
 
-    def _pass_on(self, head: Head, pieces: Pieces) -> None:
+    def _pass_on(self, head: Head, pieces: ChunkedBody) -> None:
         """What was read of it may go on; its Call begins with its model."""
         growing, scan, length = self._growing, pieces.scan, self._reader.length
         if scan is None or length is None:
             return
         if growing is None:
-            operation = lookup(head.method, head.path)
+            operation = find_operation(head.method, head.path)
             if operation is not None and names_model(pieces) and self._is_soon_whole(pieces.size, length):
-                self._growing, self._grows_since_s = Growing(pieces, length, scan.offset), self._front.clock()
+                self._growing, self._grows_since_s = StreamingBody(pieces, length, scan.offset), self._front.clock()
                 self._begin(Request(head, self._growing), operation)
             return
         exchange = self.exchange
@@ -220,7 +220,7 @@ class Intake(Ends):
         except CallError as error:
             self._answer_early(request.head, operation, error)
 
-    def _is_whole(self, request: Request, growing: Growing) -> None:
+    def _is_whole(self, request: Request, growing: StreamingBody) -> None:
         """Of a Call that is running."""
         exchange = self.exchange
         self._clock, self._since_s = "busy", self._front.clock()
@@ -228,7 +228,7 @@ class Intake(Ends):
             return
         try:
             if self._reader.ahead > AHEAD_BYTES_MAX:
-                raise errors.too_far_ahead()
+                raise errors.pipelining_limit_exceeded()
             taken = exchange.whole(request, growing)
         except CallError as error:
             self._refuse_bytes(error)

@@ -15,29 +15,29 @@ from gateway import errors
 from gateway.dispatch.memory_pressure import Pressure
 from gateway.errors import CallError
 from gateway.http import responses
-from gateway.http.body import Pieces
+from gateway.http.body import ChunkedBody
 from gateway.http.request_head import Head, Request
 from gateway.http.request_reader import AHEAD_BYTES_MAX
 from gateway.request import headers
-from gateway.request.api_routes import Kind, Operation, lookup
+from gateway.request.api_routes import Kind, Operation, find_operation
 from gateway.server import local_routes, precheck
-from gateway.server.body_intake import Intake
-from gateway.server.exchange import admit
+from gateway.server.body_intake import BodyIntake
+from gateway.server.exchange import admit_call
 from gateway.server.transport import LINGER_S
 
 if TYPE_CHECKING:
-    from gateway.gateway import Front
+    from gateway.gateway import Gateway
 
 ANSWERS_A_TURN = 32
 """Of requests that were pipelined, in one turn of the loop: about a millisecond."""
 
 
-class Connection(Intake):
+class Connection(BodyIntake):
     """One client connection. `exchange` is its running Call."""
 
     __slots__ = ("_serving", "address", "cors", "id_bytes", "request_id")
 
-    def __init__(self, front: Front) -> None:
+    def __init__(self, front: Gateway) -> None:
         super().__init__(front)
         self._serving = False
         """`_serve` is on the stack: it takes the next request itself."""
@@ -121,7 +121,7 @@ class Connection(Intake):
         for _ in range(ANSWERS_A_TURN):
             if request is None:
                 break
-            if isinstance(request.body, Pieces):
+            if isinstance(request.body, ChunkedBody):
                 self._answer_large(request, request.body)
             else:
                 self._answer(request)
@@ -138,21 +138,21 @@ class Connection(Intake):
         head = request.head
         self.request_id = headers.request_id(head) or front.make_id()
         self.id_bytes = self.request_id.encode()
-        self.cors = local_routes.cors(head, front.directory.settings.cors_origins)
-        operation = lookup(head.method, head.path)
+        self.cors = local_routes.render_cors_headers(head, front.directory.settings.cors_origins)
+        operation = find_operation(head.method, head.path)
         try:
             precheck.check_sender(front, head)
             if operation is None:
                 raise errors.path_not_found()
             if operation.kind is not Kind.INFER:
-                precheck.check_short(operation, len(request.body))
+                precheck.check_body_size(operation, len(request.body))
             elif self._reader.ahead > AHEAD_BYTES_MAX:
-                raise errors.too_far_ahead()
+                raise errors.pipelining_limit_exceeded()
             else:
-                self.exchange = exchange = admit(front, self, request, operation, now_s)
+                self.exchange = exchange = admit_call(front, self, request, operation, now_s)
                 front.begin(exchange, now_s)
                 return
-            self.write(local_routes.answer(front, head, operation, self.id_bytes, self.cors))
+            self.write(local_routes.handle_local_route(front, head, operation, self.id_bytes, self.cors))
         except CallError as error:
             front.telemetry.turned_away(self.request_id, error.code)
             close = error.close or not head.keep_alive or head.method == b"HEAD"
@@ -167,7 +167,7 @@ class Connection(Intake):
     def _call(self, request: Request, operation: Operation) -> None:
         self._named(request.head)
         now_s = self._front.clock()
-        self.exchange = exchange = admit(self._front, self, request, operation, now_s)
+        self.exchange = exchange = admit_call(self._front, self, request, operation, now_s)
         self._front.begin(exchange, now_s)
 
     def answered(self, *, close: bool) -> None:
@@ -195,7 +195,7 @@ class Connection(Intake):
     def say_error(self, error: CallError, dialect: str, head: Head | None = None, *, close: bool = False) -> None:
         """Writes a whole error answer."""
         close = close or self._front.closing or (head is not None and not head.keep_alive)
-        out = responses.error(error, self.id_bytes, dialect, close=close, more=self.cors)
+        out = responses.render_error(error, self.id_bytes, dialect, close=close, more=self.cors)
         if head is not None and head.method == b"HEAD":
             out = out[: out.index(b"\r\n\r\n") + 4]
         self.write(out)
@@ -254,7 +254,7 @@ class Connection(Intake):
             self._abort()
             return
         head = self._reader.told()
-        operation = None if head is None else lookup(head.method, head.path)
+        operation = None if head is None else find_operation(head.method, head.path)
         self._named(head)
         self._front.telemetry.turned_away(self.request_id, error.code)
         self.say_error(error, "openai" if operation is None else operation.dialect, head, close=True)
@@ -266,7 +266,9 @@ class Connection(Intake):
         front = self._front
         self.request_id = (None if head is None else headers.request_id(head)) or front.make_id()
         self.id_bytes = self.request_id.encode()
-        self.cors = b"" if head is None else local_routes.cors(head, front.directory.settings.cors_origins)
+        self.cors = (
+            b"" if head is None else local_routes.render_cors_headers(head, front.directory.settings.cors_origins)
+        )
 
     # --- clocks and ends ---------------------------------------------------------------------------------------------
 

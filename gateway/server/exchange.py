@@ -17,20 +17,20 @@ from gateway import errors
 from gateway.dispatch.call import Call, Outcome
 from gateway.errors import CallError
 from gateway.http import responses, sse
-from gateway.http.body import Body, Growing
+from gateway.http.body import Body, StreamingBody
 from gateway.http.request_head import Head, Request
-from gateway.http.response_reader import LAST_CHUNK, BodyWalker, ResponseHead, tail
+from gateway.http.response_reader import LAST_CHUNK, BodyWalker, ResponseHead, extract_tail
 from gateway.request import body_edit
 from gateway.request.api_routes import Operation
 from gateway.request.auth import cache_salt
-from gateway.request.headers import asked, upstream_head
+from gateway.request.headers import get_call_headers, upstream_head
 from gateway.server import precheck as early
 from gateway.server.relay import Answer
 from gateway.upstream import token_usage
 from gateway.upstream.connection import EngineConnection, Loss
 
 if TYPE_CHECKING:
-    from gateway.gateway import Front
+    from gateway.gateway import Gateway
     from gateway.server.connection import Connection
 
 PARKED, SENT, RELAYING, ENDED = range(4)
@@ -50,23 +50,23 @@ _NO_BODY = BodyWalker(_NO_HEAD)
 _NO_ANSWER = Answer(_NO_HEAD, _NO_BODY, framed=False, drop_usage=False)
 
 
-def admit(front: Front, client: Connection, request: Request, operation: Operation, now_s: float) -> Exchange:
+def admit_call(front: Gateway, client: Connection, request: Request, operation: Operation, now_s: float) -> ProxiedCall:
     """The Call that a Request asks for, not yet known to dispatch. Raises CallError."""
     head = request.head
-    tenant, wish = front.tenant(head), asked(head)
+    tenant, wish = front.tenant(head), get_call_headers(head)
     if wish.error is not None:
         raise wish.error.with_traceback(None)  # it is remembered, and would remember every place where it was raised
     if operation.model or wish.model:
         early.check_model(front, tenant, operation, wish)
-    peek = body_edit.read(operation, request.body, wish.content_type, wish.model)
+    peek = body_edit.read_body(operation, request.body, wish.content_type, wish.model)
     entry = front.directory.resolve(tenant, peek.model)
     if operation.dialect not in entry.dialects:
-        raise errors.other_dialect()
+        raise errors.unsupported_dialect()
     salt = cache_salt(tenant.name) if entry.takes_cache_salt else None
-    body = body_edit.edit(operation, peek, entry.served_name, salt, entry.lora)
+    body = body_edit.edit_body(operation, peek, entry.served_name, salt, entry.lora)
     deadline_s = now_s + min(entry.queue.wait_seconds_max, wish.wait_s)
     priority, stream = min(tenant.priority_max, wish.priority), peek.stream
-    call = Exchange(
+    call = ProxiedCall(
         client.request_id, tenant.name, entry.name, now_s, deadline_s, priority, len(body), stream, operation.dialect
     )
     call.connect(front, client, head, operation, entry, body)
@@ -74,7 +74,7 @@ def admit(front: Front, client: Connection, request: Request, operation: Operati
     return call
 
 
-class Exchange(Call):
+class ProxiedCall(Call):
     """The shell's Call, and the Sink of its engine's response (`gateway.upstream.connection`)."""
 
     __slots__ = (
@@ -84,7 +84,7 @@ class Exchange(Call):
     )  # fmt: skip
 
     def connect(  # noqa: PLR0917  as Call.__init__
-        self, front: Front, client: Connection, head: Head, operation: Operation, entry: ModelEntry, body: Body
+        self, front: Gateway, client: Connection, head: Head, operation: Operation, entry: ModelEntry, body: Body
     ) -> None:
         """Whom it is for and what it sends. To be called once, before anything else."""
         self._moved = False  # bytes came since the last sweep; this and the next three are one line of a cache
@@ -94,7 +94,7 @@ class Exchange(Call):
         self._client = client
         self._operation = operation
         self._entry = entry
-        self._upwards = asked(head).upwards
+        self._upwards = get_call_headers(head).upwards
         self._body: Body = body
         self.drop_usage = False  # the usage chunk is our wish, not the client's
         self.engine: EngineConnection | None = None
@@ -102,7 +102,7 @@ class Exchange(Call):
         self._stage = PARKED
         self._framed = head.minor == 1
         """What we frame ourselves goes out in chunks; else (HTTP/1.0) bare, and the end is the close."""
-        self._close = not head.keep_alive or front.closing or isinstance(body, Growing)
+        self._close = not head.keep_alive or front.closing or isinstance(body, StreamingBody)
         self._early = False  # the head went out while the Call was parked
         self._told_s = self.arrived_s
         """When a parked stream last heard something."""
@@ -175,12 +175,12 @@ class Exchange(Call):
         self.first_byte_s = front.clock()
         self._close = self._close or front.closing
         self._client.write(self._relayed_head(head, length=head.length, chunked=False) + body)
-        self._finish(head.status, tail(body))
+        self._finish(head.status, extract_tail(body))
 
     def _finish(self, status: int, tail: bytes) -> None:
-        """The client has the whole answer; `tail` holds the ends of its body."""
+        """The client has the whole answer; `extract_tail` holds the ends of its body."""
         if status < 400:
-            self.tokens_in, self.tokens_out = token_usage.tokens(tail)
+            self.tokens_in, self.tokens_out = token_usage.parse_token_usage(tail)
             self._end(Outcome.COMPLETED, _CODES[status])
         else:
             self._end(Outcome.FAILED, _CODES[status])
@@ -208,19 +208,19 @@ class Exchange(Call):
         if self.engine is not None:
             self.engine.send_more()
 
-    def whole(self, request: Request, growing: Growing) -> bool:
+    def whole(self, request: Request, growing: StreamingBody) -> bool:
         """A body that grew is whole; False: it is needed no longer. Raises CallError where it is not one after all."""
         if self._stage == ENDED:
             return False
-        wish = asked(request.head)
-        peek = body_edit.read(self._operation, request.body, wish.content_type, wish.model)
+        wish = get_call_headers(request.head)
+        peek = body_edit.read_body(self._operation, request.body, wish.content_type, wish.model)
         growing.end()
         if self._stage == RELAYING:  # an engine that answers while it reads still wants the rest
             self._body = request.body
         else:
             self.stream, self.sent_s = peek.stream, self.sent_s and self._front.clock()
             self._close = self._early or not request.head.keep_alive or self._front.closing
-            self._body = body_edit.edit(self._operation, peek, self._entry.served_name)
+            self._body = body_edit.edit_body(self._operation, peek, self._entry.served_name)
             if self.engine is not None:
                 self.engine.single |= self.stream and self._entry.closes_after_stream
         self.more()
@@ -245,7 +245,7 @@ class Exchange(Call):
             self._sweep_parked(now_s)
         elif stage == SENT:
             limit_s = clocks.first_byte_seconds_max if self.stream else clocks.response_seconds_max
-            if self.sent_s and now_s - self.sent_s > limit_s and not isinstance(self._body, Growing):
+            if self.sent_s and now_s - self.sent_s > limit_s and not isinstance(self._body, StreamingBody):
                 self._bounce("timeout")
         elif stage == RELAYING:
             moved, self._moved = self._moved, False
@@ -281,7 +281,7 @@ class Exchange(Call):
             more = client.cors + (_COLD if self.cold else b"")
             out = responses.early_head(client.id_bytes, chunked=self._framed, close=self._close, more=more)
         position, expected_s = self._front.dispatch.wait_note(self, now_s)
-        self._client.write(out + self._frame(sse.waiting(position, expected_s, self.dialect)))
+        self._client.write(out + self._frame(sse.render_waiting_event(position, expected_s, self.dialect)))
 
     # --- the body --------------------------------------------------------------------------------------------------
 
@@ -323,13 +323,13 @@ class Exchange(Call):
             self._client.write(out)
 
     def _frame(self, content: bytes) -> bytes:
-        return sse.chunk(content) if self._framed else content
+        return sse.encode_chunk(content) if self._framed else content
 
     def _relayed_head(self, head: ResponseHead, *, length: int | None, chunked: bool) -> bytes:
         more = b"server-timing: %b\r\n%b" % (self._timing(), self._client.cors)
         if self.cold:
             more += _COLD
-        return responses.head(
+        return responses.render_head(
             head.status,
             head.fields,
             self._client.id_bytes,
@@ -377,14 +377,14 @@ class Exchange(Call):
         self._let_go()
         told = self._answer.whole
         if told:
-            self._client.write(self._frame(errors.event(error, self.dialect)))
+            self._client.write(self._frame(errors.render_error_event(error, self.dialect)))
         self._end(Outcome.FAILED, error.code)
         self._client.broke_off(told=told or self._framed)
 
     def _say(self, error: CallError) -> None:
         """The one error of a Call, as an answer or, after an early head, as the last event of the stream."""
         if self._early:
-            event = self._frame(errors.event(error, self.dialect))
+            event = self._frame(errors.render_error_event(error, self.dialect))
             self._client.write(event + LAST_CHUNK if self._framed else event)
         else:
             self._client.say_error(error, self.dialect, close=self._close)

@@ -18,12 +18,14 @@ from gateway.http.request_head import Head
 from gateway.request.api_routes import Kind, Operation
 
 if TYPE_CHECKING:
-    from gateway.gateway import Front
+    from gateway.gateway import Gateway
 
 _EXPOSED = b"x-request-id, server-timing, retry-after, x-pilotlight-cold"
 
 
-def answer(front: Front, head: Head, operation: Operation, request_id: bytes, cors_fields: bytes) -> bytes:
+def handle_local_route(
+    front: Gateway, head: Head, operation: Operation, request_id: bytes, cors_fields: bytes
+) -> bytes:
     """The whole answer. Raises CallError."""
     close = not head.keep_alive or front.closing
     if operation.kind is Kind.NOT_ALLOWED:
@@ -41,7 +43,7 @@ def answer(front: Front, head: Head, operation: Operation, request_id: bytes, co
         entry = front.directory.resolve(front.tenant(head), name)
         adapter = "" if name == entry.name or name in entry.aliases else name[name.rindex(":") :]
         body = msgspec.json.encode(_model(front, entry, entry.name + adapter))
-    return responses.document(200, body, request_id, close=close, more=cors_fields)
+    return responses.render_response(200, body, request_id, close=close, more=cors_fields)
 
 
 def _names(entry: ModelEntry) -> list[str]:
@@ -49,7 +51,7 @@ def _names(entry: ModelEntry) -> list[str]:
     return [entry.name, *(f"{entry.name}:{adapter.name}" for adapter in entry.adapters)]
 
 
-def _model(front: Front, entry: ModelEntry, name: str) -> dict[str, object]:
+def _model(front: Gateway, entry: ModelEntry, name: str) -> dict[str, object]:
     """A Model, or an adapter of it, as OpenAI lists it, and what we know beside."""
     return {
         "id": name,
@@ -64,7 +66,7 @@ def _model(front: Front, entry: ModelEntry, name: str) -> dict[str, object]:
     }
 
 
-def cors(head: Head, allowed: Collection[str]) -> bytes:
+def render_cors_headers(head: Head, allowed: Collection[str]) -> bytes:
     """The header lines for a browser, where any origin is allowed at all."""
     if not allowed:
         return b""

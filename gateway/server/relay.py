@@ -114,14 +114,14 @@ class Answer:
             out = self.frame(self._gate.rest())
         elif self.early:
             kept = self._kept if len(self._kept) <= ERROR_BODY_BYTES_MAX else b""
-            out = self.frame(sse.told_error(kept, self._dialect))
+            out = self.frame(sse.render_engine_error(kept, self._dialect))
         if self.early:
             out += self.frame(self._note)
         return out + LAST_CHUNK if self.chunked else out
 
     def frame(self, content: bytes) -> bytes:
         """Content of our own, as this client takes it."""
-        return sse.chunk(content) if self._framed else content
+        return sse.encode_chunk(content) if self._framed else content
 
     def _content(self, data: bytes) -> bytes:
         """What needs our own framing."""

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
-    from gateway.gateway import Front
+    from gateway.gateway import Gateway
 
 SECONDS_MIN = 0.05
 """A clock of 0 is an error to asyncio."""
@@ -23,7 +23,7 @@ SECONDS_MIN = 0.05
 class Handshakes:
     """The clients that have not shaken hands yet. `context` gives what is in force now; `client` is the factory."""
 
-    def __init__(self, front: Front, context: Callable[[], ssl.SSLContext]) -> None:
+    def __init__(self, front: Gateway, context: Callable[[], ssl.SSLContext]) -> None:
         self.front = front
         self.context = context
         self.under_way: set[asyncio.Task[None]] = set()

@@ -11,11 +11,11 @@ import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from gateway.server.writer import Outlet
+from gateway.server.writer import ClientWriter
 
 if TYPE_CHECKING:
-    from gateway.gateway import Front
-    from gateway.server.exchange import Exchange
+    from gateway.gateway import Gateway
+    from gateway.server.exchange import ProxiedCall
 
 LINGER_S = 2.0
 """After a refusal what still arrives is dropped for so long, else a reset could destroy the answer on its way."""
@@ -24,12 +24,12 @@ _AT_ONCE = struct.pack("ii", 1, 0)
 """SO_LINGER on, for no time: close(2) sends a reset."""
 
 
-class Ends(Outlet):
+class ClientTransport(ClientWriter):
     """One client connection without its requests. `exchange` is its running Call."""
 
     __slots__ = ("_clock", "_front", "_left_bytes", "_lingers", "_reading", "_since_s", "exchange", "unsent")
 
-    def __init__(self, front: Front) -> None:
+    def __init__(self, front: Gateway) -> None:
         super().__init__()
         self._front = front
         self._reading = True
@@ -40,7 +40,7 @@ class Ends(Outlet):
         self._since_s = 0.0
         self._left_bytes = 0
         """What waited for the client at the last look."""
-        self.exchange: Exchange | None = None
+        self.exchange: ProxiedCall | None = None
         self.unsent: Callable[[], int] | None = None
         """Over TLS (`gateway.server.tls`): bytes that have not gone out yet."""
 

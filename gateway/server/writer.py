@@ -16,7 +16,7 @@ WRITE_BUFFER_BYTES = 64 << 10
 """What may wait for a client before its engine is paused."""
 
 
-class Outlet(asyncio.Protocol):
+class ClientWriter(asyncio.Protocol):
     """One client connection as far as it is written to. `paused`: the client does not read what it is told."""
 
     __slots__ = ("_direct", "_transport", "_waits", "paused")

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, Protocol, cast
 
-from gateway.http.body import Body, Growing, Part, Pieces
+from gateway.http.body import Body, ChunkedBody, Part, StreamingBody
 from gateway.http.response_reader import BodyWalker, FramingError, HeadReader, ResponseHead
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class EngineConnection(asyncio.Protocol):
         self._request: tuple[bytes, Body] | None = None
         self._unsent: list[Part] = []
         """What is left to send of a large body, the next piece last."""
-        self._growing: Growing | None = None
+        self._growing: StreamingBody | None = None
         """The body that is sent while it comes."""
         self._sent = 0
         """Bytes of it."""
@@ -167,8 +167,8 @@ class EngineConnection(asyncio.Protocol):
         head, body = self._request or (b"", b"")
         if not self.reused:
             self._request = None  # only a pooled connection's loss is answered by sending again
-        if isinstance(body, (Pieces, Growing)):
-            if isinstance(body, Pieces):
+        if isinstance(body, (ChunkedBody, StreamingBody)):
+            if isinstance(body, ChunkedBody):
                 self._unsent = body.parts[::-1]
             else:
                 self._growing, self._sent = body, 0
@@ -191,7 +191,7 @@ class EngineConnection(asyncio.Protocol):
             if not self._full:
                 asyncio.get_running_loop().call_soon(self.send_more)
 
-    def _next_grown(self, body: Growing) -> list[Part]:
+    def _next_grown(self, body: StreamingBody) -> list[Part]:
         parts = body.take(self._sent, TURN_BYTES)
         self._sent += sum(map(len, parts))
         return parts

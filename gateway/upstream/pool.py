@@ -34,7 +34,7 @@ class EngineAddress(NamedTuple):
     """What the Host header says (RFC 9112, 3.2)."""
 
 
-def parse(address: str) -> EngineAddress:
+def parse_address(address: str) -> EngineAddress:
     """Raises ValueError on what is no address."""
     rest = address.removeprefix(TLS)
     name, _, at = rest.rpartition("@")
@@ -212,7 +212,7 @@ class Upstreams:
         """The connections to the engine at an address as Routes say it."""
         pool = self._pools.get(address)
         if pool is None:
-            pool = self._pools[address] = Pool(parse(address), self._context)
+            pool = self._pools[address] = Pool(parse_address(address), self._context)
         return pool
 
     def sweep(self) -> None:

@@ -16,7 +16,7 @@ _IN = re.compile(rb'"(?:prompt|input)_tokens"\s*:\s*(\d{1,15})')
 _OUT = re.compile(rb'"(?:completion|output)_tokens"\s*:\s*(\d{1,15})')
 
 
-def tokens(tail: bytes) -> tuple[int, int]:
+def parse_token_usage(tail: bytes) -> tuple[int, int]:
     """(tokens in, tokens out), each 0 where it is not told.
 
     The last usage object counts. One that tells only what went out (Anthropic's last event) is completed by the first.

@@ -93,7 +93,7 @@ def tokens_of(sentence: str, count: int, ask: Ask) -> tuple[list[str], str]:
     return tokens, "length" if limit < count else "stop"
 
 
-def sse(document: Json, name: str = "") -> bytes:
+def render_event(document: Json, name: str = "") -> bytes:
     """One server-sent event."""
     return (f"event: {name}\n" if name else "").encode() + b"data: " + json.dumps(document).encode() + b"\n\n"
 
@@ -122,7 +122,9 @@ class Answer:
         return {**self.base, "object": self.KIND, "choices": [choice], "usage": self.usage}
 
     def _event(self, finish: str | None, **choice: object) -> bytes:
-        return sse({**self.base, "object": self.OBJECT, "choices": [{"index": 0, "finish_reason": finish, **choice}]})
+        return render_event(
+            {**self.base, "object": self.OBJECT, "choices": [{"index": 0, "finish_reason": finish, **choice}]}
+        )
 
     def opening(self) -> bytes:
         """What a stream begins with."""
@@ -139,7 +141,9 @@ class Answer:
     def closing(self) -> list[bytes]:
         """What a stream ends with."""
         usage = (
-            [sse({**self.base, "object": self.OBJECT, "choices": [], "usage": self.usage})] if self.ask.usage else []
+            [render_event({**self.base, "object": self.OBJECT, "choices": [], "usage": self.usage})]
+            if self.ask.usage
+            else []
         )
         return [self.last(), *usage, b"data: [DONE]\n\n"]
 
@@ -195,19 +199,19 @@ class _Message(Answer):
     def opening(self) -> bytes:
         start = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
         message: Json = {"type": "message_start", "message": self._message([], None, 0)}
-        return sse(message, "message_start") + sse({**start}, "content_block_start")
+        return render_event(message, "message_start") + render_event({**start}, "content_block_start")
 
     def token(self, text: str) -> bytes:
         delta = {"type": "text_delta", "text": text}
-        return sse({"type": "content_block_delta", "index": 0, "delta": delta}, "content_block_delta")
+        return render_event({"type": "content_block_delta", "index": 0, "delta": delta}, "content_block_delta")
 
     def closing(self) -> list[bytes]:
         delta: Json = {"stop_reason": self.stop, "stop_sequence": None}
         end: Json = {"type": "message_delta", "delta": delta, "usage": {"output_tokens": len(self.tokens)}}
         return [
-            sse({"type": "content_block_stop", "index": 0}, "content_block_stop"),
-            sse(end, "message_delta"),
-            sse({"type": "message_stop"}, "message_stop"),
+            render_event({"type": "content_block_stop", "index": 0}, "content_block_stop"),
+            render_event(end, "message_delta"),
+            render_event({"type": "message_stop"}, "message_stop"),
         ]
 
 

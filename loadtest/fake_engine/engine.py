@@ -18,7 +18,7 @@ from collections import deque
 from typing import NoReturn, cast
 
 from loadtest.fake_engine.answers import DIALECTS, Answer, BadRequestError, Head, parse_head, read_ask, tokens_of
-from loadtest.fake_engine.faults import CHILD_S_MAX, Knobs, parse
+from loadtest.fake_engine.faults import CHILD_S_MAX, Knobs, parse_arguments
 
 HEAD_BYTES_MAX = 64 << 10
 BODY_BYTES_MAX = 64 << 20
@@ -330,7 +330,7 @@ def leave_child(seconds: float) -> None:
     os._exit(0)
 
 
-async def serve(engine: Engine) -> None:
+async def serve_engine(engine: Engine) -> None:
     """Listen when ready (or at once with --loading-503) and stay until killed."""
     knobs, faults, loop = engine.knobs, engine.faults, asyncio.get_running_loop()
     if signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN:  # else it comes between a note and its write
@@ -360,13 +360,13 @@ async def serve(engine: Engine) -> None:
 
 def main(argv: list[str]) -> None:
     """Run until killed."""
-    engine = Engine(parse(argv))
+    engine = Engine(parse_arguments(argv))
     ignores = engine.strikes("ignores-sigterm")
     signal.signal(signal.SIGTERM, signal.SIG_IGN if ignores else signal.SIG_DFL)
     if engine.strikes("leaves-child"):
         leave_child(engine.faults["leaves-child"])
     try:
-        asyncio.run(serve(engine))
+        asyncio.run(serve_engine(engine))
     except OSError as error:
         sys.exit(f"{engine.knobs.name}: cannot listen on {engine.knobs.host}:{engine.knobs.port}: {error.strerror}")
     except KeyboardInterrupt:

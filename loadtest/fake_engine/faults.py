@@ -56,7 +56,7 @@ def fault(text: str) -> tuple[str, float]:
     return mode, float(argument) if argument else FAULTS[mode]
 
 
-def parse(argv: list[str]) -> Knobs:
+def parse_arguments(argv: list[str]) -> Knobs:
     """The knobs; exits 2 on wrong ones."""
     parser = argparse.ArgumentParser(
         prog="python -m loadtest.fake_engine", description="A fake engine that fails on demand.", allow_abbrev=False

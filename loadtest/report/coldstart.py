@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from loadtest.coldstart import ColdStarts
-from loadtest.report.html import errors, outcomes, page, spreads, table
-from loadtest.report.plots import Series, plot
+from loadtest.report.html import list_outcome_figures, render_errors, render_page, render_spreads, render_table
+from loadtest.report.plots import Series, render_plot
 
 COLOURS = 5
 """As many as a page has (`--series-0` ...)."""
@@ -19,23 +19,23 @@ def as_html(target: str, rounds: int, starts: ColdStarts) -> str:
     """The page of `starts`, out of `rounds` that were asked for."""
     made = len(starts.rounds)
     first = starts.spreads_ms.get("first byte")
-    return page(
+    return render_page(
         "Cold starts",
         f"{rounds} cold starts of {starts.model}, one call each",
         target,
         starts.verdict,
         said=f"ended after {made} of {rounds} rounds: {starts.ended}" if starts.ended else "",
         figures=[
-            *outcomes(starts.verdict, "rounds"),
+            *list_outcome_figures(starts.verdict, "rounds"),
             ("not marked cold", str(starts.warm)),
             ("ms, median first byte", "-" if first is None else f"{first.median:.1f}"),
         ],
         sections=[
             ("Time to first byte, by round", _by_round(starts)),
             ("Where the time went, by round", _phases(starts)),
-            ("Times", spreads(starts.spreads_ms, 1)),
+            ("Times", render_spreads(starts.spreads_ms, 1)),
             ("Rounds", _rounds(starts)),
-            ("Errors", errors(starts.verdict)),
+            ("Errors", render_errors(starts.verdict)),
         ],
     )
 
@@ -44,7 +44,7 @@ def _by_round(starts: ColdStarts) -> str:
     series = []
     for name, cold, colour in (("marked cold", True, 0), ("not marked cold", False, 1)):
         series.append(_dots(name, [one.first_byte_ms if one.cold is cold else None for one in starts.rounds], colour))
-    return plot("round", "first byte after, ms", series)
+    return render_plot("round", "first byte after, ms", series)
 
 
 def _phases(starts: ColdStarts) -> str:
@@ -53,7 +53,7 @@ def _phases(starts: ColdStarts) -> str:
         _dots(name, [one.phases_ms.get(name) for one in starts.rounds], position % COLOURS)
         for position, name in enumerate(names)
     ]
-    return plot("round", "ms", series)
+    return render_plot("round", "ms", series)
 
 
 def _dots(name: str, values_ms: Sequence[float | None], colour: int) -> Series:
@@ -71,7 +71,7 @@ def _rounds(starts: ColdStarts) -> str:
         )
         for number, one in enumerate(starts.rounds, 1)
     )  # fmt: skip
-    return table(head, lines)
+    return render_table(head, lines)
 
 
 def _figure(value_ms: float | None) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from loadtest.verdict import Spread, Verdict
 
 
-def page(
+def render_page(
     title: str,
     plan: str,
     target: str,
@@ -37,28 +37,28 @@ def page(
     )
 
 
-def outcomes(verdict: Verdict, noun: str) -> list[tuple[str, str]]:
+def list_outcome_figures(verdict: Verdict, noun: str) -> list[tuple[str, str]]:
     """The tiles of a verdict; `noun` is what was counted."""
     counts = {noun: verdict.admitted, "completed": verdict.completed, "failed": verdict.failed}
     counts |= {"abandoned": verdict.abandoned, "lost": verdict.lost}
     return [(name, str(count)) for name, count in counts.items()]
 
 
-def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+def render_table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     """A table; the first column is text, the others are figures."""
     top = "".join(f"<th>{html.escape(cell)}" for cell in head)
     lines = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}" for cell in row) + "</tr>" for row in rows)
     return f"<table><tr>{top}</tr>{lines}</table>"
 
 
-def spreads(found: Mapping[str, Spread], factor: float) -> str:
+def render_spreads(found: Mapping[str, Spread], factor: float) -> str:
     """A table of spreads; `factor` times their values are milliseconds."""
     head = ("milliseconds", "min", "median", "p95", "p99", "max")
     values = {name: (s.min, s.median, s.p95, s.p99, s.max) for name, s in found.items()}
-    return table(head, ((name, *(f"{factor * value:.1f}" for value in of)) for name, of in values.items()))
+    return render_table(head, ((name, *(f"{factor * value:.1f}" for value in of)) for name, of in values.items()))
 
 
-def errors(verdict: Verdict) -> str:
+def render_errors(verdict: Verdict) -> str:
     """How often each code, and each reason for a lost Call."""
     return _counts("code", verdict.codes) + _counts("lost because", verdict.broken)
 
@@ -66,7 +66,7 @@ def errors(verdict: Verdict) -> str:
 def _counts(name: str, counts: Mapping[str, int]) -> str:
     if not counts:
         return f'<p class="empty">none ({html.escape(name)})</p>'
-    return table((name, "calls"), ((key, str(count)) for key, count in sorted(counts.items())))
+    return render_table((name, "calls"), ((key, str(count)) for key, count in sorted(counts.items())))
 
 
 STYLE = """

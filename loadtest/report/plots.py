@@ -26,14 +26,14 @@ class Series(NamedTuple):
     dots: bool = False
 
 
-def plot(x_label: str, y_label: str, series: Sequence[Series]) -> str:
+def render_plot(x_label: str, y_label: str, series: Sequence[Series]) -> str:
     """An <svg> of all series that have points, or a sentence when none has."""
     drawn = [one for one in series if one.points]
     if not drawn:
         return '<p class="empty">nothing to plot</p>'
     x_max = max(x for one in drawn for x, _ in one.points) or 1.0
     y_max = max(y for one in drawn for _, y in one.points) or 1.0
-    x_ticks, y_ticks = ticks(x_max), ticks(y_max)
+    x_ticks, y_ticks = choose_ticks(x_max), choose_ticks(y_max)
     x_scale = (WIDTH - LEFT - RIGHT) / max(x_max, x_ticks[-1])
     y_scale = (HEIGHT - TOP - BOTTOM) / max(y_max, y_ticks[-1])
 
@@ -56,10 +56,10 @@ def plot(x_label: str, y_label: str, series: Sequence[Series]) -> str:
         kept = [*one.points[:-1:step], one.points[-1]]
         placed = [place(x, y) for x, y in kept]
         parts.append(_dots(placed, one.colour) if one.dots else _line(placed, one.colour))
-    return "".join([*parts, "</svg>", legend(drawn)])
+    return "".join([*parts, "</svg>", render_legend(drawn)])
 
 
-def ticks(highest: float) -> list[float]:
+def choose_ticks(highest: float) -> list[float]:
     """About five round numbers from 0 to at least `highest`."""
     raw = highest / 4
     power = 10.0 ** math.floor(math.log10(raw))
@@ -67,7 +67,7 @@ def ticks(highest: float) -> list[float]:
     return [round(index * step, 12) for index in range(math.ceil(highest / step - 1e-9) + 1)]
 
 
-def legend(series: Sequence[Series]) -> str:
+def render_legend(series: Sequence[Series]) -> str:
     """Names and colours."""
     items = "".join(
         f'<li><i style="background:var(--series-{s.colour})"></i>{html.escape(s.name)}</li>' for s in series

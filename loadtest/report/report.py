@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from loadtest.report.html import errors, outcomes, page, spreads
-from loadtest.report.plots import Series, plot
+from loadtest.report.html import list_outcome_figures, render_errors, render_page, render_spreads
+from loadtest.report.plots import Series, render_plot
 from loadtest.result import Ending, Result
-from loadtest.verdict import Spread, Verdict, judge, spread
+from loadtest.verdict import Spread, Verdict, compute_spread, judge_run
 
 
 class CallLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -50,23 +50,25 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     calls: tuple[CallLine, ...]
 
 
-def make(target: str, plan: str, planned: int, results: Sequence[Result], *, interrupted: bool = False) -> Report:
+def build_report(
+    target: str, plan: str, planned: int, results: Sequence[Result], *, interrupted: bool = False
+) -> Report:
     """The report of a run of `planned` Calls; of an interrupted one, over those that were sent. Spreads are of
     completed Calls.
     """
     completed = [result for result in results if result.ending is Ending.COMPLETED]
     ends = [result.at_s + result.last_byte_s for result in completed if result.last_byte_s is not None]
     models = dict.fromkeys(result.model for result in completed)
-    by_model = {model: spread(_first_bytes(r for r in completed if r.model == model)) for model in models}
+    by_model = {model: compute_spread(_first_bytes(r for r in completed if r.model == model)) for model in models}
     return Report(
         target=target,
         plan=plan,
         planned=planned,
         interrupted=interrupted,
-        verdict=judge(len(results) if interrupted else planned, results),
-        first_byte_s=spread(_first_bytes(iter(completed))),
-        last_byte_s=spread(result.last_byte_s for result in completed if result.last_byte_s is not None),
-        lateness_s=spread(result.lateness_s for result in results),
+        verdict=judge_run(len(results) if interrupted else planned, results),
+        first_byte_s=compute_spread(_first_bytes(iter(completed))),
+        last_byte_s=compute_spread(result.last_byte_s for result in completed if result.last_byte_s is not None),
+        lateness_s=compute_spread(result.lateness_s for result in results),
         completed_per_s=len(completed) / max(max(ends, default=0.0), 1e-9) if ends else 0.0,
         cold=sum(result.cold for result in results),
         resent=sum(result.resent for result in results),
@@ -75,7 +77,7 @@ def make(target: str, plan: str, planned: int, results: Sequence[Result], *, int
     )
 
 
-def note(report: Report) -> str:
+def describe_interruption(report: Report) -> str:
     """What must be known beside the verdict of an interrupted run."""
     sent = f"{report.verdict.admitted} of {report.planned} calls were sent"
     return f"interrupted: {sent}, and those under way were given up"
@@ -106,19 +108,19 @@ def as_json(report: Report) -> bytes:
 def as_html(report: Report) -> str:
     """The report as one page."""
     verdict = report.verdict
-    return page(
+    return render_page(
         "Load test",
         report.plan,
         report.target,
         verdict,
-        said=note(report) if report.interrupted else "",
-        figures=[*outcomes(verdict, "calls"), ("completed per s", f"{report.completed_per_s:.1f}")],
+        said=describe_interruption(report) if report.interrupted else "",
+        figures=[*list_outcome_figures(verdict, "calls"), ("completed per s", f"{report.completed_per_s:.1f}")],
         sections=[
             ("Time to first byte, by arrival", _by_arrival(report)),
             ("How many were answered within", _shares(report)),
             ("Calls in flight", _in_flight(report)),
             ("Times", _times(report)),
-            ("Errors", errors(verdict)),
+            ("Errors", render_errors(verdict)),
         ],
     )
 
@@ -131,7 +133,7 @@ def _by_arrival(report: Report) -> str:
     for ending, colour in _COLOURS.items():
         points = [(c.at_s, c.first_byte_s) for c in report.calls if c.ending is ending and c.first_byte_s is not None]
         series.append(Series(str(ending), sorted(points), colour, dots=True))
-    return plot("planned arrival, s", "first byte after, s", series)
+    return render_plot("planned arrival, s", "first byte after, s", series)
 
 
 def _shares(report: Report) -> str:
@@ -143,7 +145,7 @@ def _shares(report: Report) -> str:
         for name, values, colour in (("first byte", first, 0), ("last byte", last, 4))
         if values
     ]
-    return plot("seconds", "% of completed calls", steps)
+    return render_plot("seconds", "% of completed calls", steps)
 
 
 def _in_flight(report: Report) -> str:
@@ -155,7 +157,7 @@ def _in_flight(report: Report) -> str:
         points.append((at_s, level))
         level += change
         points.append((at_s, level))
-    return plot("seconds", "calls", [Series("waiting or being answered", points, 0)])
+    return render_plot("seconds", "calls", [Series("waiting or being answered", points, 0)])
 
 
 def _times(report: Report) -> str:
@@ -166,4 +168,4 @@ def _times(report: Report) -> str:
     }
     if len(report.by_model) > 1:
         rows |= {f"first byte of {model}": found for model, found in report.by_model.items()}
-    return spreads({name: found for name, found in rows.items() if found is not None}, 1000)
+    return render_spreads({name: found for name, found in rows.items() if found is not None}, 1000)

@@ -48,7 +48,7 @@ class HttpWay:
         self._session: aiohttp.ClientSession | None = None
 
     async def send(self, body: bytes) -> None:
-        """As `pilotlight.agent.reporter.Way`."""
+        """As `pilotlight.agent.reporter.AutoscalerClient`."""
         try:
             urls, host = await self._addresses()
         except OSError as error:

@@ -133,7 +133,7 @@ def sees_node(proc: Path) -> bool:
         return False
 
 
-def news(told: NodeLook, now: NodeLook) -> bool:
+def should_report(told: NodeLook, now: NodeLook) -> bool:
     """Whether anything has changed that is worth a report of its own."""
     if (told.pods, told.images) != (now.pods, now.images):
         return True

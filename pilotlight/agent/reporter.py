@@ -28,7 +28,7 @@ class WayError(Exception):
     """It was not taken; `str()` says why, without an address."""
 
 
-class Way(Protocol):
+class AutoscalerClient(Protocol):
     """The way to one autoscaler, or to all behind a name."""
 
     name: str
@@ -48,7 +48,7 @@ class Agent(Generic[T]):
         look: Callable[[], Awaitable[T]],
         news: Callable[[T, T], bool],
         written: Callable[[T, int, float], bytes],
-        ways: Sequence[Way],
+        ways: Sequence[AutoscalerClient],
         period_s: float,
     ) -> None:
         self._look = look

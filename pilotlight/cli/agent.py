@@ -25,15 +25,15 @@ from autoscaler.contract import NODE_PERIOD_S, NodeReport
 from pilotlight import process
 from pilotlight.agent.autoscaler_client import HttpWay
 from pilotlight.agent.gpu.attach import Attaching
-from pilotlight.agent.gpu.daemon_pods import those
-from pilotlight.agent.gpu.fabric_node import attaching
+from pilotlight.agent.gpu.daemon_pods import parse_pod_selector
+from pilotlight.agent.gpu.fabric_node import open_gpu_attachment
 from pilotlight.agent.kubelet.image_pull import Images, ImageWanted
 from pilotlight.agent.kubelet.sockets import POD_RESOURCES, NodeSockets
-from pilotlight.agent.node_observer import NodeLook, NodeLooks, news
+from pilotlight.agent.node_observer import NodeLook, NodeLooks, should_report
 from pilotlight.agent.reporter import Agent
 from pilotlight.agent.weights import peering
 from pilotlight.agent.weights.fetch import PullSecrets
-from pilotlight.agent.weights.keeper import Keeping
+from pilotlight.agent.weights.keeper import WeightsKeeper
 from pilotlight.agent.weights.peers import Neighbours, PeerOptions
 from pilotlight.net import access, certificates
 from pilotlight.net import http_server as health
@@ -75,7 +75,7 @@ def _pods_of(context: click.Context, parameter: click.Parameter, value: tuple[st
     """Checked; they are read where they are used."""
     for one in value:
         try:
-            those(one)
+            parse_pod_selector(one)
         except ValueError:
             raise click.BadParameter(f"{one}: write NAMESPACE/LABEL=VALUE[,LABEL=VALUE]", context, parameter) from None
     return value
@@ -141,27 +141,27 @@ def agent(  # noqa: PLR0917  click passes by keyword
     """
     access.check_autoscalers(autoscalers)
     identity = Identity(cert=contract_cert_file, key=contract_key_file, ca=contract_ca_file)
-    among = peering.access_of(peer_token_file, peer_cert_file, peer_key_file, peer_ca_file)
+    among = peering.build_peer_access(peer_token_file, peer_cert_file, peer_key_file, peer_ca_file)
     peers = None if peer_listen is None else PeerOptions(listen=peer_listen, told=peer_address, access=among)
     options = AgentOptions(
         node=node, autoscalers=autoscalers, access=Access(identity=identity, token=token_file),
         pod_resources=pod_resources, runtime=runtime, health=health, store=store, pull_secrets=pull_secrets,
         kubeconfig=kubeconfig, peers=peers, fabric=restart if fabric else None,
     )  # fmt: skip
-    process.run(serve(options))
+    process.run(run_agent(options))
 
 
-async def serve(options: AgentOptions) -> None:
+async def run_agent(options: AgentOptions) -> None:
     """The life of the process. Raises click's usage error for files that cannot be used."""
     stop, files, boot = process.stop_event(), Files(), secrets.token_hex(8)
     shown = options.access
     identity, path = shown.identity, shown.token
-    token = None if path is None else files.read(lambda: certificates.tokens(path)[0], (path,))
-    tls = files.read(lambda: certificates.client(identity), identity.files) if identity.files else None
-    access.warn(shown)
+    token = None if path is None else files.read(lambda: certificates.load_tokens(path)[0], (path,))
+    tls = files.read(lambda: certificates.build_client_context(identity), identity.files) if identity.files else None
+    access.warn_exposed_files(shown)
 
     logins = PullSecrets(options.pull_secrets, options.kubeconfig)
-    keeping = Keeping(options.store, logins)
+    keeping = WeightsKeeper(options.store, logins)
 
     ways = [HttpWay(url, token, tls) for url in options.autoscalers]
     among = None if options.peers is None else Neighbours(options.node, ways, options.peers, files, keeping.metrics)
@@ -182,7 +182,7 @@ async def serve(options: AgentOptions) -> None:
 
     sockets = NodeSockets(options.pod_resources, options.runtime)
     looks = NodeLooks(sockets=sockets)
-    one = Agent(looks.look, news, written, ways, NODE_PERIOD_S)
+    one = Agent(looks.look, should_report, written, ways, NODE_PERIOD_S)
     keeping.changed = one.tell
     reach = AsyncExitStack()
     bay = await _bay(options, looks, reach)
@@ -191,8 +191,8 @@ async def serve(options: AgentOptions) -> None:
     images = None if options.runtime is None else Images(options.runtime, logins, sockets.images_changed)
     if images is not None:
         keeping.images = _told(images)
-    shown_at = await health.open_port(options.health, application(one, keeping.metrics.text))
-    process.settle()
+    shown_at = await health.open_port(options.health, build_health_app(one, keeping.metrics.text))
+    process.freeze_gc()
     async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(life) for life in (one.run(), files.follow(), keeping.run())]
         running += [tasks.create_task(each.run()) for each in (images, bay) if each is not None]
@@ -215,7 +215,7 @@ async def _bay(options: AgentOptions, looks: NodeLooks, reach: AsyncExitStack) -
     """Who takes Devices of a fabric and lets go of them; None: nobody here may."""
     if options.fabric is None:
         return None
-    made = attaching(options.node, options.fabric, options.kubeconfig, lambda: looks.pods)
+    made = open_gpu_attachment(options.node, options.fabric, options.kubeconfig, lambda: looks.pods)
     return await reach.enter_async_context(made)
 
 
@@ -224,7 +224,7 @@ def _told(images: Images) -> Callable[[Sequence[ImageWant]], None]:
     return lambda wanted: images.want(ImageWanted(one.image, one.pull_secret) for one in wanted)
 
 
-def application(one: Agent[NodeLook], metrics: Callable[[], bytes]) -> web.Application:
+def build_health_app(one: Agent[NodeLook], metrics: Callable[[], bytes]) -> web.Application:
     """GET /healthz: it looks at its node; /readyz: an autoscaler takes what it says; /metrics: of its weights."""
 
     async def healthz(_: web.Request) -> web.Response:

@@ -18,11 +18,11 @@ import click
 from autoscaler.importers import lingo, modelfile, ollama
 from autoscaler.importers.kubeai import models
 from autoscaler.importers.llama_swap import config
-from autoscaler.importers.result import Taken, apart, to_json, to_yaml
+from autoscaler.importers.result import ConversionResult, refuse_duplicate_names, to_json, to_yaml
 from autoscaler.spec.load import DocumentError
 from pilotlight.net import files as reading
 from pilotlight.options import PathType
-from pilotlight.output import document
+from pilotlight.output import write_document
 
 FILE_BYTES_MAX = 16 << 20
 """Of a configuration, and of what is read of Ollama's store besides weights."""
@@ -60,10 +60,10 @@ def import_(kind: str, files: tuple[Path, ...], output: str, name: str) -> None:
     if name and (kind != "ollama" or len(files) != 1):
         raise click.UsageError("--name is for one Modelfile")
     try:
-        takens = apart(_converted(kind, files, name))
+        takens = refuse_duplicate_names(_converted(kind, files, name))
     except DocumentError as error:
         raise click.UsageError(str(error)) from None
-    document(to_json(takens) if output == "json" else to_yaml(takens))
+    write_document(to_json(takens) if output == "json" else to_yaml(takens))
     if not takens:
         click.echo(f"pilotlight: {', '.join(map(_shown, files))}: no Model found", err=True)
     for taken in takens:
@@ -75,21 +75,22 @@ def import_(kind: str, files: tuple[Path, ...], output: str, name: str) -> None:
         raise SystemExit(1)
 
 
-def _converted(kind: str, files: Sequence[Path], name: str) -> list[Taken]:
+def _converted(kind: str, files: Sequence[Path], name: str) -> list[ConversionResult]:
     """Raises DocumentError, click.UsageError."""
     if kind == "ollama":
         return _ollama(files, name)
     sources = [(_shown(path), _text(path)) for path in files]
     if kind == "llama-swap":
         here = str(Path.cwd())
-        return [taken for source, text in sources for taken in config.convert(source, text, os.environ, here)]
-    convert: Callable[[Sequence[tuple[str, str]]], list[Taken]] = {"kubeai": models.convert, "lingo": lingo.convert}[
-        kind
-    ]
+        return [taken for source, text in sources for taken in config.convert_config(source, text, os.environ, here)]
+    convert: Callable[[Sequence[tuple[str, str]]], list[ConversionResult]] = {
+        "kubeai": models.convert_models,
+        "lingo": lingo.convert_workloads,
+    }[kind]
     return convert(sources)
 
 
-def _ollama(files: Sequence[Path], name: str) -> list[Taken]:
+def _ollama(files: Sequence[Path], name: str) -> list[ConversionResult]:
     """Modelfiles, folders with one, and stores; a Modelfile may build on a model of a store that is given, too."""
     stores = [store for path in files if (store := _store(path)) is not None]
     found = [one for store in stores for one in _stored(store)]
@@ -110,13 +111,13 @@ def _ollama(files: Sequence[Path], name: str) -> list[Taken]:
     return [*found, *out]
 
 
-def _modelfile(path: Path, name: str, known: dict[str, str]) -> Taken:
+def _modelfile(path: Path, name: str, known: dict[str, str]) -> ConversionResult:
     text = _text(path)
-    called = name or modelfile.name_in(text) or _name_of(path)
+    called = name or modelfile.parse_name_comment(text) or _name_of(path)
     if not called:
         raise click.UsageError(f"{_shown(path)}: a Modelfile does not say what its model is called: add --name")
     folder = Path.cwd() if path == STDIN else path.absolute().parent
-    return ollama.from_modelfile(_shown(path), text, called, str(folder), known)
+    return ollama.convert_modelfile(_shown(path), text, called, str(folder), known)
 
 
 def _name_of(path: Path) -> str:
@@ -147,13 +148,13 @@ def _manifests(folder: Path) -> Iterator[tuple[str, Path]]:
             yield ollama.model_name(path.relative_to(folder).parts), path
 
 
-def _stored(store: Store) -> Iterator[Taken]:
+def _stored(store: Store) -> Iterator[ConversionResult]:
     blobs = store.folder / "blobs"
     for name, path in store.manifests.items():
-        found = ollama.blobs(str(path), _text(path))
+        found = ollama.parse_manifest(str(path), _text(path))
         small = {} if found is None else found.small
         texts = {kind: _text(Path(ollama.blob_path(str(blobs), digest))) for kind, digest in small.items()}
-        yield ollama.from_store(name, found, str(blobs), texts)
+        yield ollama.convert_stored_model(name, found, str(blobs), texts)
 
 
 def _text(path: Path) -> str:
@@ -161,11 +162,11 @@ def _text(path: Path) -> str:
     try:
         if path != STDIN:
             return reading.read_text(path, FILE_BYTES_MAX)
-        return reading.text(sys.stdin.buffer.read(FILE_BYTES_MAX + 1), FILE_BYTES_MAX)
+        return reading.decode_text(sys.stdin.buffer.read(FILE_BYTES_MAX + 1), FILE_BYTES_MAX)
     except reading.TooLargeError as error:
         raise click.UsageError(f"{_shown(path)}: {error}: this is no configuration") from None
     except (OSError, ValueError) as error:
-        raise click.UsageError(f"{_shown(path)}: {reading.reason(error)}") from None
+        raise click.UsageError(f"{_shown(path)}: {reading.describe_error(error)}") from None
 
 
 def _shown(path: Path) -> str:

@@ -35,7 +35,7 @@ LOCK_S_MAX = 10.0
 LOCK_LOOK_S = 0.02
 
 
-def new(role: str, name: str) -> tuple[str, Key]:
+def generate_key(role: str, name: str) -> tuple[str, Key]:
     """(the key, its `keys:` entry). The key has 256 random bits; only its SHA-256 is ever kept."""
     key = "pl-" + secrets.token_urlsafe(KEY_BYTES)
     created = dt.datetime.now(dt.UTC).replace(microsecond=0).isoformat().replace("+00:00", "Z")
@@ -63,7 +63,7 @@ def check_role(role: str) -> None:
         raise click.UsageError(f"--role {role}: {MESSAGE}; keys of role tenant make calls, operator also gives orders")
 
 
-def store(state: Path, tenant: str, entry: Key) -> Path:
+def store_key(state: Path, tenant: str, entry: Key) -> Path:
     """Adds the entry to the Tenant in STATE/keys.yaml (0600), replacing the file whole. Raises click's errors."""
     path = state / KEYS_FILE
     try:

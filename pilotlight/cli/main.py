@@ -77,7 +77,7 @@ class Front(click.Group):
             return error.exit_code
         except click.ClickException as error:
             with contextlib.suppress(click.ClickException, OSError):  # standard error may be full, too
-                click.echo(f"pilotlight: {one_line(error)}", err=True)
+                click.echo(f"pilotlight: {format_error(error)}", err=True)
             return error.exit_code
         except click.Abort:
             return 130  # 128 + SIGINT, as shells say it
@@ -96,7 +96,7 @@ class Front(click.Group):
         return super().get_command(ctx, cmd_name)
 
 
-def one_line(error: click.ClickException) -> str:
+def format_error(error: click.ClickException) -> str:
     """What is wrong; where the words were typed wrongly, also where to read how they are typed."""
     message = terminal.one_line(error.format_message())
     if isinstance(error, click.UsageError) and type(error) is not click.UsageError and error.ctx is not None:
@@ -129,13 +129,13 @@ def serve(  # noqa: PLR0917  click passes by keyword
     gateways: int, keep_engines: bool, grace: float, print_config: bool,
 ) -> None:  # fmt: skip
     """Serve models on this machine: each starts when it is called and goes back to zero when nobody asks any more."""
-    from pilotlight.processes.serve import ServeOptions, run
+    from pilotlight.processes.serve import ServeOptions, run_serve
 
     options = ServeOptions(
         models=models, configs=config, listen=listen, ops=ops, state=state,
         gateways=gateways, keep_engines=keep_engines, grace_s=grace, print_config=print_config,
     )  # fmt: skip
-    raise SystemExit(run(options))
+    raise SystemExit(run_serve(options))
 
 
 @cli.command(epilog=f"Example: {EXAMPLES['status']}")
@@ -147,7 +147,7 @@ def status(model: str | None, watch: bool, ops: str, output: str) -> None:
     """What runs, waits and sleeps, and why."""
     from pilotlight.cli import status as show
 
-    show.status(ops, model, watch=watch, output=output)
+    show.print_status(ops, model, watch=watch, output=output)
 
 
 class Explain(click.Group):
@@ -176,7 +176,7 @@ def explain_model(name: str, ops: str, output: str) -> None:
     from autoscaler.explain.model import Explanation
     from pilotlight.cli import status as show
 
-    show.explain(ops, f"model/{name}", Explanation, output)
+    show.print_explanation(ops, f"model/{name}", Explanation, output)
 
 
 @explain.command("fit", epilog="Example: pilotlight explain fit llama")
@@ -188,7 +188,7 @@ def explain_fit(model: str, ops: str, output: str) -> None:
     from autoscaler.explain.fit import Fit
     from pilotlight.cli import status as show
 
-    show.explain(ops, f"fit/{model}", Fit, output)
+    show.print_explanation(ops, f"fit/{model}", Fit, output)
 
 
 @explain.command("last", epilog="Example: pilotlight explain last")
@@ -199,7 +199,7 @@ def explain_last(ops: str, output: str) -> None:
     from autoscaler.queries.views import Sentences
     from pilotlight.cli import status as show
 
-    show.explain(ops, "last", Sentences, output)
+    show.print_explanation(ops, "last", Sentences, output)
 
 
 @cli.group(epilog=f"Example: {EXAMPLES['key']}")
@@ -222,11 +222,11 @@ def key_new(tenant: str, role: str, name: str, state: Path | None) -> None:
 
     keys.check_tenant_name(tenant)
     keys.check_role(role)
-    secret, entry = keys.new(role, name)
+    secret, entry = keys.generate_key(role, name)
     if state is None:
         click.echo(f"key (shown once): {secret}\npaste into Tenant {tenant}:\n  keys:\n  {keys.entry_yaml(entry)}")
         return
-    path, pid = keys.store(state, tenant, entry), documents.serving_pid(state)
+    path, pid = keys.store_key(state, tenant, entry), documents.serving_pid(state)
     now = f", or now: kill -HUP {pid}" if pid else ""
     click.echo(
         f"key (shown once): {secret}\nstored for tenant {tenant} in {path}; `serve` reads it when it starts{now}"

@@ -15,10 +15,10 @@ import msgspec
 from rich.text import Text
 
 from autoscaler.queries.views import DeviceView, NodeView, Told
-from autoscaler.text import counted
+from autoscaler.text import format_count
 from pilotlight.net.ops_client import fetch
 from pilotlight.options import Command, key_of, key_option, ops_option, output_option
-from pilotlight.output import json_document, one_line
+from pilotlight.output import one_line, write_json
 from pilotlight.tables import Console
 
 LOOK_S = 0.5
@@ -50,7 +50,7 @@ def order_options(*more: Callable[[Command], Command]) -> Callable[[Command], Co
 @order_options()
 def wake(model: str, ops: str, key_env: str | None, output: str) -> None:
     """Start a model now, as a call would; it stays for an idle window."""
-    say(order(ops, f"models/{model}/wake", key_env), output)
+    print_order_result(send_order(ops, f"models/{model}/wake", key_env), output)
 
 
 @click.command(epilog="Example: pilotlight stop llama")
@@ -58,7 +58,7 @@ def wake(model: str, ops: str, key_env: str | None, output: str) -> None:
 @order_options(force_option)
 def stop(model: str, force: bool, ops: str, key_env: str | None, output: str) -> None:
     """Stop a model now; running calls finish first. Calls wake it again unless it is paused."""
-    say(order(ops, f"models/{model}/stop", key_env, force=force), output)
+    print_order_result(send_order(ops, f"models/{model}/stop", key_env, force=force), output)
 
 
 @click.command(epilog="Example: pilotlight cordon gpu0")
@@ -66,7 +66,7 @@ def stop(model: str, force: bool, ops: str, key_env: str | None, output: str) ->
 @order_options(kind_option)
 def cordon(name: str, kind: str | None, ops: str, key_env: str | None, output: str) -> None:
     """Put nothing new on a device or a node; what runs there goes on."""
-    say(order(ops, f"{place(ops, name, kind)}/cordon", key_env), output)
+    print_order_result(send_order(ops, f"{resolve_target(ops, name, kind)}/cordon", key_env), output)
 
 
 @click.command(epilog="Example: pilotlight uncordon gpu0")
@@ -74,7 +74,7 @@ def cordon(name: str, kind: str | None, ops: str, key_env: str | None, output: s
 @order_options(kind_option)
 def uncordon(name: str, kind: str | None, ops: str, key_env: str | None, output: str) -> None:
     """Open a device or a node again."""
-    say(order(ops, f"{place(ops, name, kind)}/uncordon", key_env), output)
+    print_order_result(send_order(ops, f"{resolve_target(ops, name, kind)}/uncordon", key_env), output)
 
 
 @click.command(epilog="Example: pilotlight drain gpu0")
@@ -85,28 +85,28 @@ def drain(  # noqa: PLR0917  click passes by keyword
     name: str, no_wait: bool, kind: str | None, force: bool, ops: str, key_env: str | None, output: str
 ) -> None:
     """Cordon a device or a node and move what runs there: elsewhere first where there is room."""
-    where = place(ops, name, kind)
-    told = order(ops, f"{where}/drain", key_env, force=force)
+    where = resolve_target(ops, name, kind)
+    told = send_order(ops, f"{where}/drain", key_env, force=force)
     if output == "text":
-        say(told, output)
+        print_order_result(told, output)
     if no_wait:
-        left = there(ops, where)
+        left = list_replicas(ops, where)
     else:
         try:
-            left = wait(ops, where, quiet=output == "json")
+            left = wait_until_empty(ops, where, quiet=output == "json")
         except KeyboardInterrupt:
             click.echo("pilotlight: the drain goes on; `pilotlight uncordon` ends it", err=True)
             raise click.Abort from None
     if output == "json":
-        json_document({**msgspec.to_builtins(told), "empty": not left})
+        write_json({**msgspec.to_builtins(told), "empty": not left})
 
 
-def order(ops: str, path: str, key_env: str | None, *, force: bool = False) -> Told:
+def send_order(ops: str, path: str, key_env: str | None, *, force: bool = False) -> Told:
     """Posts an order; what the port says will happen. Raises click's errors."""
     return fetch(ops, f"/api/v1/{path}", Told, order={"force": force}, key=key_of(key_env))
 
 
-def place(ops: str, name: str, kind: str | None) -> str:
+def resolve_target(ops: str, name: str, kind: str | None) -> str:
     """`devices/NAME` or `nodes/NAME`. Raises click's errors for a name that nothing has, or two things have."""
     devices = {row.device for row in fetch(ops, "/api/v1/devices", tuple[DeviceView, ...])}
     nodes = {row.name for row in fetch(ops, "/api/v1/nodes", tuple[NodeView, ...])}
@@ -121,7 +121,7 @@ def place(ops: str, name: str, kind: str | None) -> str:
     return f"{found[0]}s/{name}"
 
 
-def there(ops: str, where: str) -> list[str]:
+def list_replicas(ops: str, where: str) -> list[str]:
     """The Replicas on a place, with their states."""
     kind, _, name = where.partition("/")
     rows = fetch(ops, "/api/v1/devices", tuple[DeviceView, ...])
@@ -129,14 +129,14 @@ def there(ops: str, where: str) -> list[str]:
     return sorted({f"{one.model} ({one.state})" for row in on_it for one in row.replicas})
 
 
-def wait(ops: str, where: str, *, quiet: bool) -> list[str]:
+def wait_until_empty(ops: str, where: str, *, quiet: bool) -> list[str]:
     """Until nothing is there, which is what it gives: a live line on a terminal, elsewhere one line at each change."""
     name, told = where.partition("/")[2], list[str]()
     console = Console(quiet=quiet)
     with console.status("") as shown:
-        while left := there(ops, where):
+        while left := list_replicas(ops, where):
             if left != told:
-                line = f"{counted(len(left), 'Replica')} on {name}: {', '.join(left)}"
+                line = f"{format_count(len(left), 'Replica')} on {name}: {', '.join(left)}"
                 shown.update(Text(line))
                 if not sys.stdout.isatty():
                     console.print(line, soft_wrap=True)
@@ -146,9 +146,9 @@ def wait(ops: str, where: str, *, quiet: bool) -> list[str]:
     return left
 
 
-def say(told: Told, output: str) -> None:
+def print_order_result(told: Told, output: str) -> None:
     """What will happen, for people or programs."""
     if output == "json":
-        json_document(told)
+        write_json(told)
     else:
         click.echo(one_line(told.says))

@@ -1,7 +1,7 @@
 """`pilotlight plan`: what would be started where, if Models were called so. I/O: reads files, prints; touches nothing.
 
-Owns the file of the demand, and which devices are meant: those that the Settings declare (`devices`, `nodes`), else
-those of this machine; or, `--live`, all that the running system has, with what is on it now. The answer is
+Owns the file of the demand, and which devices are meant: those that the Settings declare (`list_devices`, `nodes`),
+else those of this machine; or, `--live`, all that the running system has, with what is on it now. The answer is
 `autoscaler.planner.what_if`'s.
 """
 
@@ -18,15 +18,15 @@ from autoscaler.contract import ModelName
 from autoscaler.drivers.kubernetes.inventory import declared
 from autoscaler.drivers.local.devices import Devices
 from autoscaler.drivers.local.nvml import NvmlError
-from autoscaler.planner.what_if import CALLS_MAX, PATH, Answer, Asked, what_if
+from autoscaler.planner.what_if import CALLS_MAX, PATH, Answer, AssumedDemand, what_if
 from autoscaler.spec import yaml
 from autoscaler.spec.load import Documents
 from autoscaler.state.world import Slice
-from autoscaler.text import size
-from pilotlight.models.documents import completed, load_files
+from autoscaler.text import format_size
+from pilotlight.models.documents import fill_memory_estimate, load_files
 from pilotlight.net import files, ops_client
 from pilotlight.options import FILE, OPS, key_of, key_option, output_option
-from pilotlight.output import json_document
+from pilotlight.output import write_json
 
 LIVE_TIMEOUT_S = 60.0
 EXPECTED = "expected {waiting: NUMBER, running: NUMBER} or a number of Calls that wait"
@@ -57,14 +57,14 @@ def plan(  # noqa: PLR0917  click passes by keyword
         raise click.UsageError(
             "say which: -c FILE for documents, or --live (with --ops, --key-env) for the system that runs"
         )
-    answer = of_running(ops or OPS.url, demand, key_of(key_env)) if live else of_files(config, demand)
+    answer = fetch_live_plan(ops or OPS.url, demand, key_of(key_env)) if live else plan_from_files(config, demand)
     if output == "json":
-        json_document(answer)
+        write_json(answer)
     else:
-        tell(answer)
+        print_plan(answer)
 
 
-def of_files(config: tuple[Path, ...], demand: Path) -> Answer:
+def plan_from_files(config: tuple[Path, ...], demand: Path) -> Answer:
     """Where nothing runs; so nobody can be asked for more capacity, which is said. Raises click's errors."""
     documents = load_files(config)
     if rented := ", ".join(one.name for one in documents.settings.capacity):
@@ -73,42 +73,42 @@ def of_files(config: tuple[Path, ...], demand: Path) -> Answer:
             " is there; --live asks the system that runs",
             err=True,
         )
-    models = tuple(completed(model) for model in documents.models)
+    models = tuple(fill_memory_estimate(model) for model in documents.models)
     documents = msgspec.structs.replace(documents, models=models)
-    return what_if(documents, devices(documents), read_demand(demand, {model.name for model in models}))
+    return what_if(documents, list_devices(documents), read_demand(demand, {model.name for model in models}))
 
 
-def of_running(ops: str, demand: Path, key: str | None) -> Answer:
+def fetch_live_plan(ops: str, demand: Path, key: str | None) -> Answer:
     """Of the system behind the operations port, which knows its Models itself. Raises click's errors."""
     asked = {name: one._asdict() for name, one in read_demand(demand, None).items()}
     return ops_client.fetch(ops, PATH, Answer, order={"demand": asked}, key=key, timeout_s=LIVE_TIMEOUT_S)
 
 
-def devices(documents: Documents) -> tuple[Slice, ...]:
+def list_devices(documents: Documents) -> tuple[Slice, ...]:
     """Those that the Settings declare, else this machine's. Raises click.ClickException."""
     settings = documents.settings
     if settings.nodes:
-        return declared.slices(settings.nodes, (), {})
+        return declared.build_declared_slices(settings.nodes, (), {})
     try:
         return asyncio.run(Devices(settings.devices).open())
     except NvmlError as error:
         raise click.ClickException(f"NVML fails, so that this machine's GPUs are not known: {error}") from None
 
 
-def read_demand(path: Path, models: Collection[ModelName] | None) -> dict[ModelName, Asked]:
+def read_demand(path: Path, models: Collection[ModelName] | None) -> dict[ModelName, AssumedDemand]:
     """The Calls of each Model; `models` are all that there are, where that is known here. Raises click.UsageError, one
     line that names what is wrong.
     """
     try:
-        documents = yaml.read(files.read_text(path, yaml.TEXT_CHARS_MAX))
+        documents = yaml.parse_yaml(files.read_text(path, yaml.TEXT_CHARS_MAX))
     except yaml.YamlError as error:
         raise click.UsageError(f"{path}: {error}") from None
     except (OSError, ValueError) as error:
-        raise click.UsageError(f"{path}: {files.reason(error)}") from None
+        raise click.UsageError(f"{path}: {files.describe_error(error)}") from None
     found = documents[0] if len(documents) == 1 else None
     if not isinstance(found, dict) or not found:
         raise click.UsageError(f"{path}: expected a line for each Model that is called, such as `llama: 3`")
-    asked: dict[ModelName, Asked] = {}
+    asked: dict[ModelName, AssumedDemand] = {}
     for name, said in found.items():
         if models is not None and name not in models:
             known = ", ".join(sorted(models)) or "none"
@@ -117,22 +117,22 @@ def read_demand(path: Path, models: Collection[ModelName] | None) -> dict[ModelN
     return asked
 
 
-def _asked(at: str, said: object) -> Asked:
+def _asked(at: str, said: object) -> AssumedDemand:
     fields = said if isinstance(said, dict) else {"waiting": said}
-    wrong = next((key for key in fields if key not in Asked._fields), None)
+    wrong = next((key for key in fields if key not in AssumedDemand._fields), None)
     if wrong is not None or not fields:
         raise click.UsageError(f"{at}: {EXPECTED}")
     for key, value in fields.items():
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= CALLS_MAX:
             raise click.UsageError(f"{at}.{key}: {EXPECTED}, from 0 to {CALLS_MAX}")
-    return Asked(**fields)
+    return AssumedDemand(**fields)
 
 
-def tell(answer: Answer) -> None:
+def print_plan(answer: Answer) -> None:
     """For people."""
     for one in answer.starts:
         where = ", ".join(one.slices) or "no device"
-        click.echo(f"start {one.model} on {where} ({size(one.memory_bytes)} of each): {one.reason}")
+        click.echo(f"start {one.model} on {where} ({format_size(one.memory_bytes)} of each): {one.reason}")
     for stop in answer.stops:
         click.echo(f"stop  {stop.model} ({stop.replica}): {stop.reason}")
     for order in answer.orders:
@@ -144,4 +144,4 @@ def tell(answer: Answer) -> None:
     if not (answer.starts or answer.unmet or answer.stops or answer.orders):
         click.echo("nothing would be started")
     for left in answer.left:
-        click.echo(f"free  {left.slice}: {size(left.free_bytes)} of {size(left.memory_bytes)}")
+        click.echo(f"free  {left.slice}: {format_size(left.free_bytes)} of {format_size(left.memory_bytes)}")

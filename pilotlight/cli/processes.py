@@ -66,7 +66,7 @@ def gateway(  # noqa: PLR0917  click passes by keyword
     from pilotlight.net.certificates import Identity
     from pilotlight.processes import gateway as gateway_process
 
-    gateway_process.run(
+    gateway_process.run_gateway(
         gateway_process.GatewayOptions(
             id=name,
             autoscalers=autoscalers,
@@ -75,7 +75,7 @@ def gateway(  # noqa: PLR0917  click passes by keyword
             health=health,
             state=state,
             grace_s=grace,
-            limits=gateway_process.limits_of(limits),
+            limits=gateway_process.parse_limits(limits),
             tls=Identity(cert=tls_cert_file, key=tls_key_file, ca=tls_ca_file),
             access=_access(contract_cert_file, contract_key_file, contract_ca_file, token_file),
             events=events,
@@ -161,7 +161,7 @@ def autoscaler(  # noqa: PLR0917  click passes by keyword
         agent_accounts=agent_accounts, adopt_in=(adopt_in or None) if adoption else (),
         watch_kubeai=watch_kubeai, weights_store=weights_store,
     )  # fmt: skip
-    autoscaler_process.run(
+    autoscaler_process.run_autoscaler(
         autoscaler_process.AutoscalerOptions(
             cluster=cluster if driver == "kubernetes" else None,
             state=state,

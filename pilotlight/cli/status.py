@@ -1,4 +1,6 @@
-"""`pilotlight status` and `explain`: reads the operations port and shows it to a person, or prints its JSON."""
+"""`pilotlight status` and `print_explanation`: reads the operations port and shows it to a person, or prints its
+JSON.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,8 @@ from rich.table import Table
 
 from autoscaler.queries.views import DocumentsView, ModelView, OffView, Row, Sentences
 from pilotlight.net.ops_client import fetch
-from pilotlight.output import document, json_document, one_line
-from pilotlight.tables import Console, plain
+from pilotlight.output import one_line, write_document, write_json
+from pilotlight.tables import Console, build_console
 
 if TYPE_CHECKING:
     from autoscaler.explain.fit import Fit
@@ -27,22 +29,22 @@ if TYPE_CHECKING:
 
 REFRESH_S = 0.5
 DURATION = re.compile(r"\b\d+(\.\d+)? (s|min|h)\b( \d+ (s|min)\b)?")
-"""As `autoscaler.text.seconds` writes them."""
+"""As `autoscaler.text.format_duration` writes them."""
 Explained = TypeVar("Explained", "Explanation", "Fit", Sentences)
 COLUMNS = ("model", "state", "replicas", "waiting", "running", "devices", "since", "why")
 
 
-def table(rows: Sequence[Row]) -> Table:
+def build_table(rows: Sequence[Row]) -> Table:
     """The live table."""
     out = Table(box=None, pad_edge=False, header_style="bold")
     for column in COLUMNS:
         out.add_column(column, overflow="fold" if column == "why" else "ellipsis", no_wrap=column != "why")
     for row in rows:
-        out.add_row(*(cell(row, column) for column in COLUMNS))
+        out.add_row(*(format_cell(row, column) for column in COLUMNS))
     return out
 
 
-def cell(row: Row, column: str) -> str:
+def format_cell(row: Row, column: str) -> str:
     """One cell as text."""
     match column:
         case "model":
@@ -52,12 +54,12 @@ def cell(row: Row, column: str) -> str:
         case "devices":
             return ", ".join(row.devices)
         case "since":
-            return "" if row.since_s is None else ago(row.since_s)
+            return "" if row.since_s is None else format_age(row.since_s)
         case _:
             return str(getattr(row, column))
 
 
-def ago(seconds: float) -> str:
+def format_age(seconds: float) -> str:
     """`3 s`, `4 min`, `2 h`, `5 d`."""
     for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= size:
@@ -65,7 +67,7 @@ def ago(seconds: float) -> str:
     return f"{seconds // 1:.0f} s"
 
 
-def rows(ops: str, model: str | None) -> tuple[Row, ...]:
+def fetch_rows(ops: str, model: str | None) -> tuple[Row, ...]:
     """The rows of all Models, or the one of a Model by its name or an alias. One clear error when there is none."""
     found = fetch(ops, "/api/v1/status", tuple[Row, ...])
     if model is None:
@@ -75,20 +77,20 @@ def rows(ops: str, model: str | None) -> tuple[Row, ...]:
     return tuple(row for row in found if row.model == model)
 
 
-def status(ops: str, model: str | None, *, watch: bool, output: str) -> None:
+def print_status(ops: str, model: str | None, *, watch: bool, output: str) -> None:
     """Prints the rows of all Models or one; `watch` until interrupted."""
     if watch:
         with contextlib.suppress(KeyboardInterrupt):
-            follow(ops, model, output)
+            watch_status(ops, model, output)
     elif output == "json":
-        json_document(rows(ops, model))
+        write_json(fetch_rows(ops, model))
     else:
-        plain().print(table(rows(ops, model)))
+        build_console().print(build_table(fetch_rows(ops, model)))
         if model is None:
-            notes(ops)
+            print_notes(ops)
 
 
-def notes(ops: str) -> None:
+def print_notes(ops: str) -> None:
     """What does not work in this mode, and whether the last reload of the documents failed."""
     off = fetch(ops, "/api/v1/off", OffView)
     for sentence in off.sentences:
@@ -100,35 +102,35 @@ def notes(ops: str) -> None:
         click.echo(one_line(f"documents: {problem}"))
 
 
-def follow(ops: str, model: str | None, output: str) -> None:
+def watch_status(ops: str, model: str | None, output: str) -> None:
     """A live table on a terminal. Elsewhere a table at each change; as JSON one line at each, with all rows."""
     if output == "text" and sys.stdout.isatty():
-        with Live(table(rows(ops, model)), console=Console(), auto_refresh=False) as live:
+        with Live(build_table(fetch_rows(ops, model)), console=Console(), auto_refresh=False) as live:
             while True:
                 time.sleep(REFRESH_S)
-                live.update(table(rows(ops, model)), refresh=True)
-    console, told = plain(), None
+                live.update(build_table(fetch_rows(ops, model)), refresh=True)
+    console, told = build_console(), None
     while True:
-        found = rows(ops, model)
-        known, told = told, [lasting(row) for row in found]
+        found = fetch_rows(ops, model)
+        known, told = told, [strip_durations(row) for row in found]
         if told != known:
             if output == "json":
-                document(json.dumps({"models": msgspec.to_builtins(found)}))
+                write_document(json.dumps({"models": msgspec.to_builtins(found)}))
             else:
-                console.print(table(found))
+                console.print(build_table(found))
         time.sleep(REFRESH_S)
 
 
-def lasting(row: Row) -> Row:
+def strip_durations(row: Row) -> Row:
     """The row without ages and remaining times, whose change is no news."""
     return replace(row, since_s=None, why=DURATION.sub("", row.why))
 
 
-def explain(ops: str, path: str, kind: type[Explained], output: str) -> None:
+def print_explanation(ops: str, path: str, kind: type[Explained], output: str) -> None:
     """Prints an explanation as sentences."""
     found = fetch(ops, f"/api/v1/explain/{path}", kind)
     if output == "json":
-        json_document(found)
+        write_json(found)
         return
     for sentence in found.sentences or ("Nothing was decided yet.",):
         indent = " " * (len(sentence) - len(sentence.lstrip(" ")))

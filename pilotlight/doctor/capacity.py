@@ -13,18 +13,24 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import NamedTuple
 
-from autoscaler.capacity.attachable_nodes import GPU_COUNT, Groups, memory_of, selectors, sites
-from autoscaler.capacity.machine_groups import said_of
+from autoscaler.capacity.attachable_nodes import (
+    GPU_COUNT,
+    Groups,
+    find_device_memory,
+    list_attachable_nodes,
+    list_node_selectors,
+)
+from autoscaler.capacity.machine_groups import collect_group_limits
 from autoscaler.providers.karpenter.nodepool import VERSIONS
-from autoscaler.providers.kube import AnswerError, Object, Server, served
+from autoscaler.providers.kube import AnswerError, Object, Server, choose_served_version
 from autoscaler.providers.kueue import workload
-from autoscaler.providers.machine_groups import groups, machines
+from autoscaler.providers.machine_groups import list_machine_group_objects, read_machine_groups
 from autoscaler.providers.provider import RefusedError
 from autoscaler.providers.provisioning_request import objects
 from autoscaler.providers.redfish.client import NoAnswerError, Service, StatusError
-from autoscaler.providers.redfish.cluster import SECRETS, Access, AccessError, Key
+from autoscaler.providers.redfish.cluster import SECRETS, Key, RedfishCredentials, RedfishCredentialsError
 from autoscaler.providers.redfish.inventory import NOT_THERE, Reading
-from autoscaler.providers.redfish.schema import DocumentError
+from autoscaler.providers.redfish.schema import RedfishDocumentError
 from autoscaler.spec.capacity import ProviderSettings, Redfish
 from autoscaler.spec.settings import Settings
 from autoscaler.state.world import World
@@ -88,20 +94,20 @@ class _At(NamedTuple):
         return Finding(f"capacity {self.entry.name}", "blocker" if blocks else "warning", says, fix)
 
 
-async def judge(place: Place) -> list[Finding]:
+async def check_capacity(place: Place) -> list[Finding]:
     """Each entry of the Settings' `capacity`, in their order."""
     found: list[Finding] = []
     for entry in place.settings.capacity:
         kind, at = entry.kinds[0], _At(place, entry)
         try:
-            found.append(await lacks(at, kind) or await _JUDGES[kind](at))
+            found.append(await find_missing_api(at, kind) or await _JUDGES[kind](at))
         except AnswerError as error:
             fix = "give the kubeconfig's user the right to look, or ask an admin"
             found.append(at.wrong(f"cannot be looked at: {error.reason}: {error.message}", fix, blocks=False))
     return found
 
 
-async def lacks(at: _At, kind: str) -> Finding | None:
+async def find_missing_api(at: _At, kind: str) -> Finding | None:
     """What of its API is not served; None: nothing."""
     wanted = APIS.get(kind)
     if wanted is None:
@@ -180,7 +186,7 @@ async def _provisioning(at: _At) -> Finding:
 async def _kueue(at: _At) -> Finding:
     queue = "" if at.entry.kueue is None else at.entry.kueue.local_queue
     where = at.place.engines
-    version = served(await at.place.server.find(f"/apis/{workload.API}"), workload.VERSIONS)
+    version = choose_served_version(await at.place.server.find(f"/apis/{workload.API}"), workload.VERSIONS)
     found = await at.place.server.find(f"/apis/{workload.API}/{version}/namespaces/{where}/localqueues/{queue}")
     if found is None:
         fix = "make it there, or name another in `capacity[].kueue.localQueue`: kubectl get localqueues -n " + where
@@ -190,14 +196,14 @@ async def _kueue(at: _At) -> Finding:
 
 async def _cro(at: _At) -> Finding:
     settings, there = at.place.settings, dict[str, Object]()
-    for selector in selectors(settings):
+    for selector in list_node_selectors(settings):
         query = {"labelSelector": selector} if selector else {}
         there |= {one["metadata"]["name"]: one for one in await at.place.server.items(NODES, **query)}
-    open_ = sites([*there.values()], settings, groups=await groups_of(at.place.server))
+    open_ = list_attachable_nodes([*there.values()], settings, groups=await groups_of(at.place.server))
     if not open_:
         return at.wrong(NO_MOST, NO_MOST_FIX, blocks=False)
     model = "" if at.entry.cro is None else at.entry.cro.model
-    if memory_of(model, World(epoch=0, settings=settings, leads=False)) is None:
+    if find_device_memory(model, World(epoch=0, settings=settings, leads=False)) is None:
         says = f"nobody says how much memory a {model} has: none is offered while none is seen on a node"
         return at.wrong(
             says, f"add it to Settings `nodes`, as `device: {{model: {model}, memory: 80Gi}}`", blocks=False
@@ -208,7 +214,7 @@ async def _cro(at: _At) -> Finding:
 async def groups_of(server: Server) -> Groups:
     """What MachineSets say of their nodes; what may not be read says nothing, and `rights` tells that."""
     try:
-        return said_of(groups(await machines(server), (), Settings()))
+        return collect_group_limits(read_machine_groups(await list_machine_group_objects(server), (), Settings()))
     except AnswerError:
         return {}
 
@@ -219,12 +225,12 @@ async def _redfish(at: _At) -> Finding:
         raise TypeError(at.entry.name)
     mounted = (at.place.secrets / (told.secret_ref or "")).is_dir()
     key = None if mounted or told.secret_ref is None else _asked(at.place, told.secret_ref)
-    access = Access(told.secret_ref, told.ca_file, at.place.secrets, key)
+    access = RedfishCredentials(told.secret_ref, told.ca_file, at.place.secrets, key)
     service = Service(told.url, access.login, access.tls, may_write=lambda: False)
     secret = f"Secret {told.secret_ref or '(none is named)'} of namespace {at.place.home}"
     try:
         return await _composes(at, Reading(service, told.systems, at.entry.name), told, secret)
-    except AccessError as error:
+    except RedfishCredentialsError as error:
         keys = "username, password and, of a private authority, ca.crt"
         return at.wrong(str(error), f"put these keys into {secret}: {keys}")
     except StatusError as error:
@@ -235,7 +241,7 @@ async def _redfish(at: _At) -> Finding:
     except NoAnswerError as error:
         fix = f"look at `capacity[].redfish.url`, the way there from here, and ca.crt of {secret}"
         return at.wrong(f"the service gives no answer from here ({error})", fix, blocks=False)
-    except DocumentError as error:
+    except RedfishDocumentError as error:
         return at.wrong(f"the service is none that composes: {error}", "look at `capacity[].redfish.url`")
     finally:
         await service.close()

@@ -13,15 +13,15 @@ from typing import Any
 
 import msgspec
 
-from autoscaler.capacity.attachable_nodes import sites
+from autoscaler.capacity.attachable_nodes import list_attachable_nodes
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers.kubernetes.objects import pod
-from autoscaler.engines import Launch
+from autoscaler.engines import LaunchCommand
 from autoscaler.kubernetes.api import Api, ApiError, Object, UnreachableError
 from autoscaler.kubernetes.constants import NODES
-from autoscaler.kubernetes.rbac import Right, Scope, rights
+from autoscaler.kubernetes.rbac import Right, Scope, list_required_rights
 from autoscaler.kubernetes.unreadable import Unreadable
-from autoscaler.schema.crds import GROUP, MODEL, TENANT, Kind, definition
+from autoscaler.schema.crds import GROUP, MODEL, TENANT, CrdKind, build_crd
 from autoscaler.spec import ownership
 from autoscaler.spec.model import Gpu, Model, ModelSpec
 from autoscaler.spec.settings import Settings
@@ -72,9 +72,9 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
 Check = Callable[[Api, Scene], Awaitable[list[Finding]]]
 
 
-async def cluster(api: Api, scene: Scene) -> list[Finding]:
+async def check_cluster(api: Api, scene: Scene) -> list[Finding]:
     """All of them; only the first where nobody answers."""
-    findings = await server(api, scene)
+    findings = await check_server(api, scene)
     if findings[0].grade == "blocker":
         return findings
     for check in CHECKS:
@@ -92,7 +92,7 @@ async def cluster(api: Api, scene: Scene) -> list[Finding]:
     return findings
 
 
-async def server(api: Api, _: Scene) -> list[Finding]:
+async def check_server(api: Api, _: Scene) -> list[Finding]:
     """Whether it answers, and is new enough."""
     try:
         version = await api.get("/version")
@@ -112,7 +112,7 @@ async def definitions(api: Api, scene: Scene) -> list[Finding]:
     return [await _definition(api, kind) for kind in (MODEL, TENANT) if kind is MODEL or scene.scope == "cluster"]
 
 
-async def _definition(api: Api, kind: Kind) -> Finding:
+async def _definition(api: Api, kind: CrdKind) -> Finding:
     check, name = f"{kind.name} definition", f"{kind.plural}.{GROUP}"
     try:
         found = await api.get(f"{CRDS}/{name}")
@@ -123,7 +123,7 @@ async def _definition(api: Api, kind: Kind) -> Finding:
         if kind.plural in served:
             return Finding(check, "ok", "installed (of which version may not be read)")
         return Finding(check, "blocker", f"{name} is not installed", CRDS_FIX)
-    lacking = sorted(set(_keys(definition(kind, lambda _: {}))) - set(_keys(found)))
+    lacking = sorted(set(_keys(build_crd(kind, lambda _: {}))) - set(_keys(found)))
     if lacking:
         more = f" and {len(lacking) - 3} more" if len(lacking) > 3 else ""
         return Finding(check, "warning", f"it is of another version: it lacks {', '.join(lacking[:3])}{more}", CRDS_FIX)
@@ -162,7 +162,7 @@ async def rights_given(api: Api, scene: Scene) -> list[Finding]:
 
 
 def _rights(scene: Scene) -> Sequence[Right]:
-    return rights(
+    return list_required_rights(
         scene.scope, scene.adopted, cordons=scene.cordons, cutting=scene.cutting, volumes=scene.volumes,
         capacity=scene.capacity,
     )  # fmt: skip
@@ -221,8 +221,8 @@ def _engine_pod() -> Object:
     replica = Replica(
         id=ReplicaId("pilotlight-doctor"), model=model.name, spec_hash="", intent="doctor", slices=(), memory_bytes=0
     )
-    launch = Launch(argv=("true",), env={}, readiness_path="/")
-    return pod.manifest(replica, model, launch, "pilotlight-doctor")
+    launch = LaunchCommand(argv=("true",), env={}, readiness_path="/")
+    return pod.build_pod_manifest(replica, model, launch, "pilotlight-doctor")
 
 
 async def nodes(api: Api, scene: Scene) -> list[Finding]:
@@ -231,7 +231,7 @@ async def nodes(api: Api, scene: Scene) -> list[Finding]:
         return [Finding("GPUs", "info", "not looked at: devices come from `nodes:` in Settings with scope namespace")]
     found = [node async for page in api.pages("/api/v1/nodes") for node in page.items]
     classes = {one["name"] for one in await _resources(api, "/apis/resource.k8s.io/v1")}
-    return checks_nodes.judge(found, dra="deviceclasses" in classes)
+    return checks_nodes.check_gpu_nodes(found, dra="deviceclasses" in classes)
 
 
 async def objects(api: Api, scene: Scene) -> list[Finding]:
@@ -249,14 +249,17 @@ async def objects(api: Api, scene: Scene) -> list[Finding]:
             async for page in api.pages(f"/{'apis' if group else 'api'}/{at}{within}/{resource}", query):
                 found |= {(one.kind, one.namespace, one.name): one for one in page.unreadable}
         except ApiError as error:
-            if error.status not in (403, 404):  # `rights` names a missing right; not every cluster has every kind
+            if error.status not in (
+                403,
+                404,
+            ):  # `list_required_rights` names a missing right; not every cluster has every kind
                 raise
-    return [Finding("objects", "warning", skipped(one), SKIPPED_FIX) for one in found.values()]
+    return [Finding("objects", "warning", describe_skipped(one), SKIPPED_FIX) for one in found.values()]
 
 
 async def installations(api: Api, scene: Scene) -> list[Finding]:
     """What this installation is called, and the namespaces whose Models another one serves."""
-    me = ownership.title(scene.home, scene.lease)
+    me = ownership.installation_title(scene.home, scene.lease)
     within = "" if scene.scope == "cluster" else f"/namespaces/{scene.engines}"
     path, query = f"/apis/coordination.k8s.io/v1{within}/leases", {"fieldSelector": f"metadata.name={ownership.CLAIM}"}
     findings = [Finding("installation", "ok", me)]
@@ -270,7 +273,7 @@ async def installations(api: Api, scene: Scene) -> list[Finding]:
     return findings
 
 
-def skipped(one: Unreadable) -> str:
+def describe_skipped(one: Unreadable) -> str:
     """Which object, and why it is skipped."""
     name = f"{one.namespace}/{one.name}" if one.namespace else one.name
     return f"{one.kind} {name} is skipped, {one.reason}"
@@ -286,7 +289,7 @@ async def cutting(api: Api, scene: Scene) -> list[Finding]:
         if error.status != 404:
             raise
         found = []
-    return gpu_operator.judge(found, scene.cutting[1])
+    return gpu_operator.check_cluster_policies(found, scene.cutting[1])
 
 
 async def providers(api: Api, scene: Scene) -> list[Finding]:
@@ -307,9 +310,9 @@ async def providers(api: Api, scene: Scene) -> list[Finding]:
     asks = "cro" in scene.capacity and "cro" not in looked_at
     asked = [one async for page in api.pages(NODES) for one in page.items] if asks else []
     place = checks_capacity.Place(Objects(api, api), scene.settings, scene.engines, scene.home)
-    if asked and not sites(asked, scene.settings, groups=await checks_capacity.groups_of(place.server)):
+    if asked and not list_attachable_nodes(asked, scene.settings, groups=await checks_capacity.groups_of(place.server)):
         findings.append(Finding("capacity providers", "info", checks_capacity.NO_MOST, checks_capacity.NO_MOST_FIX))
-    return findings + await checks_capacity.judge(place)
+    return findings + await checks_capacity.check_capacity(place)
 
 
 async def ingress(_: Api, __: Scene) -> list[Finding]:

@@ -17,12 +17,12 @@ from rich.text import Text
 from autoscaler.spec.capacity import KINDS, PUBLISH, kinds_of
 from autoscaler.spec.settings import Settings
 from pilotlight.doctor import machine
-from pilotlight.doctor.finding import Finding, Grade, blocked
+from pilotlight.doctor.finding import Finding, Grade, has_blocker
 from pilotlight.models.documents import load_settings
 from pilotlight.net.listen import Address
 from pilotlight.options import FILE, listen_option, operations_option, output_option, state_option
-from pilotlight.output import json_document
-from pilotlight.tables import plain
+from pilotlight.output import write_json
+from pilotlight.tables import build_console
 
 MARKS: dict[str, str] = {"ok": "green", "info": "cyan", "warning": "yellow", "blocker": "bold red"}
 
@@ -68,7 +68,7 @@ def doctor(  # noqa: PLR0917  click passes by keyword
         raise click.UsageError("--cutting: expected NAMESPACE/NAME of a ConfigMap")
     if driver == "local":
         _alone(settings=settings, capacity=capacity, account=account, cutting=cutting)
-        findings = machine.machine(listen, ops, state)
+        findings = machine.check_machine(listen, ops, state)
     else:
         wanted: dict[str, object] = {
             "engines": namespace, "home": home or namespace, "lease": lease, "scope": scope, "account": account,
@@ -77,8 +77,8 @@ def doctor(  # noqa: PLR0917  click passes by keyword
         }  # fmt: skip
         told = Settings() if settings is None else load_settings(settings)
         findings = asyncio.run(_cluster(kubeconfig, wanted, told))
-    tell(findings, output)
-    raise SystemExit(1 if blocked(findings) else 0)
+    print_findings(findings, output)
+    raise SystemExit(1 if has_blocker(findings) else 0)
 
 
 def _alone(**clusters: object) -> None:
@@ -92,25 +92,25 @@ def _alone(**clusters: object) -> None:
 
 async def _cluster(kubeconfig: Path | None, wanted: dict[str, object], told: Settings) -> list[Finding]:
     from autoscaler.kubernetes.api import Api
-    from autoscaler.kubernetes.kubeconfig import AccessError, access
-    from pilotlight.doctor.cluster import Scene, cluster
+    from autoscaler.kubernetes.kubeconfig import ApiAccessError, load_api_access
+    from pilotlight.doctor.cluster import Scene, check_cluster
 
     try:
-        way = await access(kubeconfig)
-    except AccessError as error:
+        way = await load_api_access(kubeconfig)
+    except ApiAccessError as error:
         return [Finding("API server", "blocker", error.says, error.fix)]
     async with Api(way) as api:
         scene = msgspec.convert(wanted, Scene)
         kinds = tuple(dict.fromkeys((*scene.capacity, *kinds_of(told.capacity))))
-        return await cluster(api, msgspec.structs.replace(scene, settings=told, capacity=kinds))
+        return await check_cluster(api, msgspec.structs.replace(scene, settings=told, capacity=kinds))
 
 
-def tell(findings: list[Finding], output: str) -> None:
+def print_findings(findings: list[Finding], output: str) -> None:
     """All findings, for people or programs."""
     if output == "json":
-        json_document(findings)
+        write_json(findings)
         return
-    console = plain()
+    console = build_console()
     width = max(len(one.check) for one in findings)
     for one in findings:
         line = Text.assemble((f"{one.grade:8}", MARKS[one.grade]), f" {one.check:{width}}  {one.says}")

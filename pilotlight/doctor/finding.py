@@ -23,6 +23,6 @@ class Finding(msgspec.Struct, frozen=True):
     """What to do; empty where nothing is to be done."""
 
 
-def blocked(findings: list[Finding]) -> bool:
+def has_blocker(findings: list[Finding]) -> bool:
     """Whether something cannot work."""
     return any(one.grade == "blocker" for one in findings)

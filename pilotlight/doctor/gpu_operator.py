@@ -24,7 +24,7 @@ MIXED = "mixed"
 Object = dict[str, Any]
 
 
-def judge(policies: Sequence[Object], config_map: str) -> list[Finding]:
+def check_cluster_policies(policies: Sequence[Object], config_map: str) -> list[Finding]:
     """What keeps mig-manager from cutting by `config_map`, the name of our ConfigMap; one line for each."""
     if not policies:
         return [NO_OPERATOR]

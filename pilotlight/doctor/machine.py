@@ -13,13 +13,13 @@ from pathlib import Path
 
 import click
 
-from autoscaler.drivers.local.nvml import Gpu, Nvml, NvmlError, open_nvml
+from autoscaler.drivers.local.nvml import Nvml, NvmlError, NvmlGpu, open_nvml
 from autoscaler.drivers.local.state_directory import StateDirectory, StateError
-from autoscaler.engines.installed import available, computes_on_cpu_only
-from autoscaler.text import counted, size
+from autoscaler.engines.installed import computes_on_cpu_only, find_installed_programs
+from autoscaler.text import format_count, format_size
 from pilotlight.doctor.finding import Finding
 from pilotlight.models.documents import serving_pid
-from pilotlight.net.listen import Address, listeners
+from pilotlight.net.listen import Address, open_listeners
 
 FILES_MIN = 65_536
 """Two for each Call that runs: with 4,096 a gateway has room for some 2,000."""
@@ -28,20 +28,23 @@ SOCKET_CHARACTERS_MAX = 80
 DRIVER_SIGNS = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")
 
 
-def machine(listen: Address, ops: Address, state: Path) -> list[Finding]:
+def check_machine(listen: Address, ops: Address, state: Path) -> list[Finding]:
     """All of them."""
-    gpus = driver(open_nvml, DRIVER_SIGNS)
-    found = available()
-    findings = [system(sys.platform), gpus, engines(found)]
+    gpus = check_driver(open_nvml, DRIVER_SIGNS)
+    found = find_installed_programs()
+    findings = [check_system(sys.platform), gpus, check_engines(found)]
     if gpus.grade == "ok":
-        findings.append(llama_on_gpu(found))
+        findings.append(check_llama_on_gpu(found))
     owner = serving_pid(state)
-    findings.append(open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-    findings += [port("inference port", "--listen", listen, owner), port("operations port", "--ops", ops, owner)]
-    return [*findings, state_directory(state)]
+    findings.append(check_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    findings += [
+        check_port("inference port", "--listen", listen, owner),
+        check_port("operations port", "--ops", ops, owner),
+    ]
+    return [*findings, check_state_directory(state)]
 
 
-def system(platform: str) -> Finding:
+def check_system(platform: str) -> Finding:
     """What it runs on."""
     if platform == "linux":
         return Finding("system", "ok", "Linux")
@@ -50,11 +53,11 @@ def system(platform: str) -> Finding:
     return Finding("system", "blocker", f"{platform} is not supported", "use Linux; on Windows WSL 2")
 
 
-def driver(opener: Callable[[], Nvml | None], signs: tuple[str, ...]) -> Finding:
+def check_driver(opener: Callable[[], Nvml | None], signs: tuple[str, ...]) -> Finding:
     """The GPUs that NVML tells of."""
     try:
         nvml = opener()
-        gpus: tuple[Gpu, ...] = nvml.gpus() if nvml is not None else ()
+        gpus: tuple[NvmlGpu, ...] = nvml.gpus() if nvml is not None else ()
     except NvmlError as error:
         return Finding(
             "driver", "warning", f"NVML failed: {error}", "look at `nvidia-smi`; reload the driver or reboot"
@@ -65,8 +68,8 @@ def driver(opener: Callable[[], Nvml | None], signs: tuple[str, ...]) -> Finding
             return Finding(
                 "driver", "warning", f"lost: {', '.join(ill)}", "look at `dmesg` for Xid errors; reset the GPU"
             )
-        told = ", ".join(f"{gpu.product} {size(gpu.memory_bytes)}" for gpu in gpus)
-        return Finding("driver", "ok", f"{counted(len(gpus), 'GPU')}: {told}")
+        told = ", ".join(f"{gpu.product} {format_size(gpu.memory_bytes)}" for gpu in gpus)
+        return Finding("driver", "ok", f"{format_count(len(gpus), 'GPU')}: {told}")
     if any(Path(sign).exists() for sign in signs):
         says = "there is an NVIDIA driver, and NVML tells of no GPU"
         return Finding("driver", "warning", says, "look at `nvidia-smi`; in a container pass the GPUs in (--gpus all)")
@@ -74,7 +77,7 @@ def driver(opener: Callable[[], Nvml | None], signs: tuple[str, ...]) -> Finding
     return Finding("driver", "info", says, "install the NVIDIA driver, or declare `devices` in Settings")
 
 
-def engines(found: Mapping[str, str]) -> Finding:
+def check_engines(found: Mapping[str, str]) -> Finding:
     """The programs that serve models."""
     if found:
         return Finding("engines", "ok", ", ".join(sorted(found)))
@@ -82,7 +85,7 @@ def engines(found: Mapping[str, str]) -> Finding:
     return Finding("engines", "blocker", "no engine is installed; only Models of engine `command` could start", fix)
 
 
-def llama_on_gpu(found: Mapping[str, str], cpu_only: Callable[[str], bool] = computes_on_cpu_only) -> Finding:
+def check_llama_on_gpu(found: Mapping[str, str], cpu_only: Callable[[str], bool] = computes_on_cpu_only) -> Finding:
     """Whether the llama.cpp that is used computes on the GPUs."""
     python = found.get("xllamacpp")
     if python is None or "llama-server" in found or not cpu_only(python):
@@ -91,7 +94,7 @@ def llama_on_gpu(found: Mapping[str, str], cpu_only: Callable[[str], bool] = com
     return Finding("llama.cpp on GPU", "warning", "xllamacpp computes on the CPU only", fix)
 
 
-def open_files(hard: int) -> Finding:
+def check_open_files(hard: int) -> Finding:
     """The hard limit, which a gateway takes for itself."""
     if hard in {resource.RLIM_INFINITY, -1} or hard >= FILES_MIN:
         return Finding("open files", "ok", "no limit" if hard in {resource.RLIM_INFINITY, -1} else f"{hard:,}")
@@ -99,10 +102,10 @@ def open_files(hard: int) -> Finding:
     return Finding("open files", "warning", f"at most {hard:,}: each running call needs two", fix)
 
 
-def port(check: str, option: str, address: Address, owner: str) -> Finding:
+def check_port(check: str, option: str, address: Address, owner: str) -> Finding:
     """Whether it is free, or ours already."""
     try:
-        for made in listeners(address, 1):
+        for made in open_listeners(address, 1):
             made.close()
     except click.ClickException as error:
         if owner:
@@ -111,7 +114,7 @@ def port(check: str, option: str, address: Address, owner: str) -> Finding:
     return Finding(check, "ok", f"{address.text} is free")
 
 
-def state_directory(state: Path) -> Finding:
+def check_state_directory(state: Path) -> Finding:
     """Whether it can be written, or made."""
     name, fix = "state directory", "name another with --state"
     if len(os.fsencode(state.absolute())) > SOCKET_CHARACTERS_MAX:

@@ -13,7 +13,7 @@ from autoscaler.slicing import nvidia_sharing as shared
 from autoscaler.slicing.base import NodeFacts
 from autoscaler.spec.pod import GPU
 from autoscaler.state.world import NodeId
-from autoscaler.text import counted
+from autoscaler.text import format_count
 from pilotlight.doctor.finding import Finding
 
 NVIDIA = "nvidia.com/"
@@ -27,28 +27,34 @@ NAMES_TOLD = 5
 Node = dict[str, Any]
 
 
-def judge(nodes: Sequence[Node], *, dra: bool) -> list[Finding]:
+def check_gpu_nodes(nodes: Sequence[Node], *, dra: bool) -> list[Finding]:
     """All that the nodes of a cluster tell."""
-    with_gpus = [node for node in nodes if gpus(node)]
+    with_gpus = [node for node in nodes if count_gpus(node)]
     if not with_gpus:
-        says = f"none of {counted(len(nodes), 'node')} offers {GPU}"
+        says = f"none of {format_count(len(nodes), 'node')} offers {GPU}"
         if dra:
             says += "; DRA is there, and this version places by the device plug-in only"
         fix = "install the NVIDIA GPU operator, or its device plug-in and GPU feature discovery"
         return [Finding("GPUs", "warning", says, fix)]
-    total = sum(gpus(node) for node in with_gpus)
-    found = [Finding("GPUs", "ok", f"{total} on {counted(len(with_gpus), 'node')}")]
-    return [*found, *labelled(with_gpus), *tainted(with_gpus), *sharing(with_gpus), *mps(with_gpus)]
+    total = sum(count_gpus(node) for node in with_gpus)
+    found = [Finding("GPUs", "ok", f"{total} on {format_count(len(with_gpus), 'node')}")]
+    return [
+        *found,
+        *check_gpu_labels(with_gpus),
+        *check_taints(with_gpus),
+        *check_sharing(with_gpus),
+        *check_mps_daemon(with_gpus),
+    ]
 
 
-def gpus(node: Node) -> int:
+def count_gpus(node: Node) -> int:
     """How many GPUs, shares of one, or MIG slices, a node offers."""
     amounts = _amounts(node)
-    mig = sum(shared.number(count) for name, count in amounts.items() if name.startswith(NVIDIA + "mig-"))
-    return shared.offered(amounts)[1] + mig
+    mig = sum(shared.parse_number(count) for name, count in amounts.items() if name.startswith(NVIDIA + "mig-"))
+    return shared.read_offered_gpus(amounts)[1] + mig
 
 
-def labelled(nodes: Sequence[Node]) -> list[Finding]:
+def check_gpu_labels(nodes: Sequence[Node]) -> list[Finding]:
     """Whether labels tell the GPUs' product and memory."""
     bare = [_name(node) for node in nodes if not {PRODUCT, MEMORY} <= _labels(node).keys()]
     if not bare:
@@ -58,7 +64,7 @@ def labelled(nodes: Sequence[Node]) -> list[Finding]:
     return [Finding("GPU labels", "warning", says, fix)]
 
 
-def tainted(nodes: Sequence[Node]) -> list[Finding]:
+def check_taints(nodes: Sequence[Node]) -> list[Finding]:
     """Taints of GPU nodes that keep engine pods away."""
     kept: dict[str, list[str]] = {}
     for node in nodes:
@@ -76,11 +82,11 @@ def tainted(nodes: Sequence[Node]) -> list[Finding]:
     ] or [Finding("taints", "ok", "all tolerated")]  # fmt: skip
 
 
-def sharing(nodes: Sequence[Node]) -> list[Finding]:
+def check_sharing(nodes: Sequence[Node]) -> list[Finding]:
     """How GPUs are shared, on how many nodes."""
-    kinds = Counter(kind(node) for node in nodes)
-    told = ", ".join(f"{name} on {counted(count, 'node')}" for name, count in sorted(kinds.items()))
-    untold = [_name(node) for node in nodes if kind(node) == UNTOLD]
+    kinds = Counter(read_sharing_kind(node) for node in nodes)
+    told = ", ".join(f"{name} on {format_count(count, 'node')}" for name, count in sorted(kinds.items()))
+    untold = [_name(node) for node in nodes if read_sharing_kind(node) == UNTOLD]
     if untold:
         fix = "label them by GPU feature discovery, or say it in Settings `nodes`, by `slicing`; else they get nothing"
         return [Finding("sharing", "warning", f"{told}: labels do not tell how {_some(untold)} shares GPUs", fix)]
@@ -89,20 +95,20 @@ def sharing(nodes: Sequence[Node]) -> list[Finding]:
     return [Finding("sharing", "info", told, "this version gives no slices of MIG with names of their own")]
 
 
-def kind(node: Node) -> str:
+def read_sharing_kind(node: Node) -> str:
     """whole, time-slicing, mps or mig, as labels tell; UNTOLD where they do not."""
     amounts = _amounts(node)
     if any(name.startswith(NVIDIA + "mig-") for name in amounts):
         return "mig"
-    found = shared.gpus(NodeFacts(NodeId(_name(node)), _labels(node), allocatable=amounts))
+    found = shared.read_gpus(NodeFacts(NodeId(_name(node)), _labels(node), allocatable=amounts))
     if found is None or found.sharing is None:
         return UNTOLD
     return NAMES.get(found.sharing.kind, found.sharing.kind)
 
 
-def mps(nodes: Sequence[Node]) -> list[Finding]:
+def check_mps_daemon(nodes: Sequence[Node]) -> list[Finding]:
     """Whether the MPS daemon runs where GPUs are shared by it."""
-    without = [_name(n) for n in nodes if kind(n) == "mps" and _labels(n).get(MPS_CAPABLE) != "true"]
+    without = [_name(n) for n in nodes if read_sharing_kind(n) == "mps" and _labels(n).get(MPS_CAPABLE) != "true"]
     if not without:
         return []
     says = f"GPUs are shared by MPS, and its daemon does not run, on {_some(without)}"

@@ -19,38 +19,38 @@ import click
 from msgspec.structs import replace
 
 from autoscaler.capacity import fabric_agents
-from autoscaler.capacity.attachable_nodes import seen_on
-from autoscaler.capacity.machine_groups import most
+from autoscaler.capacity.attachable_nodes import count_devices_on_node
+from autoscaler.capacity.machine_groups import read_group_limits
 from autoscaler.contract import ModelName
 from autoscaler.placement.model.prices import Prices
 from autoscaler.providers.cluster_autoscaler.provider import NodeGroup
-from autoscaler.providers.cro.provider import CroFabric, Turns
-from autoscaler.providers.deletion_delay import Delaying
-from autoscaler.providers.device_usage import in_use
-from autoscaler.providers.karpenter.disruption_guard import Guarding
+from autoscaler.providers.cro.provider import CroFabric, NodeLock
+from autoscaler.providers.deletion_delay import DeletionDelay
+from autoscaler.providers.device_usage import find_device_user
+from autoscaler.providers.karpenter.disruption_guard import DisruptionGuard
 from autoscaler.providers.karpenter.provider import KarpenterNodes
 from autoscaler.providers.kube import Object, Server
 from autoscaler.providers.kueue.provider import KueuePlaces
-from autoscaler.providers.lead_time_store import Remembering
-from autoscaler.providers.machine_groups import Growing
+from autoscaler.providers.lead_time_store import LeadTimeStore
+from autoscaler.providers.machine_groups import MachineGroupWatcher
 from autoscaler.providers.provider import Provider
 from autoscaler.providers.provisioning_request.provider import ProvisioningProvider
 from autoscaler.providers.redfish.client import Service
-from autoscaler.providers.redfish.cluster import SECRETS, Access, ConfigMapNotes, OpenSites
-from autoscaler.providers.redfish.dra_publisher import Publishing
+from autoscaler.providers.redfish.cluster import SECRETS, ConfigMapNotes, OpenSites, RedfishCredentials
+from autoscaler.providers.redfish.dra_publisher import DraPublisher
 from autoscaler.providers.redfish.inventory import Reading
-from autoscaler.providers.redfish.planning import Terms
+from autoscaler.providers.redfish.planning import FabricContext
 from autoscaler.providers.redfish.provider import RedfishFabric
 from autoscaler.providers.redfish.system_writer import Around as Alongside
-from autoscaler.providers.runner import Observe, Supplying
-from autoscaler.provisioning.device_claims import Published, published
+from autoscaler.providers.runner import Observe, ProviderRunner
+from autoscaler.provisioning.device_claims import Published, find_published_devices
 from autoscaler.spec.capacity import ProviderSettings
 from autoscaler.spec.settings import Settings
 from autoscaler.state.capacity_orders import AcquireOrder, ReleaseOrder
 from autoscaler.state.world import World
 
 if TYPE_CHECKING:  # commands that only check Settings start without the planner
-    from autoscaler.controller.loop import Step
+    from autoscaler.controller.loop import LoopStep
 
 Mode = Literal["machine", "namespace", "cluster"]
 """Where Replicas are: processes of this machine, or pods, with rights in one namespace or in the whole cluster."""
@@ -75,7 +75,7 @@ class Around(NamedTuple):
     """Where those are that the Settings name."""
     clock: Callable[[], float] = time.monotonic
     """The World's."""
-    turns: Turns | None = None
+    turns: NodeLock | None = None
     """Of Providers that attach to the same nodes; None: there is but one."""
 
 
@@ -88,7 +88,7 @@ class Kind(NamedTuple):
     """Where it works."""
 
 
-def cro(entry: ProviderSettings, around: Around) -> Provider:
+def build_cro_provider(entry: ProviderSettings, around: Around) -> Provider:
     """GPUs of a fabric, by the composable resource operator."""
     if entry.cro is None:
         raise TypeError(entry.name)
@@ -96,7 +96,7 @@ def cro(entry: ProviderSettings, around: Around) -> Provider:
     return CroFabric(entry.name, entry.cro.model, around.server, around.world, expected_s, turns=turns)
 
 
-def karpenter(entry: ProviderSettings, around: Around) -> Provider:
+def build_karpenter_provider(entry: ProviderSettings, around: Around) -> Provider:
     """Nodes that Karpenter adds to a NodePool."""
     if entry.karpenter is None:
         raise TypeError(entry.name)
@@ -104,7 +104,7 @@ def karpenter(entry: ProviderSettings, around: Around) -> Provider:
     return KarpenterNodes(entry.name, pool, around.server, around.world, expected_s=entry.expected_seconds)
 
 
-def cluster_autoscaler(entry: ProviderSettings, around: Around) -> Provider:
+def build_node_group_provider(entry: ProviderSettings, around: Around) -> Provider:
     """Nodes of a group that Cluster Autoscaler adds."""
     group = entry.cluster_autoscaler
     if group is None:
@@ -112,60 +112,63 @@ def cluster_autoscaler(entry: ProviderSettings, around: Around) -> Provider:
     return NodeGroup(entry.name, group, around.server, around.namespace, around.world, entry.expected_seconds)
 
 
-def redfish(entry: ProviderSettings, around: Around) -> Provider:
+def build_redfish_provider(entry: ProviderSettings, around: Around) -> Provider:
     """GPUs of a fabric that is composed by Redfish."""
     if entry.redfish is None:
         raise TypeError(entry.name)
     told, server, world = entry.redfish, around.server, around.world
-    access = Access(told.secret_ref, told.ca_file, around.secrets)
+    access = RedfishCredentials(told.secret_ref, told.ca_file, around.secrets)
 
     async def busy(node: str, uuids: tuple[str, ...]) -> str:
-        used = await in_use(server, node, uuids)
-        return used or (fabric_agents.kept(world(), node, uuids, around.clock()) if told.agents else "")
+        used = await find_device_user(server, node, uuids)
+        return used or (fabric_agents.explain_detach_block(world(), node, uuids, around.clock()) if told.agents else "")
 
     service = Service(told.url, access.login, access.tls, may_write=around.leads)
     around.stack.push_async_callback(service.close)
-    terms = Terms(
-        entry.name, entry.expected_seconds, lambda product: Prices(world().settings.prices).at(product, "fabric"),
-        lambda node: seen_on(world(), node), lambda ids: any(one.device in ids for one in world().slices.values()),
-    )  # fmt: skip
+    terms = FabricContext(
+        entry.name,
+        entry.expected_seconds,
+        lambda product: Prices(world().settings.prices).at(product, "fabric"),
+        lambda node: count_devices_on_node(world(), node),
+        lambda ids: any(one.device in ids for one in world().slices.values()),
+    )
     return RedfishFabric(
         Reading(service, told.systems, entry.name, ConfigMapNotes(server, around.home, entry.name)),
         Alongside(busy, time.monotonic, asyncio.sleep),
         terms,
-        OpenSites(server, lambda: world().settings, lambda: most(world())),
+        OpenSites(server, lambda: world().settings, lambda: read_group_limits(world())),
     )
 
 
-def provisioning_request(entry: ProviderSettings, around: Around) -> Provider:
+def build_provisioning_provider(entry: ProviderSettings, around: Around) -> Provider:
     """Nodes, by ProvisioningRequests."""
     return ProvisioningProvider(entry, around.server, around.namespace, around.world, _template(around), around.clock)
 
 
-def kueue(entry: ProviderSettings, around: Around) -> Provider:
+def build_kueue_provider(entry: ProviderSettings, around: Around) -> Provider:
     """Room that a queue of Kueue gives, or has made."""
     return KueuePlaces(entry, around.server, around.namespace, around.world, _template(around))
 
 
 def _template(around: Around) -> Callable[[ModelName], Object | None]:
     """What the pods of a Model ask of a node; None: there is no such Model (any more)."""
-    from autoscaler.drivers.kubernetes.objects.pod_template import template
+    from autoscaler.drivers.kubernetes.objects.pod_template import build_pod_template
 
     def of(name: ModelName) -> Object | None:
         world = around.world()
         model = world.models.get(name)
-        return None if model is None else template(model, world.settings)
+        return None if model is None else build_pod_template(model, world.settings)
 
     return of
 
 
 KINDS: Mapping[str, Kind] = {
-    "clusterAutoscaler": Kind(cluster_autoscaler, frozenset({"cluster"})),
-    "cro": Kind(cro, frozenset({"cluster"})),
-    "karpenter": Kind(karpenter, frozenset({"cluster"})),
-    "redfish": Kind(redfish, frozenset({"cluster"})),
-    "kueue": Kind(kueue, frozenset({"cluster"})),
-    "provisioningRequest": Kind(provisioning_request, frozenset({"cluster"})),
+    "clusterAutoscaler": Kind(build_node_group_provider, frozenset({"cluster"})),
+    "cro": Kind(build_cro_provider, frozenset({"cluster"})),
+    "karpenter": Kind(build_karpenter_provider, frozenset({"cluster"})),
+    "redfish": Kind(build_redfish_provider, frozenset({"cluster"})),
+    "kueue": Kind(build_kueue_provider, frozenset({"cluster"})),
+    "provisioningRequest": Kind(build_provisioning_provider, frozenset({"cluster"})),
 }
 """As `capacity` names them."""
 _WHERE: Mapping[Mode, str] = {
@@ -175,7 +178,7 @@ _WHERE: Mapping[Mode, str] = {
 }
 
 
-def check(settings: Settings, mode: Mode) -> None:
+def check_provider_modes(settings: Settings, mode: Mode) -> None:
     """Raises click's usage error for a Provider that cannot work here."""
     for position, entry in enumerate(settings.capacity):
         for name in entry.kinds:
@@ -187,7 +190,7 @@ def check(settings: Settings, mode: Mode) -> None:
                 )
 
 
-def apart(entries: Sequence[ProviderSettings], world: World) -> tuple[ProviderSettings, ...]:
+def assign_fabric_systems(entries: Sequence[ProviderSettings], world: World) -> tuple[ProviderSettings, ...]:
     """As they are made: a system of a fabric has one writer. Who is named for it now gets it when nothing is there any
     more of an entry that closes or was taken out, unless it has something there, too.
     """
@@ -237,13 +240,13 @@ class Supplies:
         self._entries: tuple[ProviderSettings, ...] = ()
         """Of which Providers are made now: those that the Settings name, and those with Leases still."""
         self._parts: tuple[ProviderSettings, ...] = ()
-        """The same as they are made, see `apart`."""
-        self._supplying = Supplying({}, observe, clock)
-        self._delaying = Delaying(server, world, leads, places[1:])
-        self._guarding = Guarding(server, places[0], world, leads)
-        self._publishing = Publishing(server, places[1:], self._published, clock)
-        self._remembering = Remembering(server, places[1:], world, observe, leads)
-        self._turns = Turns()
+        """The same as they are made, see `assign_fabric_systems`."""
+        self._supplying = ProviderRunner({}, observe, clock)
+        self._delaying = DeletionDelay(server, world, leads, places[1:])
+        self._guarding = DisruptionGuard(server, places[0], world, leads)
+        self._publishing = DraPublisher(server, places[1:], self._published, clock)
+        self._remembering = LeadTimeStore(server, places[1:], world, observe, leads)
+        self._turns = NodeLock()
         self._fabrics = set[str]()
         """That the Settings name, or did: what was published of them is withdrawn, and who was given it is told."""
 
@@ -255,7 +258,7 @@ class Supplies:
         """See Supplier."""
         self._supplying.release(order)
 
-    def on_step(self, step: Step) -> None:
+    def on_step(self, step: LoopStep) -> None:
         """Others may be named now, other nodes may have what is lent, and others may start or drain."""
         self._delaying.look()
         self._guarding.look()
@@ -269,7 +272,7 @@ class Supplies:
         """Whether one that closes, or is not named any more, has nothing left, or nothing where another is named."""
         entries = world.settings.capacity
         left = len(self._entries) > len(entries) or any(one.closing for one in entries)
-        return left and apart(self._named(world), world) != self._parts
+        return left and assign_fabric_systems(self._named(world), world) != self._parts
 
     def _named(self, world: World) -> tuple[ProviderSettings, ...]:
         """Of which Providers are to be made."""
@@ -281,7 +284,7 @@ class Supplies:
         """What is to be shown of fabrics now, where that is ours to do."""
         world = self._world()
         self._fabrics |= {one.name for one in world.settings.capacity if one.redfish is not None}
-        return published(world, self._clock(), self._fabrics) if self._fabrics and self._leads() else None
+        return find_published_devices(world, self._clock(), self._fabrics) if self._fabrics and self._leads() else None
 
     async def run(self) -> None:
         """Until cancelled. An order that was not performed yet when the Settings changed is given anew by the loop."""
@@ -298,15 +301,17 @@ class Supplies:
             async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
                 world = self._world()
                 self._entries = self._named(world)
-                self._parts = apart(self._entries, world)
+                self._parts = assign_fabric_systems(self._entries, world)
                 self._supplying = self._made(self._parts, len(world.settings.capacity), stack)
-                growing = (Growing(self._server, self._world, self._observe).run(),) if self._entries else ()
+                growing = (
+                    (MachineGroupWatcher(self._server, self._world, self._observe).run(),) if self._entries else ()
+                )
                 running = [tasks.create_task(one) for one in (self._supplying.run(), *growing)]
                 await self._changed.wait()
                 for one in running:
                     one.cancel()
 
-    def _made(self, entries: tuple[ProviderSettings, ...], named: int, stack: AsyncExitStack) -> Supplying:
+    def _made(self, entries: tuple[ProviderSettings, ...], named: int, stack: AsyncExitStack) -> ProviderRunner:
         """`named`: so many are in the Settings; of the others nothing is ordered any more, as of those that close."""
         around = Around(
             self._server, self._world, *self._places, stack, self._leads, clock=self._clock, turns=self._turns
@@ -314,4 +319,4 @@ class Supplies:
         made = {entry.name: KINDS[entry.kinds[0]].make(entry, around) for entry in entries}
         hedges = frozenset(entry.name for entry in entries if entry.hedge)
         closing = {one.name for one in entries if one.closing} | {one.name for one in entries[named:]}
-        return Supplying(made, self._observe, self._clock, hedges, frozenset(closing))
+        return ProviderRunner(made, self._observe, self._clock, hedges, frozenset(closing))

@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
-from autoscaler.agent_contract import Wish
+from autoscaler.agent_contract import WeightsRequest
 from autoscaler.contract import ModelName, WeightsReport
-from autoscaler.faults import Failure, attempt, described
+from autoscaler.faults import Failure, attempt, describe_error
 from autoscaler.spec.model import Model
 from autoscaler.state.events import FaultSeen
 from pilotlight.models import remote_header
-from pilotlight.models.documents import completed
+from pilotlight.models.documents import fill_memory_estimate
 
 if TYPE_CHECKING:
-    from autoscaler.controller.loop import Step
+    from autoscaler.controller.loop import LoopStep
 
 AGAIN_S = 0.25
 """All Models are told again at most so often: after a change of leaders many artifacts are looked at."""
@@ -53,35 +53,35 @@ class Sizes:
         self._made: dict[ModelName, _Made] = {}
         self._read = asyncio.Event()
 
-    def of(self, models: Iterable[Model], looked: Mapping[Wish, WeightsReport]) -> Sized:
+    def of(self, models: Iterable[Model], looked: Mapping[WeightsRequest, WeightsReport]) -> Sized:
         """See `Sized`; Devices are not the host's memory."""
         before, self._made = self._made, {}
         sized, faults = list[Model](), list[FaultSeen]()
         for model in models:
             made = attempt(partial(self._make, model, looked, before.get(model.name)))
             if isinstance(made, Failure):
-                faults.append(FaultSeen(model=model.name, reason=described(made.error)))
+                faults.append(FaultSeen(model=model.name, reason=describe_error(made.error)))
                 sized.append(model)
             else:
                 self._made[model.name] = made
                 sized.append(made.model)
         return Sized(tuple(sized), tuple(faults))
 
-    def _make(self, model: Model, looked: Mapping[Wish, WeightsReport], was: _Made | None) -> _Made:
-        looks = remote_header.looks(model, looked)
+    def _make(self, model: Model, looked: Mapping[WeightsRequest, WeightsReport], was: _Made | None) -> _Made:
+        looks = remote_header.list_reports(model, looked)
         same = was is not None and was.asked == model
         if was is not None and same and all(one is other for one, other in zip(was.looks, looks, strict=True)):
             return was
         since_s = was.model.unread_s if was is not None and same else None
         return _Made(model, looks, self._sized(model, looked, since_s))
 
-    def _sized(self, model: Model, looked: Mapping[Wish, WeightsReport], since_s: float | None) -> Model:
-        if remote_header.unread(model, looked):
+    def _sized(self, model: Model, looked: Mapping[WeightsRequest, WeightsReport], since_s: float | None) -> Model:
+        if remote_header.is_header_pending(model, looked):
             return replace(model, unread_s=self._clock() if since_s is None else since_s)
-        found = remote_header.known(model, looked)
-        return model if found is None else completed(model, found, gpus=True)
+        found = remote_header.find_artifact_facts(model, looked)
+        return model if found is None else fill_memory_estimate(model, found, gpus=True)
 
-    def on_step(self, step: Step) -> None:
+    def on_step(self, step: LoopStep) -> None:
         """Hears when agents have read more."""
         if step.after.looked is not step.before.looked:
             self._read.set()

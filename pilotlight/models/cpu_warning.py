@@ -10,11 +10,11 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
 from autoscaler.contract import ModelName
-from autoscaler.controller.loop import Step
-from autoscaler.engines import LLAMA_CPP, chosen
+from autoscaler.controller.loop import LoopStep
+from autoscaler.engines import LLAMA_CPP, select_program
 from autoscaler.engines.installed import computes_on_cpu_only
 from autoscaler.spec.model import Model
-from pilotlight.output import say
+from pilotlight.output import write_stderr
 
 NO_GPU = "the xllamacpp that is installed finds no GPU"
 NAMED_MAX = 10
@@ -31,10 +31,10 @@ class CpuBound:
         gpus: Callable[[], bool],
         available: Mapping[str, str],
         cpu_only: Callable[[str], bool] = computes_on_cpu_only,
-        say: Callable[[str], None] = say,
+        say: Callable[[str], None] = write_stderr,
     ) -> None:
         self._gpus = gpus
-        self._program = chosen(LLAMA_CPP, available, gpus=True)
+        self._program = select_program(LLAMA_CPP, available, gpus=True)
         self._available = available
         self._cpu_only = cpu_only
         self._say = say
@@ -42,7 +42,7 @@ class CpuBound:
         self._changed = asyncio.Event()
         self._said: set[ModelName] = set()
 
-    def on_step(self, step: Step) -> None:
+    def on_step(self, step: LoopStep) -> None:
         """Notes that there is something to look at."""
         before, after = step.before, step.after
         if after.synced and (not before.synced or before.models is not after.models):

@@ -1,8 +1,9 @@
 """Registry logins of this machine, and the signature policy of the Settings with its keys. I/O.
 
 Logins are tried in this order: the files of the user and the programs that they name, then the cloud of the registry.
-The pull secrets of a pod come before all of these (`artifacts.credentials.keychain.each`). If a key or root of
-`weights.signatures` cannot be read there is no policy, so that no artifact is verified with less than was configured.
+The pull secrets of a pod come before all of these (`artifacts.credentials.keychain.try_each_login`). If a key or root
+of `weights.signatures` cannot be read there is no policy, so that no artifact is verified with less than was
+configured.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from artifacts.credentials.clouds.amazon import Amazon
 from artifacts.credentials.clouds.azure import Azure
 from artifacts.credentials.clouds.cloud import Clouds
 from artifacts.credentials.clouds.google import METADATA, Google
-from artifacts.credentials.keychain import Chain, ConfigFiles, Keychain, usual
+from artifacts.credentials.keychain import Chain, ConfigFiles, Keychain, list_config_paths
 from artifacts.signatures import public_keys, trust_root
 from artifacts.signatures.certificates import Identity
 from artifacts.signatures.policy import Policy
@@ -26,18 +27,18 @@ from pilotlight.net import certificates
 from pilotlight.net.certificates import FileError
 
 
-def files() -> list[Path]:
+def list_login_files() -> list[Path]:
     """Where people's logins are."""
-    return usual(os.environ, Path.home())
+    return list_config_paths(os.environ, Path.home())
 
 
-def keychain(*, plain_http: bool = False) -> Keychain:
+def build_keychain(*, plain_http: bool = False) -> Keychain:
     """Of this process. What a cloud gives to a machine is not for `plain_http`: whoever listens would have it."""
-    people = ConfigFiles(files())
-    return people if plain_http else Chain([people, clouds(os.environ, Path.home())])
+    people = ConfigFiles(list_login_files())
+    return people if plain_http else Chain([people, build_cloud_keychain(os.environ, Path.home())])
 
 
-def clouds(env: Mapping[str, str], home: Path) -> Clouds:
+def build_cloud_keychain(env: Mapping[str, str], home: Path) -> Clouds:
     """All that are known."""
     return Clouds([Amazon(env, home), Google(env.get("GCE_METADATA_HOST") or METADATA), Azure(env)])
 
@@ -46,14 +47,14 @@ class SignersError(Exception):
     """Keys of Settings cannot be used. The text is one line that names the key path, or the file, and the fix."""
 
 
-def policy(signatures: Signatures) -> Policy:
+def load_signature_policy(signatures: Signatures) -> Policy:
     """With its keys read. Raises SignersError."""
     keys = []
     for position, one in enumerate(signatures.keys):
         at = f"weights.signatures.keys[{position}]"
         try:
-            text = certificates.read(Path(one), PEM_BYTES_MAX) if one.startswith("/") else one
-            keys.append(public_keys.parse(text.encode()))
+            text = certificates.load_text(Path(one), PEM_BYTES_MAX) if one.startswith("/") else one
+            keys.append(public_keys.parse_public_key(text.encode()))
         except FileError as error:
             raise SignersError(f"{at}: {error}") from None
         except BadKeyError as error:
@@ -70,7 +71,7 @@ def policy(signatures: Signatures) -> Policy:
 def _root(path: Path) -> Root:
     at = "weights.signatures.trustedRoot"
     try:
-        return trust_root.parse(certificates.read(path, ROOT_BYTES_MAX).encode())
+        return trust_root.parse_trust_root(certificates.load_text(path, ROOT_BYTES_MAX).encode())
     except FileError as error:
         raise SignersError(f"{at}: {error}") from None
     except BadRootError as error:

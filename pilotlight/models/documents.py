@@ -19,20 +19,28 @@ from artifacts.formats import gguf
 from autoscaler import engines
 from autoscaler.contract import ModelName
 from autoscaler.drivers.driver import Launcher
-from autoscaler.engines.installed import available
+from autoscaler.engines.installed import find_installed_programs
 from autoscaler.queries.memory import AS_ASKED, Given
 from autoscaler.spec import yaml
 from autoscaler.spec.artifact import STORED
-from autoscaler.spec.load import DocumentError, Documents, load, to_yaml
+from autoscaler.spec.load import DocumentError, Documents, parse_documents, to_yaml
 from autoscaler.spec.model import Model, ModelSpec
 from autoscaler.spec.pod import API_VERSION
 from autoscaler.spec.settings import Settings
 from autoscaler.spec.validation import NAME_CHARS_MAX
 from pilotlight.models.gguf_file import check_file
-from pilotlight.models.memory import Known, adapter_paths, cache_of, comes, estimate, local_path, takes_all
-from pilotlight.models.weight_parts import standing_in
+from pilotlight.models.memory import (
+    Known,
+    adapter_paths,
+    estimate_cache,
+    estimate_memory,
+    has_fixed_memory,
+    is_fetched_by_store,
+    local_path,
+)
+from pilotlight.models.weight_parts import use_placeholder_adapters
 from pilotlight.net import files
-from pilotlight.output import say
+from pilotlight.output import write_stderr
 
 DEFAULT_CONTEXT_TOKENS = 4096
 """What a GGUF given on the command line gets, or less where the model has less."""
@@ -46,7 +54,7 @@ _COMES = "/weights"
 RENAME = "no Model can be named after this file: give it a name with letters or digits, or write a document for it"
 
 
-def gather(paths: Sequence[Path], configs: Sequence[Path], state: Path) -> Documents:
+def gather_documents(paths: Sequence[Path], configs: Sequence[Path], state: Path) -> Documents:
     """All documents, checked. Raises click.UsageError (exit 2) with one line that names what is wrong."""
     texts = _texts(configs)
     documents = with_stored_keys(_check(texts), state / KEYS_FILE)
@@ -65,7 +73,7 @@ def gather(paths: Sequence[Path], configs: Sequence[Path], state: Path) -> Docum
     if documents.settings.capacity:
         from pilotlight.models import capacity_providers  # imports every capacity provider
 
-        capacity_providers.check(documents.settings, "machine")
+        capacity_providers.check_provider_modes(documents.settings, "machine")
     return msgspec.structs.replace(documents, models=tuple(models))
 
 
@@ -75,7 +83,7 @@ def model_name(file: Path) -> str:
     The file's name without `.gguf`, and of a split model without its part; everything but letters, digits and `._:-`
     becomes `-`, what is neither letter nor digit falls off both ends, and what is longer than a name may be is cut.
     """
-    plain = re.sub(r"[^A-Za-z0-9._:-]+", "-", gguf.stem(file))
+    plain = re.sub(r"[^A-Za-z0-9._:-]+", "-", gguf.get_model_stem(file))
     return plain.strip("._:-")[:NAME_CHARS_MAX].rstrip("._:-")
 
 
@@ -103,14 +111,14 @@ def with_stored_keys(documents: Documents, path: Path) -> Documents:
     return msgspec.structs.replace(documents, tenants=tuple(tenants.values()))
 
 
-def as_it_is(model: Model) -> Model:
+def keep_artifact_location(model: Model) -> Model:
     """Its weights lie where its document says."""
     return model
 
 
 def read_documents(
     path: Path, known: Mapping[ModelName, Model] = NONE_KNOWN, gpus: Callable[[Settings], bool] = lambda _: False,
-    located: Callable[[Model], Model] = as_it_is,
+    located: Callable[[Model], Model] = keep_artifact_location,
 ) -> Documents:  # fmt: skip
     """Documents of a file (the supervisor writes one), or of a folder, with every Model's memory from its artifact.
 
@@ -123,40 +131,40 @@ def read_documents(
     for model in documents.models:
         before = known.get(model.name)
         created_unix_s = now_unix_s if before is None else before.created_unix_s
-        done = completed(located(model), gpus=apart)
+        done = fill_memory_estimate(located(model), gpus=apart)
         models.append(msgspec.structs.replace(done, spec=model.spec, created_unix_s=created_unix_s))
     return msgspec.structs.replace(documents, models=tuple(models))
 
 
-def completed(model: Model, known: Known | None = None, *, gpus: bool = False) -> Model:
+def fill_memory_estimate(model: Model, known: Known | None = None, *, gpus: bool = False) -> Model:
     """The Model with its memory from its artifact, and its adapters' files, where the document states none; unreadable
     = the whole device, and so is an engine that takes a share of it, but with `auto`. `gpus`: Devices are not
     the host's memory. `known`: of the artifact; None: what files here say.
     """
     gpu = model.spec.gpu
     sized = model.spec.engine == "llama.cpp" and not (gpu.elastic_percent is None and gpu.growth_percent is None)
-    if (model.memory_bytes and not sized) or gpu.count == 0 or takes_all(model):
+    if (model.memory_bytes and not sized) or gpu.count == 0 or has_fixed_memory(model):
         return model
     try:
-        needed = estimate(model, known)
+        needed = estimate_memory(model, known)
     except (gguf.GgufError, OSError, ValueError):
         return model  # its start fails with the reason, and only this Model's
     if needed is None:
         return model
     total_bytes = needed.total_bytes(gpus=gpus)
-    cache = cache_of(model, needed, known, gpus=gpus) if sized else None
+    cache = estimate_cache(model, needed, known, gpus=gpus) if sized else None
     if model.memory_bytes:
         return msgspec.structs.replace(model, cache=cache)
     return msgspec.structs.replace(model, memory_bytes=total_bytes, estimated_bytes=total_bytes, cache=cache)
 
 
-def launcher(gpus: Callable[[], bool] = lambda: False) -> Launcher:
+def build_launcher(gpus: Callable[[], bool] = lambda: False) -> Launcher:
     """How engines are started on this machine; raises engines.EngineError at a start that cannot work. `gpus`: whether
     its Devices are GPUs.
     """
-    found = available()
+    found = find_installed_programs()
 
-    def launch(model: Model, host: str, port: int, given: Given = AS_ASKED) -> engines.Launch:
+    def launch(model: Model, host: str, port: int, given: Given = AS_ASKED) -> engines.LaunchCommand:
         nonlocal found
         path = local_path(model)
         if path is not None:
@@ -167,13 +175,13 @@ def launcher(gpus: Callable[[], bool] = lambda: False) -> Launcher:
         sourced = next((name for name, value in model.spec.env.items() if not isinstance(value, str)), None)
         if sourced is not None:
             raise engines.EngineError(f"Model {model.name}: spec.env.{sourced}.valueFrom: only pods have one")
-        model = standing_in(model, _COMES)
-        weights = _COMES if path is None and comes(model) else None if path is None else str(path)
+        model = use_placeholder_adapters(model, _COMES)
+        weights = _COMES if path is None and is_fetched_by_store(model) else None if path is None else str(path)
         try:
-            return engines.launch(model, weights, host, port, found, gpus=gpus(), given=given)
+            return engines.build_launch_command(model, weights, host, port, found, gpus=gpus(), given=given)
         except engines.EngineError:
-            found = available()  # it may have been installed since
-            return engines.launch(model, weights, host, port, found, gpus=gpus(), given=given)
+            found = find_installed_programs()  # it may have been installed since
+            return engines.build_launch_command(model, weights, host, port, found, gpus=gpus(), given=given)
 
     return launch
 
@@ -189,7 +197,7 @@ def load_settings(path: Path) -> Settings:
     """
     ((file, text),) = _texts([path])
     try:
-        whole = yaml.read(text)
+        whole = yaml.parse_yaml(text)
     except yaml.YamlError:
         whole = []  # which is told below
     match whole:
@@ -207,13 +215,13 @@ def _texts(paths: Sequence[Path]) -> list[tuple[str, str]]:
         try:
             texts.append((str(path), files.read_text(path, TEXT_BYTES_MAX)))
         except (OSError, ValueError) as error:
-            raise click.UsageError(f"{path}: {files.reason(error)}") from None
+            raise click.UsageError(f"{path}: {files.describe_error(error)}") from None
     return texts
 
 
 def _check(texts: Sequence[tuple[str, str]]) -> Documents:
     try:
-        return load(texts, os.environ)
+        return parse_documents(texts, os.environ)
     except DocumentError as error:
         raise click.UsageError(str(error)) from None
 
@@ -242,7 +250,7 @@ def _gguf_files(path: Path) -> list[Path]:
         raise click.UsageError(f"{path}: no .gguf file {why}")
     for file in found:
         if file not in files:
-            say(f"{file}: left out: {RENAME}")
+            write_stderr(f"{file}: left out: {RENAME}")
     return files
 
 
@@ -257,13 +265,13 @@ def _is_folder(path: Path) -> bool:
 def _model_of(file: Path, order: int) -> Model:
     name = ModelName(model_name(file))
     try:
-        info = gguf.read(file)
+        info = gguf.load_gguf_info(file)
     except (gguf.GgufError, OSError) as error:
         hint = f"; documents are given with `-c {file}`" if file.suffix in DOCUMENT_SUFFIXES else ""
         raise click.UsageError(f"{error}{hint}") from None
     tokens = min(info.shape.context_tokens, DEFAULT_CONTEXT_TOKENS)
     spec = ModelSpec(engine="llama.cpp", artifact=f"file://{file.resolve()}", context_tokens=tokens)
-    return completed(Model(name=name, spec=spec, slots=engines.default_slots("llama.cpp"), order=order))
+    return fill_memory_estimate(Model(name=name, spec=spec, slots=engines.default_slots("llama.cpp"), order=order))
 
 
 def problem_file(documents: Path) -> Path:

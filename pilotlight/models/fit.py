@@ -8,21 +8,29 @@ from collections.abc import Mapping
 
 from artifacts.formats.gguf import GgufError
 from artifacts.formats.hf_config import ConfigError
-from autoscaler.agent_contract import OWN, Wish, parts
+from autoscaler.agent_contract import OWN, WeightsRequest, collect_weights_requests
 from autoscaler.contract import WeightsReport
 from autoscaler.explain.fit import Needs, Part
 from autoscaler.spec.model import Model
 from pilotlight.models import remote_header
-from pilotlight.models.memory import Known, estimate, known_here, local_path, pages, serving, share
+from pilotlight.models.memory import (
+    Known,
+    estimate_memory,
+    has_paged_cache,
+    load_artifact_facts,
+    local_path,
+    read_device_share,
+    read_serving_options,
+)
 
 
-def needs(model: Model, known: Known | None = None, why: str = "") -> Needs:
+def load_memory_needs(model: Model, known: Known | None = None, why: str = "") -> Needs:
     """What is found there, or why nothing is. `known`: what an agent read of it, or `why` it did not."""
     if known is None and local_path(model) is None:
         return Needs(problem=why or "its artifact is not a file here, so that nothing more is known")
     try:
-        found = known or known_here(model)
-        made = estimate(model, found)
+        found = known or load_artifact_facts(model)
+        made = estimate_memory(model, found)
     except (GgufError, ConfigError, OSError, ValueError) as error:
         return Needs(problem=f"its artifact cannot be read: {error}")
     if made is None or found is None:
@@ -32,15 +40,17 @@ def needs(model: Model, known: Known | None = None, why: str = "") -> Needs:
         parts=tuple(Part(name=i.name, bytes=i.bytes, words=i.words, host=i.host) for i in made.items),
         slot_bytes=made.slot_bytes,
         token_bytes=made.token_bytes,
-        context_tokens=serving(model).context_tokens or found.shape.context_tokens,
-        share=share(model) if pages(model) else 0.0,
+        context_tokens=read_serving_options(model).context_tokens or found.shape.context_tokens,
+        share=read_device_share(model) if has_paged_cache(model) else 0.0,
     )
 
 
-def told(model: Model, looked: Mapping[Wish, WeightsReport]) -> Needs:
+def read_reported_needs(model: Model, looked: Mapping[WeightsRequest, WeightsReport]) -> Needs:
     """Of a Model whose artifact is no file here: what agents read of it."""
-    said = remote_header.seen(model, looked)
+    said = remote_header.find_own_report(model, looked)
     why = "no agent has looked at its artifact yet"
     if said is not None and said.no_header:
         why = f"its artifact does not say what it needs: {said.no_header}"
-    return needs(model, remote_header.known(model, looked), why if parts(model).get(OWN) else "")
+    return load_memory_needs(
+        model, remote_header.find_artifact_facts(model, looked), why if collect_weights_requests(model).get(OWN) else ""
+    )

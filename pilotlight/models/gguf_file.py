@@ -16,13 +16,13 @@ from autoscaler.engines import ENGINES, EngineError
 from autoscaler.spec.model import Model
 
 
-def header(path: Path) -> gguf.GgufInfo:
+def load_gguf_header(path: Path) -> gguf.GgufInfo:
     """What the file says of itself; read again only when it changed, since a large vocabulary takes tens of ms.
 
     A split model has changed when any of its parts has, or is gone. Raises GgufError and OSError.
     """
-    whole = gguf.stem(path) == path.stem
-    parts = [path] if whole else sorted(path.parent.glob(f"{glob.escape(gguf.stem(path))}-*.gguf"))
+    whole = gguf.get_model_stem(path) == path.stem
+    parts = [path] if whole else sorted(path.parent.glob(f"{glob.escape(gguf.get_model_stem(path))}-*.gguf"))
     stats = [part.stat() for part in parts]
     return _header(path, tuple((stat.st_mtime_ns, stat.st_size) for stat in stats))
 
@@ -30,7 +30,7 @@ def header(path: Path) -> gguf.GgufInfo:
 @functools.lru_cache(maxsize=1024)
 def _header(path: Path, parts: tuple[tuple[int, int], ...]) -> gguf.GgufInfo:
     del parts  # the key
-    return gguf.read(path)
+    return gguf.load_gguf_info(path)
 
 
 def check_file(model: Model, path: Path) -> None:
@@ -47,7 +47,7 @@ def check_file(model: Model, path: Path) -> None:
         path.stat()
         readable = os.access(path, os.R_OK)
         if must_be_gguf and readable:
-            header(path)
+            load_gguf_header(path)
     except (FileNotFoundError, NotADirectoryError):
         raise EngineError(f"there is no {path}; put the model there, or correct spec.artifact") from None
     except PermissionError:

@@ -14,12 +14,12 @@ from msgspec.structs import replace
 
 from artifacts import files as kinds
 from artifacts.formats import hf_config, memory
-from artifacts.formats.memory import Estimate, Item, Serving, Shape
+from artifacts.formats.memory import Estimate, Item, ServingOptions, Shape
 from autoscaler.engines import ENGINES
 from autoscaler.spec.artifact import STORED
 from autoscaler.spec.engines import CHECKPOINTS
 from autoscaler.spec.model import Cache, Model
-from pilotlight.models.gguf_file import header
+from pilotlight.models.gguf_file import load_gguf_header
 
 LLAMA_SERVERS_CHECKPOINTS = 32
 LLAMA_SERVERS_PROMPTS_MIB = 8192
@@ -43,7 +43,7 @@ def local_path(model: Model) -> Path | None:
     return Path(artifact.removeprefix("file://")) if artifact is not None and artifact.startswith("file://") else None
 
 
-def comes(model: Model) -> bool:
+def is_fetched_by_store(model: Model) -> bool:
     """Whether the store brings its weights; of the Hub's not those whose engine is to run code of the repository: the
     store takes none, so that engine fetches them itself; where the Model allows what is unsafe, it does.
     """
@@ -68,9 +68,9 @@ class Known(NamedTuple):
     adapters_bytes: int
 
 
-def known_here(model: Model) -> Known | None:
+def load_artifact_facts(model: Model) -> Known | None:
     """Of files of this machine; None: no file here says. Raises GgufError, ConfigError and OSError."""
-    found = shape_of(model)
+    found = load_shape(model)
     if found is None:
         return None
     return Known(*found, sum(map(_weighs, adapter_paths(model))))
@@ -83,19 +83,19 @@ def _weighs(adapter: Path) -> int:
     return kinds.adapter_bytes({one.name: one.stat().st_size for one in adapter.iterdir()}, "")
 
 
-def estimate(model: Model, known: Known | None = None) -> Estimate | None:
+def estimate_memory(model: Model, known: Known | None = None) -> Estimate | None:
     """What one Replica takes, part by part; None: nothing says. `known`: of its artifact; None: what is known here.
-    Raises as `known_here` does.
+    Raises as `load_artifact_facts` does.
     """
-    found = known or known_here(model)
+    found = known or load_artifact_facts(model)
     if found is None:
         return None
-    make = memory.paged if pages(model) else memory.llama
-    made = make(found.shape, serving(model))
+    make = memory.estimate_paged_engine if has_paged_cache(model) else memory.estimate_llama_cpp
+    made = make(found.shape, read_serving_options(model))
     items = made.items
     if found.adapters_bytes:
         items = (*items, Item(name="adapters", bytes=found.adapters_bytes, words="their files"))
-    if sized_paged(model):
+    if has_auto_sized_cache(model):
         items = (*_of_each(items, model.spec.gpu.count), _reserve(items, model.spec.gpu.count))
     return Estimate(items=items, slot_bytes=made.slot_bytes, token_bytes=made.token_bytes)
 
@@ -118,50 +118,50 @@ def _reserve(items: tuple[Item, ...], devices: int) -> Item:
     return Item(name="reserve", bytes=int(taken / PAGED_SHARE) + 1 - taken, words=words)
 
 
-def cache_of(model: Model, made: Estimate, known: Known | None = None, *, gpus: bool) -> Cache | None:
+def estimate_cache(model: Model, made: Estimate, known: Known | None = None, *, gpus: bool) -> Cache | None:
     """What less or more cache of a Model of llama.cpp would save or take, beside `made`, its estimate. Raises as
-    `estimate` does.
+    `estimate_memory` does.
     """
-    found = known or known_here(model)
+    found = known or load_artifact_facts(model)
     if found is None:
         return None
-    other = estimate(replace(model, slots=model.slots - 1 if model.slots > 1 else 2), known)
+    other = estimate_memory(replace(model, slots=model.slots - 1 if model.slots > 1 else 2), known)
     total_bytes = made.total_bytes(gpus=gpus)
     slot_bytes = 0 if other is None else abs(total_bytes - other.total_bytes(gpus=gpus))
     tokens = found.shape.context_tokens
     return Cache(total_bytes=total_bytes, slot_bytes=slot_bytes, token_bytes=made.token_bytes, context_tokens=tokens)
 
 
-def shape_of(model: Model) -> tuple[str, Shape] | None:
+def load_shape(model: Model) -> tuple[str, Shape] | None:
     """What says it, in words, and what it says; None: no file here does. Raises GgufError, ConfigError and OSError."""
     path = local_path(model)
     if path is None:
         return None
-    if pages(model) and path.suffix != ".gguf":
-        config = hf_config.read(path)
+    if has_paged_cache(model) and path.suffix != ".gguf":
+        config = hf_config.load_config_info(path)
         return f"Its config.json ({config.architecture})", config.shape
     if path.suffix != ".gguf" and model.spec.engine != "llama.cpp":
         return None  # nobody says what it is
-    info = header(path)
+    info = load_gguf_header(path)
     return f"Its GGUF header ({info.architecture})", info.shape
 
 
-def pages(model: Model) -> bool:
+def has_paged_cache(model: Model) -> bool:
     """Whether its engine pages its cache: it takes a share of its Devices, whatever the Model needs."""
     return ENGINES[model.spec.engine].pages
 
 
-def sized_paged(model: Model) -> bool:
+def has_auto_sized_cache(model: Model) -> bool:
     """Whether its engine pages its cache, and is to be given what its artifact says (`gpu.memory: auto`)."""
-    return pages(model) and model.spec.gpu.memory_bytes == 0
+    return has_paged_cache(model) and model.spec.gpu.memory_bytes == 0
 
 
-def takes_all(model: Model) -> bool:
+def has_fixed_memory(model: Model) -> bool:
     """Whether its artifact does not matter: its engine takes what there is, or what its document says."""
-    return pages(model) and not sized_paged(model)
+    return has_paged_cache(model) and not has_auto_sized_cache(model)
 
 
-def share(model: Model) -> float:
+def read_device_share(model: Model) -> float:
     """How much of each Device an engine that pages its cache takes, as its document says or as it does by itself."""
     flags = ("--gpu-memory-utilization", "--mem-fraction-static")
     try:
@@ -171,15 +171,17 @@ def share(model: Model) -> float:
     return told if 0.0 < told <= 1.0 else PAGED_SHARE
 
 
-def serving(model: Model) -> Serving:
+def read_serving_options(model: Model) -> ServingOptions:
     """How its engine will serve it, as its document tells the engine."""
     context, slots = model.spec.context_tokens, model.slots
-    if pages(model):
+    if has_paged_cache(model):
         element = 1.0 if _told(model, "", "--kv-cache-dtype").startswith("fp8") else 2.0
         told = _number(_told(model, "", "--max-model-len", "--context-length"))
         spec, tokens = model.spec, told or context
-        calls = slots if sized_paged(model) and tokens and spec.slots is not None else 1
-        return Serving(slots=slots, context_tokens=tokens, key_bytes=element, value_bytes=element, whole_calls=calls)
+        calls = slots if has_auto_sized_cache(model) and tokens and spec.slots is not None else 1
+        return ServingOptions(
+            slots=slots, context_tokens=tokens, key_bytes=element, value_bytes=element, whole_calls=calls
+        )
     together = _number(_told(model, "LLAMA_ARG_CTX_SIZE", "--ctx-size", "-c"))
     each = _number(_told(model, "", "--context-tokens"))
     if together:
@@ -187,7 +189,7 @@ def serving(model: Model) -> Serving:
     checkpoints, prompts_mib = _host(model)
     key = _told(model, "LLAMA_ARG_CACHE_TYPE_K", "--cache-type-k", "-ctk")
     value = _told(model, "LLAMA_ARG_CACHE_TYPE_V", "--cache-type-v", "-ctv")
-    return Serving(
+    return ServingOptions(
         slots=slots,
         context_tokens=each or context,
         key_bytes=ELEMENT_BYTES.get(key, 2.0),

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import psutil
 
-from artifacts.disk.disk import walk
-from artifacts.disk.page_cache import warm
+from artifacts.disk.disk import walk_folder
+from artifacts.disk.page_cache import warm_page_cache
 from autoscaler.contract import ModelName
-from autoscaler.controller.loop import Step
+from autoscaler.controller.loop import LoopStep
 from autoscaler.spec.model import Model
 from autoscaler.state.lifecycle import ReplicaState
 from autoscaler.state.world import World
@@ -34,7 +34,7 @@ Warms = Callable[[Sequence[Path], int], Awaitable[int]]
 
 async def read_ahead(name: str, files: Callable[[], Sequence[Path]], warms: Warms | None = None) -> None:
     """Those files of `name`; `files` may block. What cannot be read is told in the log: this is only about time."""
-    warms = warms or (lambda found, bytes_max: warm(found, bytes_max=bytes_max))
+    warms = warms or (lambda found, bytes_max: warm_page_cache(found, bytes_max=bytes_max))
     try:
         found = await asyncio.to_thread(files)
         asked = await warms(found, int(psutil.virtual_memory().available * FREE_SHARE)) if found else 0
@@ -54,10 +54,10 @@ class Warming:
         """In the order in which they were called, each once."""
         self._called = asyncio.Event()
 
-    def on_step(self, step: Step) -> None:
+    def on_step(self, step: LoopStep) -> None:
         """Which Models somebody waits for, who did not before."""
         if step.after.loads is not step.before.loads:
-            for model in parked(step.before, step.after):
+            for model in list_parked_models(step.before, step.after):
                 self._due[model.name] = model
                 self._called.set()
 
@@ -71,10 +71,10 @@ class Warming:
             await read_ahead(model.name, partial(self._files, model), self._warms)
 
     def _files(self, model: Model) -> list[Path]:
-        return weights_of(self._located(model))
+        return list_weight_files(self._located(model))
 
 
-def parked(before: World, after: World) -> list[Model]:
+def list_parked_models(before: World, after: World) -> list[Model]:
     """Models whose first Call waits, with no Replica that answers."""
     found = []
     for name, load in after.loads.items():
@@ -86,16 +86,16 @@ def parked(before: World, after: World) -> list[Model]:
     return found
 
 
-def weights_of(model: Model) -> list[Path]:
+def list_weight_files(model: Model) -> list[Path]:
     """The files that lie on this machine. Blocks for a look at the disk."""
     artifact = model.spec.artifact or ""
     if not artifact.startswith(FILE):
         return []
-    return files_of(Path(artifact.removeprefix(FILE)))
+    return list_files(Path(artifact.removeprefix(FILE)))
 
 
-def files_of(path: Path) -> list[Path]:
+def list_files(path: Path) -> list[Path]:
     """It, or all that is in it. Blocks for a look at the disk."""
     if path.is_dir():
-        return [Path(one.path) for one in walk(path) if one.is_file(follow_symlinks=True)]
+        return [Path(one.path) for one in walk_folder(path) if one.is_file(follow_symlinks=True)]
     return [path]

@@ -21,11 +21,11 @@ from artifacts.formats import gguf, hf_config
 from artifacts.formats.gguf import GgufError
 from artifacts.formats.hf_config import ConfigError
 from artifacts.formats.memory import Shape
-from artifacts.registry.blobs import Source
-from autoscaler.agent_contract import OWN, Wish, parts
-from autoscaler.contract import WeightsReport, decoder
+from artifacts.registry.blobs import BlobSource
+from autoscaler.agent_contract import OWN, WeightsRequest, collect_weights_requests
+from autoscaler.contract import WeightsReport, make_decoder
 from autoscaler.spec.model import Model
-from pilotlight.models.memory import Known, takes_all
+from pilotlight.models.memory import Known, has_fixed_memory
 
 CHARS_MAX = 100_000
 """Of what is told; of a model of 100 layers it is 10,000."""
@@ -41,12 +41,14 @@ class Header(msgspec.Struct, frozen=True):
     shape: Shape
 
 
-_decode = decoder(Header)
+_decode = make_decoder(Header)
 
 
-async def told(files: Sequence[File], repository: str, source: Source, folder: Path) -> dict[str, str | int]:
+async def fetch_header_report(
+    files: Sequence[File], repository: str, source: BlobSource, folder: Path
+) -> dict[str, str | int]:
     """Of a WeightsReport what is known of memory, or why nothing is. `folder`: for a while. Raises RegistryError."""
-    adapters = kinds.adapters(one.path for one in files)
+    adapters = kinds.list_adapters(one.path for one in files)
     sizes = {one.path: one.size for one in files}
     laid_over = kinds.adapter_bytes(sizes, adapters[0]) if len(adapters) == 1 else 0
     try:
@@ -64,44 +66,51 @@ async def told(files: Sequence[File], repository: str, source: Source, folder: P
     return {"header": text, "bytes": laid_over}
 
 
-async def _read(files: Sequence[File], repository: str, source: Source, folder: Path) -> Header | None:
+async def _read(files: Sequence[File], repository: str, source: BlobSource, folder: Path) -> Header | None:
     """None: there is nothing in it that says any."""
-    bases = gguf.bases(await remote_header.begin(files, repository, source, folder))
+    bases = gguf.list_base_files(await remote_header.fetch_gguf_headers(files, repository, source, folder))
     if len(bases) == 1:
-        info = await asyncio.to_thread(gguf.read, folder / bases[0])
+        info = await asyncio.to_thread(gguf.load_gguf_info, folder / bases[0])
         return Header(f"Its GGUF header ({info.architecture[:NAME_CHARS_MAX]})", info.shape)
-    if bases or not await remote_header.begin_config(files, repository, source, folder):
+    if bases or not await remote_header.fetch_config_header(files, repository, source, folder):
         return None
-    config = await asyncio.to_thread(hf_config.read, folder)
+    config = await asyncio.to_thread(hf_config.load_config_info, folder)
     return Header(f"Its config.json ({config.architecture})", config.shape)
 
 
-def seen(model: Model, looked: Mapping[Wish, WeightsReport]) -> WeightsReport | None:
+def find_own_report(model: Model, looked: Mapping[WeightsRequest, WeightsReport]) -> WeightsReport | None:
     """What an agent said of its own weights; None: nobody has looked."""
-    own = parts(model).get(OWN)
+    own = collect_weights_requests(model).get(OWN)
     return None if own is None else looked.get(own._replace(look=True))
 
 
-def looks(model: Model, looked: Mapping[Wish, WeightsReport]) -> tuple[WeightsReport | None, ...]:
+def list_reports(model: Model, looked: Mapping[WeightsRequest, WeightsReport]) -> tuple[WeightsReport | None, ...]:
     """What agents said of each of its parts, its own weights first; None: nobody has looked."""
-    return tuple(looked.get(wish._replace(look=True)) for wish in parts(model).values())
+    return tuple(looked.get(wish._replace(look=True)) for wish in collect_weights_requests(model).values())
 
 
-def unread(model: Model, looked: Mapping[Wish, WeightsReport]) -> bool:
+def is_header_pending(model: Model, looked: Mapping[WeightsRequest, WeightsReport]) -> bool:
     """Whether a look is still to say how much memory it takes: one that its engine takes by itself none does."""
-    if model.memory_bytes or model.spec.gpu.count == 0 or takes_all(model) or OWN not in parts(model):
+    if (
+        model.memory_bytes
+        or model.spec.gpu.count == 0
+        or has_fixed_memory(model)
+        or OWN not in collect_weights_requests(model)
+    ):
         return False
-    return any(one is None or not (one.header or one.no_header) for one in looks(model, looked))
+    return any(one is None or not (one.header or one.no_header) for one in list_reports(model, looked))
 
 
-def known(model: Model, looked: Mapping[Wish, WeightsReport]) -> Known | None:
+def find_artifact_facts(model: Model, looked: Mapping[WeightsRequest, WeightsReport]) -> Known | None:
     """What agents read of it; None: nothing that says more, or not of all that counts."""
-    said = seen(model, looked)
-    if said is None or not said.header or None in looks(model, looked):
+    said = find_own_report(model, looked)
+    if said is None or not said.header or None in list_reports(model, looked):
         return None
     try:
         header = _decode(said.header.encode())
     except msgspec.DecodeError:
         return None  # another version's, or of no model
-    laid_over = (looked.get(wish._replace(look=True)) for name, wish in parts(model).items() if name != OWN)
+    laid_over = (
+        looked.get(wish._replace(look=True)) for name, wish in collect_weights_requests(model).items() if name != OWN
+    )
     return Known(header.words, header.shape, sum(max(0, one.bytes) for one in laid_over if one is not None))

@@ -15,11 +15,11 @@ from msgspec.structs import replace
 from artifacts import files
 from artifacts.formats import gguf
 from autoscaler.engines import EngineError
-from autoscaler.spec.artifact import named
+from autoscaler.spec.artifact import normalize_artifact
 from autoscaler.spec.model import Model
 from autoscaler.spec.validation import ADAPTER_PATH
-from autoscaler.weights.desired import laid_over, loaded
-from pilotlight.models.memory import FILE, comes
+from autoscaler.weights.desired import choose_adapter, choose_gguf
+from pilotlight.models.memory import FILE, is_fetched_by_store
 
 
 class Part(NamedTuple):
@@ -30,29 +30,37 @@ class Part(NamedTuple):
     """Its Model allows code and pickles."""
 
 
-def own(model: Model) -> Part:
+def get_own_part(model: Model) -> Part:
     """The Model's own weights, wherever they lie."""
-    return Part(named(model.spec.artifact or ""), model.spec.allow_unsafe)
+    return Part(normalize_artifact(model.spec.artifact or ""), model.spec.allow_unsafe)
 
 
-def adapters(model: Model) -> dict[str, Part]:
+def list_adapter_parts(model: Model) -> dict[str, Part]:
     """Of each adapter that the store brings, by its name."""
     found = ((one.name, one.artifact) for one in model.spec.adapters)
-    return {name: Part(named(text), model.spec.allow_unsafe) for name, text in found if not text.startswith(FILE)}
+    return {
+        name: Part(normalize_artifact(text), model.spec.allow_unsafe)
+        for name, text in found
+        if not text.startswith(FILE)
+    }
 
 
-def parts(model: Model) -> tuple[Part, ...]:
+def list_parts(model: Model) -> tuple[Part, ...]:
     """All that the store brings, each once."""
-    return tuple(dict.fromkeys([*([own(model)] if comes(model) else []), *adapters(model).values()]))
+    return tuple(
+        dict.fromkeys(
+            [*([get_own_part(model)] if is_fetched_by_store(model) else []), *list_adapter_parts(model).values()]
+        )
+    )
 
 
-def placed(model: Model, where: Mapping[Part, tuple[Path, list[str]]]) -> Model:
+def use_local_files(model: Model, where: Mapping[Part, tuple[Path, list[str]]]) -> Model:
     """The Model with what is in `where` (folder, paths below it) as `file://`. Raises EngineError."""
     spec = model.spec
-    if comes(model) and own(model) in where:
-        folder, paths = where[own(model)]
-        spec = replace(spec, artifact=f"{FILE}{chosen(folder, paths, model)}")
-    brought = {name: where[one] for name, one in adapters(model).items() if one in where}
+    if is_fetched_by_store(model) and get_own_part(model) in where:
+        folder, paths = where[get_own_part(model)]
+        spec = replace(spec, artifact=f"{FILE}{select_load_path(folder, paths, model)}")
+    brought = {name: where[one] for name, one in list_adapter_parts(model).items() if one in where}
     if brought:
         there = (
             replace(one, artifact=f"{FILE}{_laid_over(*brought[one.name], one.name)}") if one.name in brought else one
@@ -62,21 +70,21 @@ def placed(model: Model, where: Mapping[Part, tuple[Path, list[str]]]) -> Model:
     return model if spec is model.spec else replace(model, spec=spec)
 
 
-def standing_in(model: Model, path: str) -> Model:
+def use_placeholder_adapters(model: Model, path: str) -> Model:
     """The Model with `path` where adapters will be that are yet to be brought: for a look at its start."""
-    coming = adapters(model)
+    coming = list_adapter_parts(model)
     there = tuple(replace(one, artifact=FILE + path) if one.name in coming else one for one in model.spec.adapters)
     return replace(model, spec=replace(model.spec, adapters=there)) if coming else model
 
 
-def chosen(folder: Path, paths: list[str], model: Model) -> Path:
+def select_load_path(folder: Path, paths: list[str], model: Model) -> Path:
     """The one GGUF file, or its first part; else the folder, which has safetensors. Raises EngineError."""
-    return folder / loaded(gguf.bases(paths), model)
+    return folder / choose_gguf(gguf.list_base_files(paths), model)
 
 
 def _laid_over(folder: Path, paths: list[str], name: str) -> Path:
     """What of these files is the adapter. Raises EngineError."""
-    found = folder / laid_over(files.adapters(paths), name)
+    found = folder / choose_adapter(files.list_adapters(paths), name)
     if not ADAPTER_PATH.fullmatch(FILE + str(found)):
         raise EngineError(f"adapter {name}: {found} has one of , : = in it, which engines read as something else")
     return found

@@ -29,9 +29,9 @@ from artifacts.fetch.registry import Came, MirrorSite, Registries
 from artifacts.reference import BadReferenceError
 from artifacts.store.layout import ForbiddenError, Record
 from artifacts.store.publish import Copy
-from artifacts.store.store import Store, in_thread
+from artifacts.store.store import Store, run_in_thread
 from autoscaler.contract import ModelName
-from autoscaler.controller.loop import Listener, Step
+from autoscaler.controller.loop import Listener, LoopStep
 from autoscaler.engines import EngineError
 from autoscaler.fold.fold import Observation
 from autoscaler.spec.model import Model
@@ -39,12 +39,12 @@ from autoscaler.spec.settings import Weights as WeightsSettings
 from autoscaler.state.events import CopiesSeen
 from autoscaler.state.world import Copy as CopySeen
 from autoscaler.state.world import World
-from autoscaler.text import size
+from autoscaler.text import format_size
 from pilotlight.models import credentials
-from pilotlight.models.credentials import keychain
-from pilotlight.models.memory import comes
+from pilotlight.models.credentials import build_keychain
+from pilotlight.models.memory import is_fetched_by_store
 from pilotlight.models.retry_tasks import TROUBLE, Errands
-from pilotlight.models.weight_parts import Part, adapters, own, parts, placed
+from pilotlight.models.weight_parts import Part, get_own_part, list_adapter_parts, list_parts, use_local_files
 
 STORE = "weights"
 """Below the state directory."""
@@ -63,7 +63,7 @@ log = logging.getLogger("pilotlight.models.weights")
 
 
 class Held(NamedTuple):
-    """As `autoscaler.drivers.driver.Weights`."""
+    """As `autoscaler.drivers.driver.WeightsHandle`."""
 
     model: Model
     copies: tuple[Copy, ...]
@@ -98,7 +98,7 @@ class Supply:
     ) -> None:  # fmt: skip
         """`env`: says how the Hub and buckets are reached; this process's own."""
         self._store = Store(root, bytes_max=settings.store_bytes_max)
-        self._ways = Ways(registries or reached(settings), os.environ if env is None else env, Path.home())
+        self._ways = Ways(registries or build_registries(settings), os.environ if env is None else env, Path.home())
         self._clock = clock
         self._opening = asyncio.Lock()
         self._open = False
@@ -112,17 +112,17 @@ class Supply:
 
     def __call__(self, model: Model, told: Callable[[str], None]) -> Awaitable[Held] | None:
         """As Supply."""
-        return self._held(model, told) if parts(model) else None
+        return self._held(model, told) if list_parts(model) else None
 
     async def _held(self, model: Model, told: Callable[[str], None]) -> Held:
         """All of its weights, side by side; one that does not come ends the others."""
-        wanted, telling = parts(model), Telling(told, self._clock)
+        wanted, telling = list_parts(model), Telling(told, self._clock)
         try:
-            came = await together([self._named(model, one, telling.of(one)) for one in wanted])
+            came = await gather_copies([self._named(model, one, telling.of(one)) for one in wanted])
             held = Held(model, tuple(came))
             try:
                 folders = [(one.folder, [laid.path for laid in one.record.laid]) for one in came]
-                return held._replace(model=placed(model, dict(zip(wanted, folders, strict=True))))
+                return held._replace(model=use_local_files(model, dict(zip(wanted, folders, strict=True))))
             except BaseException:
                 held.close()
                 raise
@@ -134,31 +134,31 @@ class Supply:
         try:
             return await self._copy(part, told)
         except TROUBLE as error:
-            names = [name for name, one in adapters(model).items() if one == part]
-            if not names or (part == own(model) and comes(model)):
+            names = [name for name, one in list_adapter_parts(model).items() if one == part]
+            if not names or (part == get_own_part(model) and is_fetched_by_store(model)):
                 raise
             raise AdapterError(f"adapter {', '.join(names)}: {error}") from error
 
     async def _copy(self, part: Part, told: obtain.Told) -> Copy:
         async with self._opening:
             if not self._open:
-                await in_thread(self._store.open)
+                await run_in_thread(self._store.open)
                 self._open = True
-        of = fetch.lies(part.artifact)
+        of = fetch.parse_remote_source(part.artifact)
         with suppress(ForbiddenError):  # what it meant may be gone there: what it means now, and for whom, is asked
-            found = await fetch.kept(of, self._store, self._ways, allow_unsafe=part.unsafe)
+            found = await fetch.find_stored_copy(of, self._store, self._ways, allow_unsafe=part.unsafe)
             if found is not None:
                 return found
-        return await fetch.bring(of, self._store, self._ways, told, _left, allow_unsafe=part.unsafe)
+        return await fetch.fetch_artifact(of, self._store, self._ways, told, _left, allow_unsafe=part.unsafe)
 
     def located(self, model: Model) -> Model:
         """The Model with its weights, or their headers, where they lie here, if they do.
 
         Blocks for a look at the disk; holds nothing.
         """
-        where = {one: found for one in parts(model) if (found := self._where(one)) is not None}
+        where = {one: found for one in list_parts(model) if (found := self._where(one)) is not None}
         try:
-            return placed(model, where)
+            return use_local_files(model, where)
         except EngineError:
             return model  # its start says so
 
@@ -171,7 +171,9 @@ class Supply:
     def _record(self, part: Part) -> Record | None:
         """Of the Copy that is here for who asks so."""
         try:
-            key = fetch.recalled(fetch.lies(part.artifact), self._store, self._ways, allow_unsafe=part.unsafe)
+            key = fetch.find_cached_key(
+                fetch.parse_remote_source(part.artifact), self._store, self._ways, allow_unsafe=part.unsafe
+            )
         except (BadReferenceError, BadDigestError, PolicyError):
             return None
         record = None if key is None else self._store.layout.record(key)
@@ -179,16 +181,19 @@ class Supply:
 
     # --- ahead of a start, and what is here ---------------------------------------------------------------------------
 
-    def on_step(self, step: Step) -> None:
+    def on_step(self, step: LoopStep) -> None:
         """Models whose Calls wait and for which nothing could be started yet have their weights brought already."""
         world = step.after
         if world.models is not step.before.models:
             self._changed.set()
         if (world.loads, world.by_model, world.models) == (step.before.loads, step.before.by_model, step.before.models):
             return
-        waiting = (world.models.get(name) for name in wanting(world))
+        waiting = (world.models.get(name) for name in list_wanted_models(world))
         wanted = frozenset(
-            one for model in waiting if model is not None and not world.by_model.get(model.name) for one in parts(model)
+            one
+            for model in waiting
+            if model is not None and not world.by_model.get(model.name)
+            for one in list_parts(model)
         )
         if wanted != self._wanted:
             self._wanted = wanted
@@ -206,7 +211,7 @@ class Supply:
                 here = await asyncio.to_thread(self._here, world)
                 self._asking.want(self._unknown(world, here), self._clock())
                 told = here | self._headers.keys()
-                if any(unsized(model) & (told - known) for model in world.models.values()):
+                if any(list_unsized_parts(model) & (told - known) for model in world.models.values()):
                     await read_again()  # what is here says how much memory it needs
                 known = told
                 self._tell(loop, here)
@@ -233,18 +238,20 @@ class Supply:
 
     def _here(self, world: World) -> frozenset[Part]:
         """What lies here of what Models want."""
-        wanted = {one for model in world.models.values() for one in parts(model)}
+        wanted = {one for model in world.models.values() for one in list_parts(model)}
         return frozenset(one for one in wanted if self._record(one) is not None)
 
     def _unknown(self, world: World, here: frozenset[Part]) -> set[Part]:
         """Of which nothing says yet how much memory it takes, and somebody has to know."""
-        wanted = {one for model in world.models.values() for one in unsized(model)}
+        wanted = {one for model in world.models.values() for one in list_unsized_parts(model)}
         return wanted - here - self._headers.keys()
 
     async def _lay_header(self, part: Part) -> None:
         named = f"{part.artifact}\0{part.unsafe}"
         folder = self._store.layout.root / HEADERS / hashlib.sha256(named.encode()).hexdigest()
-        paths = await fetch.lay_headers(fetch.lies(part.artifact), self._ways, folder, allow_unsafe=part.unsafe)
+        paths = await fetch.fetch_headers(
+            fetch.parse_remote_source(part.artifact), self._ways, folder, allow_unsafe=part.unsafe
+        )
         if paths:
             self._headers[part] = (folder, paths)
 
@@ -252,16 +259,16 @@ class Supply:
         (await self._copy(part, lambda _: None)).close()
 
 
-def unsized(model: Model) -> Set[Part]:
+def list_unsized_parts(model: Model) -> Set[Part]:
     """What of it may say how much memory it takes, where its document does not: its own weights until they have, and
     its adapters, which come on top.
     """
     if not model.memory_bytes:
-        return set(parts(model))
-    return set() if model.spec.gpu.memory_bytes else set(adapters(model).values())
+        return set(list_parts(model))
+    return set() if model.spec.gpu.memory_bytes else set(list_adapter_parts(model).values())
 
 
-async def together(coming: Sequence[Coroutine[None, None, Copy]]) -> list[Copy]:
+async def gather_copies(coming: Sequence[Coroutine[None, None, Copy]]) -> list[Copy]:
     """All of them, in their order. Where one fails, raises what it does, and nothing of the others is held."""
     tasks = [asyncio.create_task(one) for one in coming]
     try:
@@ -284,13 +291,13 @@ def _left(path: str, why: str) -> None:
     log.info("event=weights_left_out path=%r reason=%r", path, why)
 
 
-def wanting(world: World) -> list[ModelName]:
+def list_wanted_models(world: World) -> list[ModelName]:
     """Models that are called, or always wanted."""
     called = [name for name, load in world.loads.items() if load.waiting]
     return called + [model.name for model in world.models.values() if model.spec.replicas.min]
 
 
-def reached(settings: WeightsSettings) -> Registries:
+def build_registries(settings: WeightsSettings) -> Registries:
     """Registries as Settings say, with this machine's logins. A file that cannot be read is an
     error of each pull. Raises SignersError.
     """
@@ -299,8 +306,11 @@ def reached(settings: WeightsSettings) -> Registries:
         host, _, prefix = one.host.partition("/")
         registry = reference.DOCKER_HOST if one.registry == reference.DOCKER else one.registry
         mirrors.setdefault(registry, []).append(MirrorSite(host, f"{prefix}/" if prefix else ""))
-    ca, signed = Path(settings.ca_file) if settings.ca_file else None, credentials.policy(settings.signatures)
-    return Registries(keychain(), ca=ca, mirrors=mirrors, signatures=signed)
+    ca, signed = (
+        Path(settings.ca_file) if settings.ca_file else None,
+        credentials.load_signature_policy(settings.signatures),
+    )
+    return Registries(build_keychain(), ca=ca, mirrors=mirrors, signatures=signed)
 
 
 class Telling:
@@ -321,6 +331,9 @@ class Telling:
             if now_s - self._said_s >= TELL_EVERY_S:
                 self._said_s = now_s
                 bytes_, total_bytes, bytes_per_s = (sum(column) for column in zip(*self._came.values(), strict=True))
-                self._told(f"{size(int(bytes_))} of {size(int(total_bytes))}, {size(round(bytes_per_s))} a second")
+                self._told(
+                    f"{format_size(int(bytes_))} of {format_size(int(total_bytes))}, "
+                    f"{format_size(round(bytes_per_s))} a second"
+                )
 
         return came

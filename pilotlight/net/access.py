@@ -16,16 +16,16 @@ import click
 import msgspec
 from aiohttp import web
 
-from autoscaler.server.auth import Admits, Door
+from autoscaler.server.auth import Admits, ContractAuth
 from gateway.control.client import HttpLink
-from gateway.control.discovery import Finding
+from gateway.control.discovery import Discovery
 from gateway.control.sync import Sync
 from pilotlight.net import certificates
 from pilotlight.net.certificates import Identity
 from pilotlight.net.http_server import Runner
 from pilotlight.net.listen import Address, socket_of
 from pilotlight.net.renewal import Files
-from pilotlight.output import say
+from pilotlight.output import write_stderr
 
 if TYPE_CHECKING:  # a gateway starts without the control plane
     from autoscaler.server.gateways import ContractServer
@@ -74,29 +74,31 @@ class Ways:
         """Raises click's usage error."""
         check_autoscalers(urls)
         identity, path = access.identity, access.token
-        self._token = None if path is None else files.read(lambda: certificates.tokens(path)[0], (path,))
-        warn(access)
-        self._tls = files.read(lambda: certificates.client(identity), identity.files) if identity.files else None
+        self._token = None if path is None else files.read(lambda: certificates.load_tokens(path)[0], (path,))
+        warn_exposed_files(access)
+        self._tls = (
+            files.read(lambda: certificates.build_client_context(identity), identity.files) if identity.files else None
+        )
         self._names = [url for url in urls if url.startswith("dns+")]
         self.links = [HttpLink(url, token=self._token, tls=self._tls) for url in urls if url not in self._names]
 
-    def finding(self, sync: Sync) -> list[Finding]:
+    def finding(self, sync: Sync) -> list[Discovery]:
         """What keeps `sync` on everybody behind each name."""
         found = [match for url in self._names if (match := _URL.fullmatch(url))]
         return [self._find(match["scheme"], match["host"], int(match["port"]), sync) for match in found]
 
-    def _find(self, scheme: str, host: str, port: int, sync: Sync) -> Finding:
+    def _find(self, scheme: str, host: str, port: int, sync: Sync) -> Discovery:
         def link(address: str) -> HttpLink:
             url = f"{scheme}://{Address(address, port).text}"
             return HttpLink(url, token=self._token, tls=self._tls, server_name=host)
 
-        return Finding(host, port, link, sync)
+        return Discovery(host, port, link, sync)
 
 
-def warn(access: Access) -> None:
+def warn_exposed_files(access: Access) -> None:
     """Says which secrets others can read."""
-    for line in certificates.too_open(access.identity.key, access.token, access.agent_token):
-        say(line)
+    for line in certificates.list_exposed_files(access.identity.key, access.token, access.agent_token):
+        write_stderr(line)
 
 
 def check_port(address: Address, access: Access, *, accounts: bool = False) -> None:
@@ -120,28 +122,30 @@ async def open_port(
 ) -> Runner:
     """The contract on TCP; `cleanup` of what is returned ends it. Raises click's usage error."""
     check_port(address, access, accounts=admits is not None)
-    return await listening(contract.application(door(access, files, admits)), address, access, files)
+    return await start_server(contract.application(build_authenticator(access, files, admits)), address, access, files)
 
 
-def door(access: Access, files: Files, admits: Admits | None = None) -> Door | None:
+def build_authenticator(access: Access, files: Files, admits: Admits | None = None) -> ContractAuth | None:
     """None: no client has to identify itself by more than a certificate. Raises click's usage error."""
     tokens, agent_tokens = _tokens(access.token, files), _tokens(access.agent_token, files)
     if tokens is None and agent_tokens is None and admits is None and not access.agent_name:
         return None
-    return Door(tokens, admits=admits, agent_tokens=agent_tokens, agent_name=access.agent_name)
+    return ContractAuth(tokens, admits=admits, agent_tokens=agent_tokens, agent_name=access.agent_name)
 
 
 def _tokens(path: Path | None, files: Files) -> Callable[[], Sequence[str]] | None:
-    return None if path is None else files.read(lambda: certificates.tokens(path), (path,))
+    return None if path is None else files.read(lambda: certificates.load_tokens(path), (path,))
 
 
-async def listening(application: web.Application, address: Address, access: Access, files: Files) -> Runner:
+async def start_server(application: web.Application, address: Address, access: Access, files: Files) -> Runner:
     """An application behind the certificate that there is; `cleanup` ends it. Raises click's usage error."""
     identity = access.identity
-    warn(access)
+    warn_exposed_files(access)
     tls = None
     if identity.cert is not None:
-        tls = certificates.renewed(files.read(lambda: certificates.server(identity), identity.files))
+        tls = certificates.build_renewing_context(
+            files.read(lambda: certificates.build_server_context(identity), identity.files)
+        )
     runner = Runner(application)
     await runner.setup()
     await web.SockSite(runner, socket_of(None, address), ssl_context=tls).start()

@@ -40,7 +40,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(path for path in (self.cert, self.key, self.ca) if path is not None)
 
 
-def server(identity: Identity) -> ssl.SSLContext:
+def build_server_context(identity: Identity) -> ssl.SSLContext:
     """What a listener needs. With `ca` only clients with a certificate of it are let in. Raises FileError."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     if identity.ca is not None:
@@ -50,7 +50,7 @@ def server(identity: Identity) -> ssl.SSLContext:
     return _hardened(context)
 
 
-def client(identity: Identity) -> ssl.SSLContext:
+def build_client_context(identity: Identity) -> ssl.SSLContext:
     """What a caller needs; without `ca` the system's authorities are believed. Raises FileError."""
     context = ssl.create_default_context(cadata=None if identity.ca is None else _certificates(identity.ca))
     if identity.cert is not None:
@@ -58,7 +58,7 @@ def client(identity: Identity) -> ssl.SSLContext:
     return _hardened(context)
 
 
-def renewed(context: Callable[[], ssl.SSLContext]) -> ssl.SSLContext:
+def build_renewing_context(context: Callable[[], ssl.SSLContext]) -> ssl.SSLContext:
     """A context for a listener that takes only one: every handshake gets what `context` gives then."""
 
     def choose(handshake: ssl.SSLObject, _name: str | None, _first: ssl.SSLContext) -> None:
@@ -69,9 +69,9 @@ def renewed(context: Callable[[], ssl.SSLContext]) -> ssl.SSLContext:
     return first
 
 
-def tokens(path: Path) -> tuple[str, ...]:
+def load_tokens(path: Path) -> tuple[str, ...]:
     """The tokens of a file, one on a line: a caller shows the first, a listener takes any. Raises FileError."""
-    text = read(path, TOKEN_FILE_BYTES_MAX)
+    text = load_text(path, TOKEN_FILE_BYTES_MAX)
     found = tuple(line.strip() for line in text.splitlines() if line.strip())
     if not found:
         raise FileError(f"{path}: no token in it: {MAKE_TOKEN}")
@@ -86,7 +86,7 @@ def tokens(path: Path) -> tuple[str, ...]:
     return found
 
 
-def too_open(*secrets: Path | None) -> list[str]:
+def list_exposed_files(*secrets: Path | None) -> list[str]:
     """A line for each file with a secret that others can read."""
     return [
         f"{path} can be read by other users of this machine: chmod 600 {path}"
@@ -104,7 +104,7 @@ def _hardened(context: ssl.SSLContext) -> ssl.SSLContext:
 
 def _certificates(path: Path) -> str:
     """The text of a file of certificates, after a look whether they can be used."""
-    text = read(path)
+    text = load_text(path)
     try:
         ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_verify_locations(cadata=text)
     except (ssl.SSLError, ValueError):
@@ -118,7 +118,7 @@ def _show(context: ssl.SSLContext, identity: Identity) -> None:
     if cert is None or key is None:
         raise FileError(f"{cert or key}: certificate and key are needed together")
     _certificates(cert)
-    read(key)
+    load_text(key)
 
     def encrypted() -> str:
         raise FileError(f"{key}: the key is encrypted: write it out with `openssl pkey -in {key} -out NEW`")
@@ -132,12 +132,12 @@ def _show(context: ssl.SSLContext, identity: Identity) -> None:
         raise FileError(f"{key}: no private key in PEM form that can be used") from None
 
 
-def read(path: Path, bytes_max: int = 1 << 20) -> str:
+def load_text(path: Path, bytes_max: int = 1 << 20) -> str:
     """The text of a PEM file, or of tokens. Raises FileError."""
     try:
-        data = files.read(path, bytes_max)
+        data = files.read_bytes(path, bytes_max)
     except files.TooLargeError:
         raise FileError(f"{path}: larger than {bytes_max >> 10} KiB: that is no PEM file or token") from None
     except (OSError, ValueError) as error:
-        raise FileError(f"{path}: {files.reason(error)}: name a file that this user can read") from None
+        raise FileError(f"{path}: {files.describe_error(error)}: name a file that this user can read") from None
     return data.decode("ascii", "ignore")  # bundles have names beside certificates

@@ -6,7 +6,7 @@ import asyncio
 import os
 from pathlib import Path
 
-from pilotlight.output import say
+from pilotlight.output import write_stderr
 
 BYTES_MAX = 64 << 20
 LOOK_S = 5.0
@@ -27,7 +27,7 @@ class EventFile:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.fd = self._open()
         except OSError as error:
-            say(f"no call events are kept: {path}: {error.strerror}")
+            write_stderr(f"no call events are kept: {path}: {error.strerror}")
 
     def _open(self) -> int:
         return os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -39,7 +39,9 @@ class EventFile:
                 try:
                     self._replace(self.fd)
                 except OSError as error:
-                    say(f"{self._path} is over its bound, cannot be replaced ({error.strerror}) and is emptied")
+                    write_stderr(
+                        f"{self._path} is over its bound, cannot be replaced ({error.strerror}) and is emptied"
+                    )
                     os.ftruncate(self.fd, 0)
             await asyncio.sleep(LOOK_S)
 

@@ -18,7 +18,7 @@ class TooLargeError(ValueError):
     """The file is larger than its reader allows."""
 
 
-def read(path: Path, bytes_max: int) -> bytes:
+def read_bytes(path: Path, bytes_max: int) -> bytes:
     """The content of a file. A FIFO without a writer is empty. Raises OSError, ValueError (a NUL, too large)."""
     number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     try:
@@ -52,17 +52,17 @@ def _chunk(number: int, end_s: float, *, regular: bool) -> bytes:
 
 def read_text(path: Path, bytes_max: int) -> str:
     """The same as text. Raises OSError, ValueError."""
-    return text(read(path, bytes_max), bytes_max)
+    return decode_text(read_bytes(path, bytes_max), bytes_max)
 
 
-def text(data: bytes, bytes_max: int) -> str:
+def decode_text(data: bytes, bytes_max: int) -> str:
     """`data` as text. Raises ValueError (TooLargeError, UnicodeDecodeError)."""
     if len(data) > bytes_max:
         raise TooLargeError(f"more than {bytes_max >> 20} MiB")
     return data.decode()
 
 
-def reason(error: OSError | ValueError) -> str:
+def describe_error(error: OSError | ValueError) -> str:
     """Why a file cannot be read, in words."""
     if isinstance(error, OSError):
         return error.strerror or type(error).__name__

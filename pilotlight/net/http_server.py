@@ -30,7 +30,7 @@ WRONG = "this port answers to localhost and loopback addresses only: send one of
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def guarded(app: web.Application) -> web.Application:
+def add_host_check(app: web.Application) -> web.Application:
     """The same application, which looks at the Host of every request first."""
     app.middlewares.append(_own_names_only)
     return app
@@ -39,20 +39,20 @@ def guarded(app: web.Application) -> web.Application:
 @web.middleware
 async def _own_names_only(request: web.Request, handler: Answer) -> web.StreamResponse:
     at = request.transport.get_extra_info("sockname") if request.transport is not None else None
-    if well_named(at, request.headers.getall("Host", [])):
+    if is_host_allowed(at, request.headers.getall("Host", [])):
         return await handler(request)
     return web.json_response({"error": WRONG}, status=MISDIRECTED)
 
 
-def well_named(at: object, hosts: Sequence[str]) -> bool:
+def is_host_allowed(at: object, hosts: Sequence[str]) -> bool:
     """Whether a request with these Host headers may come in at the socket address `at` (a path: a Unix socket).
 
     None at all is no browser: a probe that speaks HTTP/1.0. (Without one aiohttp answers HTTP/1.1 with 400.)
     """
-    return not is_on_loopback(at) or all(map(ours, hosts))
+    return not is_on_loopback(at) or all(map(is_loopback_host, hosts))
 
 
-def ours(host: str) -> bool:
+def is_loopback_host(host: str) -> bool:
     """Whether a Host header names the loopback of the machine that it was sent to."""
     name = host_name(host)
     return name is not None and is_loopback(name)

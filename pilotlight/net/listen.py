@@ -81,7 +81,7 @@ def check_operations(ops: Address, auth: str) -> None:
         )
 
 
-def listeners(address: Address, count: int) -> list[socket.socket]:
+def open_listeners(address: Address, count: int) -> list[socket.socket]:
     """`count` listening sockets on one address (SO_REUSEPORT), inheritable. ClickException when it is taken."""
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     try:
@@ -107,7 +107,7 @@ def listeners(address: Address, count: int) -> list[socket.socket]:
     return made
 
 
-async def accepting(factory: Callable[[], asyncio.BaseProtocol], sock: socket.socket) -> list[asyncio.Server]:
+async def start_servers(factory: Callable[[], asyncio.BaseProtocol], sock: socket.socket) -> list[asyncio.Server]:
     """Serves what connects to a listening socket, which belongs to the Servers from now on."""
     loop = asyncio.get_running_loop()
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
@@ -117,7 +117,7 @@ async def accepting(factory: Callable[[], asyncio.BaseProtocol], sock: socket.so
 
 def socket_of(fd: int | None, address: Address) -> socket.socket:
     """The listening socket that the supervisor made (open while this process is replaced), or one of our own."""
-    made = listeners(address, 1)[0] if fd is None else socket.socket(fileno=fd)
+    made = open_listeners(address, 1)[0] if fd is None else socket.socket(fileno=fd)
     made.setblocking(False)
     made.set_inheritable(False)
     return made

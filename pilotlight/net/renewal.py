@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 import click
 
 from pilotlight.net.certificates import FileError
-from pilotlight.output import say
+from pilotlight.output import write_stderr
 
 LOOK_S = 1.0
 """How often files are looked at; what has changed is read when two looks in a row saw the same."""
@@ -29,7 +29,7 @@ class Renewed(Generic[T]):
     def __init__(self, read: Callable[[], T], files: Sequence[Path]) -> None:
         self._read = read
         self._files = tuple(files)
-        self._marks = marks(self._files)  # before reading: what changes meanwhile is seen
+        self._marks = stat_files(self._files)  # before reading: what changes meanwhile is seen
         self._value = read()
 
     def __call__(self) -> T:
@@ -41,16 +41,16 @@ class Renewed(Generic[T]):
         seen = self._marks
         while True:
             await asyncio.sleep(LOOK_S)
-            before, seen = seen, await asyncio.to_thread(marks, self._files)
+            before, seen = seen, await asyncio.to_thread(stat_files, self._files)
             if seen == self._marks or seen != before:
                 continue
             self._marks = seen
             try:
                 self._value = await asyncio.to_thread(self._read)
             except FileError as error:
-                say(f"{error}; what was read before stays in force")
+                write_stderr(f"{error}; what was read before stays in force")
             else:
-                say(f"{', '.join(map(str, self._files))}: read again")
+                write_stderr(f"{', '.join(map(str, self._files))}: read again")
 
 
 class Files:
@@ -75,7 +75,7 @@ class Files:
                 tasks.create_task(follow())
 
 
-def marks(files: Sequence[Path]) -> tuple[Mark | None, ...]:
+def stat_files(files: Sequence[Path]) -> tuple[Mark | None, ...]:
     """What changes when a file does; None for one that is not there. Links are followed."""
     return tuple(map(_mark, files))
 

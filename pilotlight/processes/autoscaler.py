@@ -18,8 +18,8 @@ import msgspec
 from aiohttp import web
 
 from autoscaler.contract import GatewayId, ModelName
-from autoscaler.controller.loop import Listener, Loop, Step
-from autoscaler.drivers.contained import persist
+from autoscaler.controller.loop import Listener, Loop, LoopStep
+from autoscaler.drivers.contained import retry_until_success
 from autoscaler.drivers.driver import Driver
 from autoscaler.drivers.local.cordon_file import CordonFile
 from autoscaler.drivers.local.devices import Devices
@@ -29,7 +29,7 @@ from autoscaler.drivers.local.lessons import LessonFile
 from autoscaler.drivers.local.nvml import open_nvml
 from autoscaler.drivers.local.processes import become_subreaper
 from autoscaler.drivers.local.state_directory import StateDirectory, StateError
-from autoscaler.engines.installed import available
+from autoscaler.engines.installed import find_installed_programs
 from autoscaler.explain.decision_log import Log
 from autoscaler.explain.fit import Needs
 from autoscaler.queries.views import DocumentsView
@@ -48,8 +48,8 @@ from pilotlight import __version__, process
 from pilotlight.models import capacity_providers
 from pilotlight.models.cpu_warning import CpuBound
 from pilotlight.models.credentials import SignersError
-from pilotlight.models.documents import NONE_KNOWN, as_it_is, launcher, problem_file, read_documents
-from pilotlight.models.fit import needs, told
+from pilotlight.models.documents import NONE_KNOWN, build_launcher, keep_artifact_location, problem_file, read_documents
+from pilotlight.models.fit import load_memory_needs, read_reported_needs
 from pilotlight.models.page_cache import Warming
 from pilotlight.models.weights import STORE, Supply
 from pilotlight.net import access
@@ -57,11 +57,11 @@ from pilotlight.net import http_server as health
 from pilotlight.net.access import Access
 from pilotlight.net.listen import Address, check_operations, socket_of
 from pilotlight.net.renewal import Files
-from pilotlight.output import say
+from pilotlight.output import write_stderr
 from pilotlight.processes import cluster
 from pilotlight.processes.cluster import Cluster, ClusterOptions
 from pilotlight.processes.console import Misfits, Narrator
-from pilotlight.processes.placement_learning import Tutor
+from pilotlight.processes.placement_learning import LearnerRunner
 from pilotlight.processes.preflight import Preflight
 
 SAVE_S = 60.0
@@ -100,74 +100,82 @@ class AutoscalerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Replicas are pods there; None: they are processes of this machine."""
 
 
-def run(options: AutoscalerOptions) -> None:
+def run_autoscaler(options: AutoscalerOptions) -> None:
     """Runs until SIGTERM."""
     check_contract(options)
     if options.parent is not None:
         process.die_with_parent(options.parent)
     try:
-        process.run(serve(options))
+        process.run(serve_autoscaler(options))
     except StateError as error:
         raise click.UsageError(str(error)) from None
 
 
-async def serve(options: AutoscalerOptions) -> None:
+async def serve_autoscaler(options: AutoscalerOptions) -> None:
     """The life of the process."""
     async with AsyncExitStack() as stack:
-        await live(options, stack)
+        await serve_until_stopped(options, stack)
 
 
-async def live(options: AutoscalerOptions, stack: AsyncExitStack) -> None:
+async def serve_until_stopped(options: AutoscalerOptions, stack: AsyncExitStack) -> None:
     """Starts, runs and ends. What is opened for longer than the loop goes on `stack`."""
     clock = time.monotonic  # uvloop's own is a cached millisecond
     stop, again = process.stop_event(), process.reload_event()
-    documents = read(options)  # after `again`: what is written from now on is told
-    by_hand = options.parent is None  # else `serve` owns it
+    documents = load_checked_documents(options)  # after `again`: what is written from now on is told
+    by_hand = options.parent is None  # else `serve_autoscaler` owns it
     state = StateDirectory.open(options.state) if by_hand else StateDirectory.attach(options.state)
     become_subreaper()
     histories = HistoryFile(state, clock, time.time)
     devices = Devices(() if options.cluster else documents.settings.devices, nvml)
     driver: Driver
     house: Cluster | None = None
-    supply, located = none_supplied()
+    supply, located = build_empty_supply()
     if options.cluster is None:
-        documents, supply = supplied(options, documents)
-        driver, located = LocalDriver(state, launcher(lambda: devices.measured), devices, clock, supply), supply.located
+        documents, supply = open_supply(options, documents)
+        driver, located = (
+            LocalDriver(state, build_launcher(lambda: devices.measured), devices, clock, supply),
+            supply.located,
+        )
         loop = Loop(World(epoch=state.next_epoch(), leading_since_s=clock()), driver, clock)
     else:
-        house = await stack.enter_async_context(cluster.opened(options.cluster, clock))
+        house = await stack.enter_async_context(cluster.open_cluster(options.cluster, clock))
         driver, loop = house.driver, house.loop()
     log = Log()
     metrics = Metrics(lambda: loop.world, clock, dict if house is None else house.unreadable.counts)
     tell: Tell = (lambda documents: loop.observe([documents])) if house is None else house.put_files
     reloads = Reloads(options, loop, tell, located)
     preflight = Preflight(loop, driver.obstacle, reloads)
-    cpu_bound = CpuBound(lambda: devices.measured, available())
-    loop.listeners += listeners(metrics, Misfits(loop.fault), preflight, cpu_bound, log)
-    tell(seen(documents))
-    tutor = remember(histories, loop, Tutor(loop, LessonFile(state), clock))
+    cpu_bound = CpuBound(lambda: devices.measured, find_installed_programs())
+    loop.listeners += build_step_listeners(metrics, Misfits(loop.fault), preflight, cpu_bound, log)
+    tell(build_documents_seen(documents))
+    tutor = load_histories(histories, loop, LearnerRunner(loop, LessonFile(state), clock))
     loop.observe([GatewaySeen(gateway=GatewayId(path.stem), watched=True) for path in options.gateway_sockets])
     files = Files()
-    orders = take_orders(state, loop, clock, house)
+    orders = build_commands(state, loop, clock, house)
     operations = OperationsServer(
         loop, log, metrics.text, lambda: options.gateway_sockets, __version__, commands=orders,
-        off=() if house is None else house.off, needs=needing(loop, located, in_cluster=house is not None),
+        off=() if house is None else house.off, needs=build_needs_reader(loop, located, in_cluster=house is not None),
         documents=reloads.view,
     )  # fmt: skip
-    runners = await ports(options, ContractServer(loop), operations, files, None if house is None else house.admits)
-    process.settle()
+    runners = await open_ports(
+        options, ContractServer(loop), operations, files, None if house is None else house.admits
+    )
+    process.freeze_gc()
     async with asyncio.TaskGroup() as tasks:
         kept: dict[str, Callable[[], Awaitable[None]]] = {
             "certificates": files.follow,
             "preflight": preflight.run,
             "cpu": cpu_bound.run,
             "lessons": tutor.run,
-            "histories": functools.partial(save_often, histories, loop),
-            "documents": functools.partial(reload, again, reloads),
-            "time": functools.partial(tell_time, loop, clock, time.time),
+            "histories": functools.partial(save_periodically, histories, loop),
+            "documents": functools.partial(reload_on_event, again, reloads),
+            "time": functools.partial(observe_clock, loop, clock, time.time),
             **({} if supply is None else weights_tasks(supply, located, loop, reloads)),
         }
-        works = [loop.run(), *(persist(work, functools.partial(loop.trouble, what)) for what, work in kept.items())]
+        works = [
+            loop.run(),
+            *(retry_until_success(work, functools.partial(loop.trouble, what)) for what, work in kept.items()),
+        ]
         running = [tasks.create_task(work) for work in works]
         if house is not None:
             running.append(tasks.create_task(house.run()))
@@ -178,40 +186,40 @@ async def live(options: AutoscalerOptions, stack: AsyncExitStack) -> None:
             task.cancel()
     if house is not None:
         await house.release()
-    save(histories, loop, at_once=True)
+    save_histories(histories, loop, at_once=True)
     for runner in runners:
         await runner.cleanup()
 
 
-async def tell_time(loop: Loop, clock: Callable[[], float], unix: Callable[[], float]) -> None:
+async def observe_clock(loop: Loop, clock: Callable[[], float], unix: Callable[[], float]) -> None:
     """What time of day it is, for `replicas.schedule`; the clock of a machine may be set."""
     while True:
         loop.observe([ClockSeen(unix_offset_s=unix() - clock())])
         await asyncio.sleep(CLOCK_EVERY_S)
 
 
-def needing(loop: Loop, located: Located, *, in_cluster: bool) -> Callable[[Model], Needs]:
+def build_needs_reader(loop: Loop, located: Located, *, in_cluster: bool) -> Callable[[Model], Needs]:
     """What `explain fit` knows of artifacts."""
     if in_cluster:
-        return lambda model: told(model, loop.world.looked)
-    return lambda model: needs(located(model))
+        return lambda model: read_reported_needs(model, loop.world.looked)
+    return lambda model: load_memory_needs(located(model))
 
 
-def listeners(
+def build_step_listeners(
     metrics: Metrics, misfits: Misfits, preflight: Preflight, cpu_bound: CpuBound, log: Log
 ) -> list[Listener]:
     """Who looks at each step, in this order."""
     looking = [metrics.on_step, misfits.on_step, preflight.on_step, cpu_bound.on_step]
-    return [*looking, telling(log, Narrator())]
+    return [*looking, build_step_logger(log, Narrator())]
 
 
-def supplied(options: AutoscalerOptions, documents: Documents) -> tuple[Documents, Supply]:
+def open_supply(options: AutoscalerOptions, documents: Documents) -> tuple[Documents, Supply]:
     """What brings weights to this machine, and the documents with what those need that are here already."""
     try:
         supply = Supply(options.state / STORE, documents.settings.weights)
     except SignersError as error:
         raise click.UsageError(f"Settings: {error}") from None
-    return read(options, located=supply.located), supply
+    return load_checked_documents(options, located=supply.located), supply
 
 
 def weights_tasks(
@@ -223,37 +231,37 @@ def weights_tasks(
     return {"weights": functools.partial(supply.run, loop, reloads), "warming": warming.run}
 
 
-def none_supplied() -> tuple[Supply | None, Located]:
+def build_empty_supply() -> tuple[Supply | None, Located]:
     """Nothing brings weights here."""
-    return None, as_it_is
+    return None, keep_artifact_location
 
 
-def remember(histories: HistoryFile, loop: Loop, tutor: Tutor) -> Tutor:
+def load_histories(histories: HistoryFile, loop: Loop, tutor: LearnerRunner) -> LearnerRunner:
     """What was learnt before this process started."""
     remembered, broken = histories.load()
     if broken:
-        say(broken)
+        write_stderr(broken)
     loop.observe([HistorySeen(model=model, history=history) for model, history in remembered.items()])
     tutor.remember()
     return tutor
 
 
-def take_orders(state: StateDirectory, loop: Loop, clock: Callable[[], float], house: Cluster | None) -> Commands:
+def build_commands(state: StateDirectory, loop: Loop, clock: Callable[[], float], house: Cluster | None) -> Commands:
     """Operators' orders; those that were kept are in force."""
     if house is not None and house.cordons is not None:
         return Commands(loop, house.cordons)
     kept = CordonFile(state, loop.observe, clock, time.time)
     if broken := kept.load():
-        say(broken)
+        write_stderr(broken)
     return Commands(loop, kept)
 
 
-async def ports(
+async def open_ports(
     options: AutoscalerOptions, contract: ContractServer, operations: OperationsServer, files: Files,
     admits: Admits | None,
 ) -> list[health.Runner]:  # fmt: skip
     """Opens the contract, the operations port and the health port; `cleanup` of each ends it."""
-    runners = [health.Runner(app) for app in (contract.application(), health.guarded(operations.application()))]
+    runners = [health.Runner(app) for app in (contract.application(), health.add_host_check(operations.application()))]
     for runner in runners:
         await runner.setup()
     if options.contract_socket is not None:
@@ -272,7 +280,7 @@ def check_contract(options: AutoscalerOptions) -> None:
         named = options.cluster is not None and bool(options.cluster.users)
         access.check_port(options.contract_listen, options.access, accounts=named)
         if options.cluster is not None and options.cluster.accounts:
-            say(
+            write_stderr(
                 "--account is deprecated: it grants the roles of both gateways and agents; "
                 "use --gateway-account and --agent-account"
             )
@@ -280,8 +288,8 @@ def check_contract(options: AutoscalerOptions) -> None:
         raise click.UsageError("where shall gateways report? give --contract-socket or --contract-listen")
 
 
-def read(
-    options: AutoscalerOptions, known: Mapping[ModelName, Model] = NONE_KNOWN, located: Located = as_it_is
+def load_checked_documents(
+    options: AutoscalerOptions, known: Mapping[ModelName, Model] = NONE_KNOWN, located: Located = keep_artifact_location
 ) -> Documents:
     """The documents. Raises click's usage error on wrong ones, and on those with which `--ops` may not be open.
 
@@ -293,16 +301,18 @@ def read(
         return options.cluster is not None or (not settings.devices and nvml() is not None)
 
     documents = read_documents(options.documents, known, gpus, located)
-    capacity_providers.check(documents.settings, "machine" if options.cluster is None else options.cluster.scope)
+    capacity_providers.check_provider_modes(
+        documents.settings, "machine" if options.cluster is None else options.cluster.scope
+    )
     if options.ops_fd is None:
         check_operations(options.ops, documents.settings.auth)
     return documents
 
 
-def telling(log: Log, narrator: Narrator) -> Listener:
+def build_step_logger(log: Log, narrator: Narrator) -> Listener:
     """What is written down of each step, for `explain`, and what the person at the terminal reads of it."""
 
-    def on_step(step: Step) -> None:
+    def on_step(step: LoopStep) -> None:
         log.extend(step.transitions)
         narrator.on_step(step)
         nowhere = [unmet for unmet in step.plan.unmet if unmet.model not in step.after.by_model]
@@ -312,12 +322,12 @@ def telling(log: Log, narrator: Narrator) -> Listener:
     return on_step
 
 
-def seen(documents: Documents) -> DocumentsSeen:
+def build_documents_seen(documents: Documents) -> DocumentsSeen:
     """All of them, as the loop observes them."""
     return DocumentsSeen(models=documents.models, tenants=documents.tenants, settings=documents.settings)
 
 
-async def reload(again: asyncio.Event, reloads: Callable[[], Awaitable[None]]) -> None:
+async def reload_on_event(again: asyncio.Event, reloads: Callable[[], Awaitable[None]]) -> None:
     """Reads the documents again at each reload event."""
     while True:
         await again.wait()
@@ -326,7 +336,7 @@ async def reload(again: asyncio.Event, reloads: Callable[[], Awaitable[None]]) -
 
 
 class Reloads:
-    """Reads the documents again, and reports the last failure, its own or that of `serve`."""
+    """Reads the documents again, and reports the last failure, its own or that of `serve_autoscaler`."""
 
     def __init__(self, options: AutoscalerOptions, loop: Loop, tell: Tell, located: Located) -> None:
         self._options, self._loop, self._tell, self._located = options, loop, tell, located
@@ -335,31 +345,37 @@ class Reloads:
     async def __call__(self) -> None:
         """Invalid documents are logged, and the last valid ones stay in force."""
         try:
-            self._tell(seen(await asyncio.to_thread(read, self._options, self._loop.world.models, self._located)))
+            self._tell(
+                build_documents_seen(
+                    await asyncio.to_thread(
+                        load_checked_documents, self._options, self._loop.world.models, self._located
+                    )
+                )
+            )
         except click.UsageError as error:
             self._problem = f"{error.message}; the last valid documents stay in force"
-            say(self._problem)
+            write_stderr(self._problem)
         else:
             self._problem = ""
 
     def view(self) -> DocumentsView:
-        """For the operations port. `serve` checks documents first, and leaves its reason in a file."""
+        """For the operations port. `serve_autoscaler` checks documents first, and leaves its reason in a file."""
         path = problem_file(self._options.documents)
         with contextlib.suppress(OSError):
             return DocumentsView(problem=path.read_text(errors="replace"))
         return DocumentsView(problem=self._problem)
 
 
-async def save_often(histories: HistoryFile, loop: Loop) -> None:
+async def save_periodically(histories: HistoryFile, loop: Loop) -> None:
     """Keeps what was learnt of starts on disk."""
     while True:
         await asyncio.sleep(SAVE_S)
-        save(histories, loop)
+        save_histories(histories, loop)
 
 
-def save(histories: HistoryFile, loop: Loop, *, at_once: bool = False) -> None:
+def save_histories(histories: HistoryFile, loop: Loop, *, at_once: bool = False) -> None:
     """A disk that is full costs what was learnt, never the autoscaler."""
     try:
         histories.save(loop.world.histories, at_once=at_once)
     except OSError as error:
-        say(f"what was learnt cannot be kept ({error.strerror}): look at the state directory's disk")
+        write_stderr(f"what was learnt cannot be kept ({error.strerror}): look at the state directory's disk")

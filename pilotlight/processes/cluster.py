@@ -22,17 +22,17 @@ import msgspec
 from msgspec.structs import replace
 
 from autoscaler import engines
-from autoscaler.capacity.machine_groups import most
+from autoscaler.capacity.machine_groups import read_group_limits
 from autoscaler.contract import REPORT_EXPIRY_S, GatewayId, ReplicaId
-from autoscaler.controller.loop import Loop, Step
-from autoscaler.controller.weights_wait import NodeSupply
+from autoscaler.controller.loop import Loop, LoopStep
+from autoscaler.controller.weights_wait import AgentNodeSupply
 from autoscaler.drivers import probes
-from autoscaler.drivers.contained import persist
+from autoscaler.drivers.contained import retry_until_success
 from autoscaler.drivers.driver import SharedDriver
 from autoscaler.fold import operator_orders
 from autoscaler.fold.fold import Observation
 from autoscaler.queries.memory import AS_ASKED, Given
-from autoscaler.queries.node_reports import is_back
+from autoscaler.queries.node_reports import is_device_memory_free
 from autoscaler.server.auth import AGENT, BOTH, GATEWAY, Admits, Roles
 from autoscaler.spec import ownership
 from autoscaler.spec.model import Model
@@ -89,12 +89,12 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def installation(self) -> str:
         """What objects that it makes are labelled with."""
-        return ownership.identity(self.own_namespace, self.lease)
+        return ownership.installation_id(self.own_namespace, self.lease)
 
     @property
     def title(self) -> str:
         """The installation as people name it."""
-        return ownership.title(self.own_namespace, self.lease)
+        return ownership.installation_title(self.own_namespace, self.lease)
 
     @property
     def users(self) -> dict[str, Roles]:
@@ -142,12 +142,21 @@ class Cluster:
         self._listed = asyncio.Event()
         self._pace = probes.Pace(clock)
         self._pace.leads = False
-        self._supply = NodeSupply(lambda: self._loop.world, clock)
+        self._supply = AgentNodeSupply(lambda: self._loop.world, clock)
         own = KubernetesDriver(
-            acting, options.namespace, launch, image, clock, settings=lambda: self._loop.world.settings,
-            inventory=options.scope == "cluster", groups=lambda: most(self._loop.world), measured=self._measured,
-            pace=self._pace, supply=self._supply, owner=owner,
-        )  # fmt: skip
+            acting,
+            options.namespace,
+            build_pod_launch,
+            require_image,
+            clock,
+            settings=lambda: self._loop.world.settings,
+            inventory=options.scope == "cluster",
+            groups=lambda: read_group_limits(self._loop.world),
+            measured=self._measured,
+            pace=self._pace,
+            supply=self._supply,
+            owner=owner,
+        )
         self._own = own
         self._declared: DeclaredDevices | None = None
         """Devices, where nodes may not be read."""
@@ -205,14 +214,14 @@ class Cluster:
 
     def _measured(self, replica: ReplicaId, since_s: float) -> bool:
         """What agents of nodes say."""
-        return is_back(self._loop.world, replica, since_s, self._clock())
+        return is_device_memory_free(self._loop.world, replica, since_s, self._clock())
 
     def _silent(self) -> list[GatewayId]:
         """Gateways that may be gone: nothing was heard of them for as long as a report counts."""
         since_s = self._clock() - REPORT_EXPIRY_S
         return [id for id, one in self._loop.world.gateways.items() if not one.gone and one.seen_s <= since_s]
 
-    def _on_step(self, step: Step) -> None:
+    def _on_step(self, step: LoopStep) -> None:
         if step.after.synced:
             self._listed.set()
         others = step.before.settings is not step.after.settings
@@ -233,7 +242,7 @@ class Cluster:
 
     def heard(self) -> frozenset[int]:
         """The epochs that gateways and agents have heard of."""
-        return operator_orders.heard(self._loop.world)
+        return operator_orders.list_reported_epochs(self._loop.world)
 
     def lead(self, epoch: int) -> None:
         """The World begins anew, from what there is now."""
@@ -256,10 +265,12 @@ class Cluster:
 
         `release` is to follow.
         """
-        from autoscaler.drivers.kubernetes.volumes import looked
+        from autoscaler.drivers.kubernetes.volumes import poll_cluster_facts
         from autoscaler.kubernetes.gateway_pods import GatewayPods
 
-        looks = partial(looked, self._asking, self._options.scope, self._options.weights_store, self._observe)
+        looks = partial(
+            poll_cluster_facts, self._asking, self._options.scope, self._options.weights_store, self._observe
+        )
         parts: dict[str, Callable[[], Awaitable[None]]] = {
             "disruptions": self._disruptions.run,
             "volumes": looks,
@@ -277,10 +288,12 @@ class Cluster:
             parts["quotas"] = self._declared.run
         async with asyncio.TaskGroup() as tasks:
             for name, part in parts.items():
-                tasks.create_task(persist(part, partial(self._loop.trouble, name)))
+                tasks.create_task(retry_until_success(part, partial(self._loop.trouble, name)))
             await self._listed.wait()
             await self._resources.told.wait()  # what runs would look like strangers
-            tasks.create_task(persist(partial(self._elector.run, self), partial(self._loop.trouble, "election")))
+            tasks.create_task(
+                retry_until_success(partial(self._elector.run, self), partial(self._loop.trouble, "election"))
+            )
 
     async def release(self) -> None:
         """Nothing of ours acts any more: another may lead at once."""
@@ -293,20 +306,20 @@ class Cluster:
 
 
 @asynccontextmanager
-async def opened(options: ClusterOptions, clock: Callable[[], float]) -> AsyncIterator[Cluster]:
+async def open_cluster(options: ClusterOptions, clock: Callable[[], float]) -> AsyncIterator[Cluster]:
     """Raises click's usage error where the extra is not installed, or there is no way to an API server."""
     from autoscaler.kubernetes.api import Api
-    from autoscaler.kubernetes.kubeconfig import AccessError, access
+    from autoscaler.kubernetes.kubeconfig import ApiAccessError, load_api_access
     from autoscaler.kubernetes.leader_election import Elector
     from autoscaler.kubernetes.unreadable import UnreadableObjects
 
     try:
-        way = await access(options.kubeconfig)
-    except AccessError as error:
+        way = await load_api_access(options.kubeconfig)
+    except ApiAccessError as error:
         raise click.UsageError(str(error)) from None
     unreadable = UnreadableObjects()
     async with Api(way, unreadable=unreadable) as leasing, Api(way, unreadable=unreadable) as asking:
-        name = identity(options.identity)
+        name = generate_identity(options.identity)
         elector = Elector(leasing, options.own_namespace, options.lease, name, clock)
         async with Api(way, elector.writes_s, unreadable=unreadable) as acting:
             cluster = Cluster(options, (acting, asking), elector, name, clock)
@@ -316,21 +329,21 @@ async def opened(options: ClusterOptions, clock: Callable[[], float]) -> AsyncIt
                 await cluster.close()
 
 
-def identity(given: str) -> str:
+def generate_identity(given: str) -> str:
     """Nobody else's, not even of the process that ran here before: it may still be writing."""
     return f"{given or environ.get('POD_NAME') or socket.gethostname()}_{secrets.token_hex(4)}"
 
 
-def launch(model: Model, host: str, port: int, given: Given = AS_ASKED) -> engines.Launch:
+def build_pod_launch(model: Model, host: str, port: int, given: Given = AS_ASKED) -> engines.LaunchCommand:
     """How its engine is started in a pod, whose address is of the same family as this pod's (POD_IP). Raises
     EngineError, also where no image is named.
     """
-    image(model)
+    require_image(model)
     path, ipv6 = mounts.path_of(model.spec.artifact), ":" in environ.get("POD_IP", "")
-    return engines.launch(model, path, host, port, IN_IMAGES, gpus=True, given=given, ipv6=ipv6)
+    return engines.build_launch_command(model, path, host, port, IN_IMAGES, gpus=True, given=given, ipv6=ipv6)
 
 
-def image(model: Model) -> str:
+def require_image(model: Model) -> str:
     """Of its pods. Raises EngineError."""
     if not model.spec.image:
         raise engines.EngineError(f"Model {model.name}: spec.image: name the image that has the engine")

@@ -16,8 +16,8 @@ from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
 from autoscaler.drivers import probes
-from autoscaler.drivers.contained import persist
-from autoscaler.drivers.kubernetes.adoption.driver import AdoptedDriver, Note
+from autoscaler.drivers.contained import retry_until_success
+from autoscaler.drivers.kubernetes.adoption.driver import AdoptedDriver, WorkloadEvent
 from autoscaler.importers.kubeai import models as kubeai
 from autoscaler.importers.kubeai.system import CHART
 from autoscaler.kubernetes.model_claims import ModelClaims
@@ -25,18 +25,18 @@ from autoscaler.kubernetes.resources import event_log, status
 from autoscaler.kubernetes.resources.event_writer import Events
 from autoscaler.kubernetes.resources.installation import CUSTOMS, FILES, Installation, Status
 from autoscaler.kubernetes.resources.kubeai_watcher import KUBEAI, KubeaiModels
-from autoscaler.kubernetes.resources.status import subjects
+from autoscaler.kubernetes.resources.status import list_subjects
 from autoscaler.kubernetes.resources.status_writer import Statuses
-from autoscaler.kubernetes.resources.watcher import Customs, StatusSeen
+from autoscaler.kubernetes.resources.watcher import DocumentWatcher, StatusSeen
 from autoscaler.spec import load, validation
-from autoscaler.spec.decode import WrongKeyError, dotted
+from autoscaler.spec.decode import WrongKeyError, format_path
 from autoscaler.spec.model import Model
 from autoscaler.spec.names import Origin
 from autoscaler.spec.ownership import INSTALLATION
 from autoscaler.spec.tenant import Tenant
 from autoscaler.state.events import DocumentsSeen
 from pilotlight.models.cluster_memory import Sizes
-from pilotlight.output import say
+from pilotlight.output import write_stderr
 
 if TYPE_CHECKING:
     from autoscaler.controller.loop import Loop
@@ -48,25 +48,25 @@ FLUSH_S = 0.3
 """How long the last status may take at the end."""
 
 
-def ours(namespace: str, document: object) -> Model | Tenant:
+def decode_custom_resource(namespace: str, document: object) -> Model | Tenant:
     """A custom resource, where pods are made in `namespace`. Raises WrongKeyError."""
-    said = load.one(document)
+    said = load.read_document(document)
     if isinstance(said, Model):
-        validation.check(said, namespace)
+        validation.check_namespace_access(said, namespace)
     return said
 
 
-def theirs(namespace: str, value: object) -> tuple[Model | None, str, tuple[str, ...]]:
+def decode_kubeai_model(namespace: str, value: object) -> tuple[Model | None, str, tuple[str, ...]]:
     """A Model of KubeAI, as `kubeai.live` gives it; one of another namespace goes without KubeAI's Secret."""
-    model, wrong, notes = kubeai.live(value)
+    model, wrong, notes = kubeai.convert_live_model(value)
     if model is None or model.namespace == namespace:
         return model, wrong, notes
-    model, wrong, notes = kubeai.live(value, CHART._replace(secret=""))
+    model, wrong, notes = kubeai.convert_live_model(value, CHART._replace(secret=""))
     try:
         if model is not None:
-            validation.check(model, namespace)
+            validation.check_namespace_access(model, namespace)
     except WrongKeyError as error:
-        return None, f"{dotted(error.path)}: {error.message}", notes
+        return None, f"{format_path(error.path)}: {error.message}", notes
     return model, wrong, notes
 
 
@@ -85,13 +85,15 @@ class Resources:
         self._unix_s = asking.unix_s
         self._claims = ModelClaims(asking, options.title, self._held, clock)
         self._installation = Installation(self._tell, awaited, title=options.title, ask=self._claims.ask)
-        self._customs = Customs(
-            asking, partial(ours, options.namespace), self._installation, namespaces,
+        self._customs = DocumentWatcher(
+            asking, partial(decode_custom_resource, options.namespace), self._installation, namespaces,
             tenants=namespaces is None, heard=self._heard,
         )  # fmt: skip
         self._kubeai = None
         if options.watch_kubeai:
-            self._kubeai = KubeaiModels(asking, partial(theirs, options.namespace), self._installation, namespaces)
+            self._kubeai = KubeaiModels(
+                asking, partial(decode_kubeai_model, options.namespace), self._installation, namespaces
+            )
         self.adopted = AdoptedDriver(
             acting, namespaces if options.adopt_in is None else options.adopt_in,
             lambda models: self._installation.put(ADOPTED, models),
@@ -121,14 +123,14 @@ class Resources:
         self._installation.put_files(seen)
 
     def _tell(self, seen: DocumentsSeen, statuses: Mapping[ModelName, Status]) -> None:
-        learned, wrong = status.remembered(statuses, self._clock(), self._unix_s())
+        learned, wrong = status.restore_histories(statuses, self._clock(), self._unix_s())
         for line in wrong:
-            say(line)
+            write_stderr(line)
         taken, self._taken = self._taken, self._installation.tenants_taken
         for tenant, why in self._taken.items():
             if taken.get(tenant) != why:
-                say(f"Tenant {tenant}: {why}")
-        self._statuses.put(subjects(self._customs.models, self._installation.settled, self._installation.whose))
+                write_stderr(f"Tenant {tenant}: {why}")
+        self._statuses.put(list_subjects(self._customs.models, self._installation.settled, self._installation.whose))
         sized = self._sizes.of(seen.models, self._loop.world.looked)
         self._loop.observe([*learned, replace(seen, models=sized.models), *sized.faults])
         self.adopted.called(self._installation.settled.names, self._installation.settled.taken)
@@ -138,7 +140,7 @@ class Resources:
         """Which installation serves the Models of each namespace."""
         others = {(space, holder) for space, holder in holders.items() if holder != self._claims.me}
         for namespace, holder in sorted(others - self._others):
-            say(f"installation {holder} serves the Models of namespace {namespace}")
+            write_stderr(f"installation {holder} serves the Models of namespace {namespace}")
         self._others = others
         self._installation.put_holders(holders)
 
@@ -149,27 +151,27 @@ class Resources:
         if self._loop.world.leads:
             self._statuses.hear(said)
         elif name is not None:
-            self._loop.observe(status.remembered({name: said.status}, self._clock(), self._unix_s())[0])
+            self._loop.observe(status.restore_histories({name: said.status}, self._clock(), self._unix_s())[0])
 
     def _fault(self, model: ModelName, what: str, error: Exception) -> None:
         self._loop.fault(model, what, error)
 
-    def _note(self, note: Note) -> None:
+    def _note(self, note: WorkloadEvent) -> None:
         """What a workload's owner is to know."""
         kind, namespace, name = note.workload
         about = event_log.Regarding("apps/v1", kind, namespace, name, note.uid)
         weight = event_log.WARNING if note.warning else event_log.NORMAL
-        self._events.note(about, event_log.Happening(ModelName(""), note.reason, note.message, weight))
+        self._events.note(about, event_log.ModelEvent(ModelName(""), note.reason, note.message, weight))
 
     async def run(self) -> None:
         """Reads and writes until cancelled; `flush` is to follow."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._customs.run())
-            tasks.create_task(persist(self._claims.run, partial(self._loop.trouble, "claims of Models")))
+            tasks.create_task(retry_until_success(self._claims.run, partial(self._loop.trouble, "claims of Models")))
             if self._kubeai is not None:
                 tasks.create_task(self._kubeai.run())
-            tasks.create_task(persist(self._statuses.run, partial(self._loop.trouble, "status")))
-            tasks.create_task(persist(self._events.run, partial(self._loop.trouble, "events")))
+            tasks.create_task(retry_until_success(self._statuses.run, partial(self._loop.trouble, "status")))
+            tasks.create_task(retry_until_success(self._events.run, partial(self._loop.trouble, "events")))
             await self.told.wait()
             tasks.create_task(self._sizes.run(self._installation.again))
 

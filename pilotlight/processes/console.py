@@ -16,12 +16,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 
 from autoscaler.contract import ModelName
-from autoscaler.controller.loop import Step
-from autoscaler.explain.decision_log import Refused
-from autoscaler.provisioning.feasibility import as_before, misfits
+from autoscaler.controller.loop import LoopStep
+from autoscaler.explain.decision_log import RefusedCalls
+from autoscaler.provisioning.feasibility import is_fit_unchanged, list_unplaceable_models
 from autoscaler.state.lifecycle import ReplicaState
 from autoscaler.state.world import World
-from pilotlight.output import say, write_line
+from pilotlight.output import write_line, write_stderr
 
 UNSAID = frozenset({ReplicaState.PENDING, ReplicaState.SCRUBBING})
 """States that are left out, for another follows at once."""
@@ -37,7 +37,7 @@ class Narrator:
         self._wrong: dict[str, str] = {}
         """What was said last of each provider: one that is in trouble now and then is not told of each time."""
 
-    def on_step(self, step: Step) -> None:
+    def on_step(self, step: LoopStep) -> None:
         """Prints what this step changed."""
         for move in step.transitions:
             if move.after not in UNSAID:
@@ -49,7 +49,7 @@ class Narrator:
                 self._tell(name, "provider", says)
             self._wrong = {name: says for name, says in (self._wrong | wrong).items() if name in capacity.providers}
 
-    def refused(self, rows: Iterable[Refused]) -> None:
+    def refused(self, rows: Iterable[RefusedCalls]) -> None:
         """Prints whose Calls are refused without a start."""
         for row in rows:
             self._tell(row.model, "refused", row.reason)
@@ -75,7 +75,9 @@ SAID_MAX = 10
 
 
 class News:
-    """`say` takes one line. `one` is a line of {name} and {reason}, `more` one of {count}, `over` one of {names}."""
+    """`write_stderr` takes one line. `one` is a line of {name} and {reason}, `more` one of {count}, `over` one of
+    {names}.
+    """
 
     def __init__(self, say: Callable[[str], None], *, one: str, more: str, over: str) -> None:
         self._say = say
@@ -97,9 +99,11 @@ class News:
 
 
 class Misfits:
-    """`say` takes one line. `fault` gets the Model that raised an exception."""
+    """`write_stderr` takes one line. `fault` gets the Model that raised an exception."""
 
-    def __init__(self, fault: Callable[[ModelName, str, Exception], None], say: Callable[[str], None] = say) -> None:
+    def __init__(
+        self, fault: Callable[[ModelName, str, Exception], None], say: Callable[[str], None] = write_stderr
+    ) -> None:
         self._fault = fault
         self._news = News(
             say,
@@ -109,23 +113,23 @@ class Misfits:
         )
         self._looked = False
 
-    def on_step(self, step: Step) -> None:
+    def on_step(self, step: LoopStep) -> None:
         """Says what this step changed."""
         before, after = step.before, step.after
-        if not after.synced or (self._looked and as_before(before, after)):
+        if not after.synced or (self._looked and is_fit_unchanged(before, after)):
             return
         self._looked = True
-        self._news.tell(misfits(after, lambda name, error: self._fault(name, "misfits", error)), after)
+        self._news.tell(list_unplaceable_models(after, lambda name, error: self._fault(name, "misfits", error)), after)
 
 
-def curl(url: str, model: str, *, key: bool) -> str:
+def format_curl_command(url: str, model: str, *, key: bool) -> str:
     """One streaming chat Call."""
     auth = " -H 'Authorization: Bearer YOUR_KEY'" if key else ""
     body = f'{{"model": "{model}", "stream": true, "messages": [{{"role": "user", "content": "Hello"}}]}}'
     return f"curl -N {url}/v1/chat/completions -H 'Content-Type: application/json'{auth} -d '{body}'"
 
 
-def python(url: str, model: str, *, key: bool) -> str:
+def format_python_program(url: str, model: str, *, key: bool) -> str:
     """The same with the official client (`pip install openai`)."""
     api_key = "YOUR_KEY" if key else "none-needed"
     return "\n".join(

@@ -22,9 +22,9 @@ from aiohttp import web
 
 from autoscaler.contract import ID_PATTERN, GatewayId
 from gateway.control.sync import Sync
-from gateway.gateway import Front
+from gateway.gateway import Gateway
 from gateway.limits import Limits
-from gateway.ops import application
+from gateway.ops import build_ops_application
 from gateway.server.tls import Handshakes
 from pilotlight import process
 from pilotlight.net import access, certificates
@@ -32,9 +32,9 @@ from pilotlight.net import http_server as health
 from pilotlight.net.access import Access
 from pilotlight.net.certificates import Identity
 from pilotlight.net.event_file import EventFile
-from pilotlight.net.listen import Address, accepting, check_operations, socket_of
+from pilotlight.net.listen import Address, check_operations, socket_of, start_servers
 from pilotlight.net.renewal import Files
-from pilotlight.output import say
+from pilotlight.output import write_stderr
 
 INFORMED_S_MAX = 5.0
 """How long a gateway that starts waits for catalogue and Routes before it accepts connections without them."""
@@ -67,14 +67,14 @@ class GatewayOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Where one line per Call goes; nowhere when absent."""
 
 
-def run(options: GatewayOptions) -> None:
+def run_gateway(options: GatewayOptions) -> None:
     """Runs until SIGTERM, then drains."""
     check_reach(options)
     if not re.search(ID_PATTERN, options.id):
         raise click.UsageError("--id: expected at most 253 letters, digits or ._-, the first a letter or digit")
     if options.parent is not None:
         process.die_with_parent(options.parent)
-    process.run(serve(options))
+    process.run(serve_gateway(options))
 
 
 def check_reach(options: GatewayOptions) -> None:
@@ -88,14 +88,14 @@ def check_reach(options: GatewayOptions) -> None:
         check_operations(options.ops, load_files(()).settings.auth)
 
 
-async def serve(options: GatewayOptions) -> None:
+async def serve_gateway(options: GatewayOptions) -> None:
     """The life of the process: ready, serve, drain."""
     stop = process.stop_event()
     process.open_all_files()
     events = EventFile(options.events) if options.events is not None else None
     files = Files()
     boot = f"{os.getpid()}-{secrets.token_hex(4)}"
-    front = Front(
+    front = Gateway(
         GatewayId(options.id),
         boot,
         time.monotonic,
@@ -104,26 +104,26 @@ async def serve(options: GatewayOptions) -> None:
         events_fd=None if events is None else events.fd,
     )
     kept_at = options.state / f"{options.id}.kept.json" if options.state is not None else None
-    handshakes = newcomers(front, options, files)
+    handshakes = build_handshakes(front, options, files)
     ways = access.Ways(options.autoscalers, options.access, files)
     sync = Sync(GatewayId(options.id), ways.links, front, kept_at, boot=boot)
     front.on_report = sync.edge
-    runner = health.Runner(health.guarded(application(front)))
+    runner = health.Runner(health.add_host_check(build_ops_application(front)))
     await runner.setup()
     await operations_site(runner, options).start()
-    shown = await health.open_port(options.health, application(front))
-    process.settle()
+    shown = await health.open_port(options.health, build_ops_application(front))
+    process.freeze_gc()
     async with asyncio.TaskGroup() as tasks:
         following = tasks.create_task(sync.run())
         background = [following, tasks.create_task(front.run()), tasks.create_task(files.follow())]
         background += [tasks.create_task(finding.run()) for finding in ways.finding(sync)]
         if events is not None:
             background.append(tasks.create_task(events.keep_small()))
-        await informed(front, stop)
+        await wait_until_informed(front, stop)
         factory = front.connection if handshakes is None else handshakes.client
         listener = socket_of(options.listen_fd, options.listen)
         front.listens_at(listener.getsockname())
-        servers = await accepting(factory, listener)
+        servers = await start_servers(factory, listener)
         await stop.wait()
         for server in servers:
             server.close()
@@ -142,24 +142,24 @@ async def serve(options: GatewayOptions) -> None:
 def engine_tls(tls: Identity, files: Files) -> Callable[[], ssl.SSLContext]:
     """How engines that speak TLS are verified; the system's authorities are read when the first of them is there."""
     if tls.ca is None:
-        return functools.cache(lambda: certificates.client(Identity()))
+        return functools.cache(lambda: certificates.build_client_context(Identity()))
     believed = Identity(ca=tls.ca)
-    return files.read(lambda: certificates.client(believed), believed.files)
+    return files.read(lambda: certificates.build_client_context(believed), believed.files)
 
 
-def newcomers(front: Front, options: GatewayOptions, files: Files) -> Handshakes | None:
+def build_handshakes(front: Gateway, options: GatewayOptions, files: Files) -> Handshakes | None:
     """What TLS clients of the inference port meet first; None when it speaks plain HTTP."""
     shown = Identity(cert=options.tls.cert, key=options.tls.key)
     if not shown.files:
         return None
-    context = files.read(lambda: certificates.server(shown), shown.files)
-    if options.parent is None:  # else `serve` has said it
-        for line in certificates.too_open(shown.key):
-            say(line)
+    context = files.read(lambda: certificates.build_server_context(shown), shown.files)
+    if options.parent is None:  # else `serve_gateway` has said it
+        for line in certificates.list_exposed_files(shown.key):
+            write_stderr(line)
     return Handshakes(front, context)
 
 
-async def informed(front: Front, stop: asyncio.Event) -> None:
+async def wait_until_informed(front: Gateway, stop: asyncio.Event) -> None:
     """Waits until it knows what exists: a Call that came sooner would be told that its Model does not.
 
     Meanwhile connections wait in the listening socket. One that is never told serves what needs no knowledge; one that
@@ -174,14 +174,14 @@ async def informed(front: Front, stop: asyncio.Event) -> None:
 
 
 def operations_site(runner: web.AppRunner, options: GatewayOptions) -> web.BaseSite:
-    """Its own operations port: a Unix socket under `serve`, where the autoscaler asks it, else TCP."""
+    """Its own operations port: a Unix socket under `serve_gateway`, where the autoscaler asks it, else TCP."""
     if options.ops_socket is None:
         return web.TCPSite(runner, options.ops.host, options.ops.port)
     options.ops_socket.unlink(missing_ok=True)
     return web.UnixSite(runner, str(options.ops_socket))
 
 
-def limits_of(text: str) -> Limits:
+def parse_limits(text: str) -> Limits:
     """Raises click's usage error on anything that is not limits."""
     try:
         return msgspec.json.decode(text, type=Limits)

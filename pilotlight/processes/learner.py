@@ -15,7 +15,7 @@ import msgspec
 
 from autoscaler.placement.learning import training
 from autoscaler.placement.learning.learner import Draw
-from autoscaler.state.placement_value import Exercise, Lesson
+from autoscaler.state.placement_value import PlacementValues, TrainingInput
 from pilotlight import process
 
 CPU_S_MAX = 1800
@@ -29,29 +29,29 @@ def main() -> None:
     """`python -m pilotlight.processes.learner PARENT_PID`."""
     process.die_with_parent(int(sys.argv[1]))
     os.nice(19)
-    bound(resource.RLIMIT_CPU, CPU_S_MAX)
-    bound(resource.RLIMIT_AS, MEMORY_BYTES_MAX)
+    limit_resource(resource.RLIMIT_CPU, CPU_S_MAX)
+    limit_resource(resource.RLIMIT_AS, MEMORY_BYTES_MAX)
     try:
-        exercise = msgspec.json.decode(sys.stdin.buffer.read(EXERCISE_BYTES_MAX), type=Exercise)
-        tell(training.begin(exercise))
-        tell(training.learn(exercise, draws))
+        exercise = msgspec.json.decode(sys.stdin.buffer.read(EXERCISE_BYTES_MAX), type=TrainingInput)
+        write_lesson(training.build_initial_values(exercise))
+        write_lesson(training.learn_placement_values(exercise, build_random_draw))
     except (ValueError, MemoryError) as error:
         sys.exit(f"{type(error).__name__}: {error}")
 
 
-def bound(what: int, most: int) -> None:
+def limit_resource(what: int, most: int) -> None:
     """No more than that, nor than there was before."""
     _, hard = resource.getrlimit(what)
     most = most if hard == resource.RLIM_INFINITY else min(most, hard)
     resource.setrlimit(what, (most, most))
 
 
-def draws(seed: int) -> Draw:
+def build_random_draw(seed: int) -> Draw:
     """The same each time."""
     return random.Random(seed).randrange  # noqa: S311 - what is played, not a secret
 
 
-def tell(lesson: Lesson) -> None:
+def write_lesson(lesson: PlacementValues) -> None:
     """One line."""
     sys.stdout.buffer.write(msgspec.json.encode(lesson) + b"\n")
     sys.stdout.buffer.flush()

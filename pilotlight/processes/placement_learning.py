@@ -21,10 +21,10 @@ from autoscaler.drivers.local.lessons import LessonFile
 from autoscaler.placement.learning import training
 from autoscaler.placement.learning.training import Tried
 from autoscaler.state.events import LessonLearnt
-from autoscaler.state.placement_value import Exercise, Lesson
+from autoscaler.state.placement_value import PlacementValues, TrainingInput
 from autoscaler.state.world import World
-from pilotlight.output import say
-from pilotlight.processes.supervisor import run_module
+from pilotlight.output import write_stderr
+from pilotlight.processes.supervisor import select_module_flag
 
 LOOK_EVERY_S = 15.0
 """A look goes over all Models and Slices, in a thread."""
@@ -40,7 +40,7 @@ class LearningError(Exception):
     """`str()` says in one line why nothing was learnt."""
 
 
-class Tutor:
+class LearnerRunner:
     """`clock` is the loop's. `command` starts the process that learns; its parent's pid is added."""
 
     def __init__(
@@ -48,14 +48,14 @@ class Tutor:
         loop: Loop,
         file: LessonFile,
         clock: Callable[[], float],
-        say: Callable[[str], None] = say,
+        say: Callable[[str], None] = write_stderr,
         command: Sequence[str] | None = None,
     ) -> None:
         self._loop = loop
         self._file = file
         self._clock = clock
         self._say = say
-        self._command = command or (sys.executable, run_module(), "pilotlight.processes.learner")
+        self._command = command or (sys.executable, select_module_flag(), "pilotlight.processes.learner")
         self._tried: Tried | None = None
 
     def remember(self) -> None:
@@ -87,10 +87,10 @@ class Tutor:
             self._say(f"what room is worth could not be learnt ({error}): places go by what was known before")
             self._tried = Tried(self._clock(), failed=True)
         else:
-            self._say(f"learnt: {training.told(exercise)} ({why})")
+            self._say(f"learnt: {training.describe_training_input(exercise)} ({why})")
             self._tried = Tried(self._clock(), failed=False)
 
-    async def _learn(self, exercise: Exercise) -> None:
+    async def _learn(self, exercise: TrainingInput) -> None:
         """Raises LearningError."""
         try:
             process = await asyncio.create_subprocess_exec(
@@ -122,7 +122,7 @@ class Tutor:
         try:
             process.stdin.write(exercise)
             process.stdin.write_eof()
-            last: Lesson | None = None
+            last: PlacementValues | None = None
             while line := await process.stdout.readline():
                 last = _read(line)
                 self._loop.observe((LessonLearnt(lesson=last),))
@@ -139,15 +139,15 @@ class Tutor:
             self._say(f"what was learnt of room cannot be kept ({error.strerror}): look at the state directory's disk")
 
 
-def _due(world: World, tried: Tried | None, now_s: float) -> tuple[Exercise, str] | None:
+def _due(world: World, tried: Tried | None, now_s: float) -> tuple[TrainingInput, str] | None:
     """(what is to be learnt from now, why); None: nothing is."""
-    exercise = training.exercise(world, now_s)
-    why = "" if exercise is None else training.why(exercise, world.lesson, tried, now_s)
+    exercise = training.build_training_input(world, now_s)
+    why = "" if exercise is None else training.training_reason(exercise, world.lesson, tried, now_s)
     return (exercise, why) if exercise is not None and why else None
 
 
-def _read(line: bytes) -> Lesson:
+def _read(line: bytes) -> PlacementValues:
     """Raises ValueError."""
-    lesson = msgspec.json.decode(line, type=Lesson)
-    training.taught(lesson)
+    lesson = msgspec.json.decode(line, type=PlacementValues)
+    training.decode_placement_values(lesson)
     return lesson

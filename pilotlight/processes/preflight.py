@@ -12,11 +12,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from autoscaler.contract import ModelName
-from autoscaler.controller.loop import Loop, Step
+from autoscaler.controller.loop import Loop, LoopStep
 from autoscaler.faults import Failure, attempt
 from autoscaler.spec.model import Model
 from autoscaler.state.events import StartSeen
-from pilotlight.output import say
+from pilotlight.output import write_stderr
 from pilotlight.processes.console import News
 
 LOOK_EVERY_S = 5.0
@@ -34,7 +34,7 @@ class Preflight:
         loop: Loop,
         obstacle: Obstacle,
         read_again: Callable[[], Awaitable[None]],
-        say: Callable[[str], None] = say,
+        say: Callable[[str], None] = write_stderr,
     ) -> None:
         self._loop = loop
         self._obstacle = obstacle
@@ -47,7 +47,7 @@ class Preflight:
             over="nothing is in the way any more of a start of {names}",
         )
 
-    def on_step(self, step: Step) -> None:
+    def on_step(self, step: LoopStep) -> None:
         """Says what this step changed; new documents are looked at at once."""
         if step.before.models is not step.after.models or step.before.synced is not step.after.synced:
             self._changed.set()

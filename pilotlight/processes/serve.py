@@ -18,14 +18,14 @@ import msgspec
 from autoscaler.drivers.local.state_directory import InUseError, StateDirectory, StateError, replace_file
 from autoscaler.spec.load import Documents, to_yaml
 from autoscaler.spec.settings import Limits, Settings, Signatures, Tls
-from autoscaler.text import counted
+from autoscaler.text import format_count
 from pilotlight.models import credentials
 from pilotlight.models.credentials import SignersError
-from pilotlight.models.documents import gather, needs_tenant, problem_file
+from pilotlight.models.documents import gather_documents, needs_tenant, problem_file
 from pilotlight.net import certificates
 from pilotlight.net.certificates import FileError, Identity
-from pilotlight.net.listen import Address, check_operations, listeners
-from pilotlight.output import document, escaped, one_line, say, show
+from pilotlight.net.listen import Address, check_operations, open_listeners
+from pilotlight.output import escape_text, one_line, write_document, write_stderr, write_stdout
 from pilotlight.processes import console
 from pilotlight.processes.supervisor import Role, Supervisor
 
@@ -49,14 +49,14 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     print_config: bool
 
 
-def run(options: ServeOptions) -> int:
+def run_serve(options: ServeOptions) -> int:
     """The exit status of `serve`."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # it is kept until the supervisor can reload
-    documents = gather(options.models, options.configs, options.state)
+    documents = gather_documents(options.models, options.configs, options.state)
     if options.print_config:
-        document(to_yaml(documents))
+        write_document(to_yaml(documents))
         return 0
-    check(options, documents)
+    check_serve_options(options, documents)
     try:
         state = StateDirectory.open(options.state)
     except InUseError as error:
@@ -64,32 +64,32 @@ def run(options: ServeOptions) -> int:
     except StateError as error:
         raise click.UsageError(str(error)) from None
     with contextlib.closing(state):
-        inference = listeners(options.listen, options.gateways)
-        operations = listeners(options.ops, 1)[0]
+        inference = open_listeners(options.listen, options.gateways)
+        operations = open_listeners(options.ops, 1)[0]
         run_directory = state.path / "run"
         replace_file(run_directory / DOCUMENTS_FILE, to_yaml(documents).encode())
         note_problem(run_directory / DOCUMENTS_FILE, "")
         listen = Address(options.listen.host, inference[0].getsockname()[1])
         ops = Address(options.ops.host, operations.getsockname()[1])
-        autoscaler, gateways = roles(options, run_directory, inference, operations, documents.settings)
+        autoscaler, gateways = build_roles(options, run_directory, inference, operations, documents.settings)
         ready_sockets = [run_directory / f"{role.name}.sock" for role in gateways]
         supervisor = Supervisor(
             autoscaler,
             gateways,
-            ready=lambda: all(answers(path) for path in ready_sockets),
-            on_ready=lambda: welcome(documents, listen, ops),
+            ready=lambda: all(is_gateway_ready(path) for path in ready_sockets),
+            on_ready=lambda: print_welcome(documents, listen, ops),
             on_reload=Reload(options, documents, run_directory / DOCUMENTS_FILE),
             grace_s=options.grace_s,
         )
         tls = documents.settings.tls
-        for line in certificates.too_open(None if tls.key_file is None else Path(tls.key_file)):
-            say(line)
-        what = f"{counted(len(documents.models), 'model')}, {counted(options.gateways, 'gateway')}"
-        say(f"starting with {what}; state in {options.state}")
+        for line in certificates.list_exposed_files(None if tls.key_file is None else Path(tls.key_file)):
+            write_stderr(line)
+        what = f"{format_count(len(documents.models), 'model')}, {format_count(options.gateways, 'gateway')}"
+        write_stderr(f"starting with {what}; state in {options.state}")
         return supervisor.run()
 
 
-def check(options: ServeOptions, documents: Documents) -> None:
+def check_serve_options(options: ServeOptions, documents: Documents) -> None:
     """What must be refused before anything is touched."""
     if not documents.models:
         raise click.UsageError("nothing to serve: give a .gguf file, a folder of them, or -c DOCUMENTS")
@@ -108,7 +108,7 @@ def check(options: ServeOptions, documents: Documents) -> None:
 def check_signers(signatures: Signatures) -> None:
     """Raises click's usage error on keys and roots that signatures of weights could not be judged by."""
     try:
-        credentials.policy(signatures)
+        credentials.load_signature_policy(signatures)
     except SignersError as error:
         raise click.UsageError(f"Settings: {error}") from None
 
@@ -118,14 +118,14 @@ def check_tls(tls: Tls) -> None:
     cert, key, ca = (None if path is None else Path(path) for path in (tls.cert_file, tls.key_file, tls.ca_file))
     try:
         if cert is not None:
-            certificates.server(Identity(cert=cert, key=key))
+            certificates.build_server_context(Identity(cert=cert, key=key))
         if ca is not None:
-            certificates.client(Identity(ca=ca))
+            certificates.build_client_context(Identity(ca=ca))
     except FileError as error:
         raise click.UsageError(f"Settings: tls: {error}") from None
 
 
-def roles(
+def build_roles(
     options: ServeOptions, run: Path, inference: list[socket.socket], operations: socket.socket, settings: Settings
 ) -> tuple[Role, list[Role]]:
     """The children: (autoscaler, gateways)."""
@@ -167,7 +167,7 @@ def tls_arguments(tls: Tls) -> list[str]:
     return [word for name, path in files if path is not None for word in (name, path)]
 
 
-def answers(path: Path) -> bool:
+def is_gateway_ready(path: Path) -> bool:
     """Whether the gateway behind this Unix socket is ready."""
     connection = http.client.HTTPConnection("gateway")
     try:
@@ -186,7 +186,7 @@ def note_problem(documents: Path, problem: str) -> None:
     with contextlib.suppress(OSError):  # it was logged
         path = problem_file(documents)
         if problem:
-            replace_file(path, escaped(one_line(problem), PROBLEM_CHARACTERS_MAX).encode())
+            replace_file(path, escape_text(one_line(problem), PROBLEM_CHARACTERS_MAX).encode())
         else:
             path.unlink(missing_ok=True)
 
@@ -206,21 +206,21 @@ class Reload:
         """True when the autoscaler shall read the documents at `path` again."""
         options = self._options
         try:
-            documents = gather(options.models, options.configs, options.state)
-            check(options, documents)
+            documents = gather_documents(options.models, options.configs, options.state)
+            check_serve_options(options, documents)
             replace_file(self._path, to_yaml(documents).encode())
         except Exception as error:  # noqa: BLE001  a faulty file must not terminate running requests; the error is logged
             message = error.message if isinstance(error, click.UsageError) else f"{self._path}: {_reason(error)}"
             problem = f"{message}; the last valid documents stay in force"
-            say(problem)
+            write_stderr(problem)
             note_problem(self._path, problem)
             return False
         note_problem(self._path, "")
-        models, tenants = counted(len(documents.models), "model"), counted(len(documents.tenants), "tenant")
-        say(f"documents read again: {models}, {tenants}")
+        models, tenants = format_count(len(documents.models), "model"), format_count(len(documents.tenants), "tenant")
+        write_stderr(f"documents read again: {models}, {tenants}")
         for key in ("limits", "devices", "tls", "weights"):
             if getattr(documents.settings, key) != getattr(self._begun, key):
-                say(f"Settings: {key}: the change takes effect when `serve` starts the next time")
+                write_stderr(f"Settings: {key}: the change takes effect when `serve` starts the next time")
         return True
 
 
@@ -231,10 +231,13 @@ def _reason(error: Exception) -> str:
     return f"internal error ({type(error).__name__}); please report it"
 
 
-def welcome(documents: Documents, listen: Address, ops: Address) -> None:
+def print_welcome(documents: Documents, listen: Address, ops: Address) -> None:
     """What the person at the terminal needs now."""
     key = documents.settings.auth == "keys" or (documents.settings.auth == "auto" and bool(documents.tenants))
     name = documents.models[0].name
     url = listen.url if documents.settings.tls.cert_file is None else f"https://{listen.text}"
-    say(f"ready on {url} (operations: {ops.url}); models start when they are called")
-    show(f"\n{console.curl(url, name, key=key)}\n\n{console.python(url, name, key=key)}\n\n")
+    write_stderr(f"ready on {url} (operations: {ops.url}); models start when they are called")
+    write_stdout(
+        f"\n{console.format_curl_command(url, name, key=key)}\n"
+        f"\n{console.format_python_program(url, name, key=key)}\n\n"
+    )

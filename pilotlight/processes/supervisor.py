@@ -23,8 +23,8 @@ from typing import NamedTuple
 import psutil
 
 from autoscaler.drivers.local.processes import become_subreaper
-from autoscaler.text import counted
-from pilotlight.output import say
+from autoscaler.text import format_count
+from pilotlight.output import write_stderr
 from pilotlight.process import Signals
 
 STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT}
@@ -63,7 +63,14 @@ class Child:
     def start(self) -> None:
         """Starts it in a process group of its own: a Ctrl-C at the terminal is for the supervisor to pass on."""
         fds = [s.fileno() for s in self.role.sockets]
-        command = [sys.executable, run_module(), "pilotlight", *self.role.arguments, "--parent", str(os.getpid())]
+        command = [
+            sys.executable,
+            select_module_flag(),
+            "pilotlight",
+            *self.role.arguments,
+            "--parent",
+            str(os.getpid()),
+        ]
         self.process = subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL, process_group=0)
         self.started_s, self.due_s = time.monotonic(), None
 
@@ -128,7 +135,10 @@ class Supervisor:
             for child in children:
                 status = child.ended()
                 if status is not None:
-                    say(f"{child.role.name} ended ({describe(status)}); it is started again in {child.pause_s:.1f} s")
+                    write_stderr(
+                        f"{child.role.name} ended ({describe_exit_status(status)}); it is started again in "
+                        f"{child.pause_s:.1f} s"
+                    )
                     if not announced and status == 2:
                         return self._stop(status=2)
                 elif child.due_s is not None and time.monotonic() >= child.due_s:
@@ -158,7 +168,7 @@ class Supervisor:
         A child that hangs is killed; engines that are left then are adopted by the next start. Then, and when the
         autoscaler failed to stop them, the status is 1.
         """
-        say("stopping: running calls finish, waiting ones are answered; press Ctrl-C again to end at once")
+        write_stderr("stopping: running calls finish, waiting ones are answered; press Ctrl-C again to end at once")
         for gateway in self._gateways:
             for listener in gateway.role.sockets:
                 listener.close()  # or clients would connect to a socket that nobody accepts from any more
@@ -172,14 +182,14 @@ class Supervisor:
                 return self._end_now()
             for child in group:
                 if child.process is not None and child.process.poll() is None:
-                    say(f"{child.role.name} did not end within {s_max:g} s and is killed")
+                    write_stderr(f"{child.role.name} did not end within {s_max:g} s and is killed")
                     child.process.kill()
                     child.process.wait()
                     status = 1
         if self._autoscaler.process is not None and self._autoscaler.process.poll():
-            say("the autoscaler could not stop the engines: those that are left are adopted by the next start")
+            write_stderr("the autoscaler could not stop the engines: those that are left are adopted by the next start")
             status = status or 1
-        say("stopped")
+        write_stderr("stopped")
         return status
 
     def _end_now(self) -> int:
@@ -189,10 +199,12 @@ class Supervisor:
             process.kill()
         for process in processes:
             process.wait()
-        engines = engines_left()
-        left = f"; {counted(len(engines), 'engine')} still there (pid {', '.join(map(str, engines[:PIDS_SAID_MAX]))}"
+        engines = list_orphaned_engines()
+        left = (
+            f"; {format_count(len(engines), 'engine')} still there (pid {', '.join(map(str, engines[:PIDS_SAID_MAX]))}"
+        )
         left += ", ...)" if len(engines) > PIDS_SAID_MAX else ")"
-        say(
+        write_stderr(
             f"ended at once, running calls were cut{left + ': the next start adopts what runs then' if engines else ''}"
         )
         return 1
@@ -208,7 +220,7 @@ class Supervisor:
         return True
 
 
-def run_module() -> str:
+def select_module_flag() -> str:
     """`-m`, without the folder that `serve` was called in on the path: a `gateway.py` there is none of ours.
 
     Only a clone that is not installed is found through that folder and nothing else.
@@ -228,7 +240,7 @@ def reap_adopted(ours: set[int]) -> None:
         os.waitpid(info.si_pid, 0)
 
 
-def engines_left() -> list[int]:
+def list_orphaned_engines() -> list[int]:
     """Main processes of engines whose autoscaler is dead: our children now, each the leader of a session."""
     found = []
     for child in psutil.Process().children():
@@ -247,6 +259,6 @@ def has_terminal() -> bool:
     return True
 
 
-def describe(status: int) -> str:
+def describe_exit_status(status: int) -> str:
     """An exit status in words."""
     return f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"

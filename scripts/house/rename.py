@@ -207,7 +207,14 @@ class File(ast.NodeVisitor):
         return ""
 
     def visit_Call(self, node: ast.Call) -> None:
-        """`setattr(module, "name", ...)` and the like."""
+        """`setattr(module, "name", ...)` and the like, and `cast("Name", ...)`."""
+        first = node.args[0] if node.args else None
+        is_cast = isinstance(node.func, ast.Name) and node.func.id == "cast"
+        if is_cast and isinstance(first, ast.Constant) and isinstance(first.value, str):
+            for match in re.finditer(r"\w+", first.value):
+                binding = self.resolve(match[0])
+                if isinstance(binding, tuple) and binding in self.table:
+                    self.edit(first.lineno, first.col_offset + 1 + match.start(), len(match[0]), self.table[binding])
         if len(node.args) > 1 and isinstance(node.args[1], ast.Constant) and isinstance(node.args[1].value, str):
             key = self.origin((self.module_of(node.args[0]), node.args[1].value))
             if key in self.table:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from cryptography import x509
 
-from autoscaler.spec.ownership import INSTALLATION, identity
+from autoscaler.spec.ownership import INSTALLATION, installation_id
 from pilotlight.agent.weights.peers import CERTIFIED
 from tests.kit.chart import AGENTS_NAME, EVERYTHING, SETS, Object, Values, named, of_kind, pod_specs
 
@@ -114,7 +114,7 @@ def test_the_policy_of_engines_selects_those_of_this_installation() -> None:
     for values in ({}, {"scope": "namespace"}, {"fullnameOverride": "a" * 60}):
         words = pod_words(values)
         (policy,) = [one for one in of_kind(values, "NetworkPolicy") if one["metadata"]["name"].endswith("-engines")]
-        label = identity(words["home"], words["lease"])
+        label = installation_id(words["home"], words["lease"])
         assert policy["spec"]["podSelector"]["matchLabels"][INSTALLATION] == label
 
 

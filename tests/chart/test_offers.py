@@ -20,7 +20,7 @@ RELEASE = "pl-pilotlight-settings"
 def settings_of(file: str) -> Settings:
     """As the chart renders them and the autoscaler reads them."""
     data = named(example(file), "ConfigMap", RELEASE)["data"]
-    return load.load([("settings.yaml", data["settings.yaml"])]).settings
+    return load.parse_documents([("settings.yaml", data["settings.yaml"])]).settings
 
 
 async def offers_of(settings: Settings) -> dict[str, tuple[Offer, ...]]:

@@ -209,7 +209,7 @@ def test_every_command_line_is_one_that_the_program_takes(values: Values) -> Non
 @each_set
 def test_the_settings_are_a_document_that_loads(values: Values) -> None:
     (settings,) = (one["data"] for one in of_kind(values, "ConfigMap") if "settings.yaml" in one["data"])
-    loaded = load.load([("settings.yaml", settings["settings.yaml"])]).settings
+    loaded = load.parse_documents([("settings.yaml", settings["settings.yaml"])]).settings
     wanted = values.get("settings", {})
     assert loaded.silent_seconds_max == wanted.get("silentSecondsMax", 50), "the chart's default"
     assert loaded.auth == wanted.get("auth", "keys")
@@ -254,7 +254,7 @@ def test_limits_reach_the_gateways_as_they_are_meant() -> None:
         values = {"settings": {"limits": {**limits, "bodyBytesMax": size}}}
         (container,) = named(values, "Deployment", "pl-pilotlight-gateway")["spec"]["template"]["spec"]["containers"]
         (word,) = (word for word in container["args"] if word.startswith("--limits="))
-        taken = gateway.limits_of(word.removeprefix("--limits="))
+        taken = gateway.parse_limits(word.removeprefix("--limits="))
         assert taken.body_bytes_max == quantity.parse_bytes(str(size))
         assert (taken.memory_bytes, taken.idle_seconds_max, taken.header_seconds_max) == (0, 30, 1.5)
 
@@ -416,7 +416,7 @@ def test_files_that_settings_of_weights_name_are_in_the_agents_pod() -> None:
     volumes = {one["name"]: one for one in spec["volumes"]}
     mounts = spec["containers"][0]["volumeMounts"]
     there = {one["mountPath"]: volumes[one["name"]] for one in mounts if one.get("readOnly")}
-    weights = load.load([("settings.yaml", named(EVERYTHING, "ConfigMap", "pl-pilotlight-settings")["data"]
+    weights = load.parse_documents([("settings.yaml", named(EVERYTHING, "ConfigMap", "pl-pilotlight-settings")["data"]
                                ["settings.yaml"])]).settings.weights  # fmt: skip
     assert weights.ca_file is not None
     assert there[weights.ca_file.rpartition("/")[0]]["configMap"]["name"] == "registry"
@@ -451,7 +451,7 @@ def test_an_agent_has_the_logins_of_the_hub_and_of_buckets_that_the_values_name(
 def test_the_examples_are_documents_that_load() -> None:
     for path in sorted((ROOT / "examples").glob("*.yaml")):
         if not path.name.startswith("values-"):
-            load.load([(path.name, path.read_text())])
+            load.parse_documents([(path.name, path.read_text())])
 
 
 def test_helm_says_what_it_needs_of_kubernetes() -> None:

@@ -12,7 +12,7 @@ import helm_python
 import pytest
 
 from autoscaler.drivers.kubernetes.adoption.objects import COST, INTENT, REPLICA, SHOWN
-from autoscaler.kubernetes.rbac import Scope, rights
+from autoscaler.kubernetes.rbac import Scope, list_required_rights
 from autoscaler.spec.capacity import kinds_of
 from pilotlight.models.documents import load_settings
 from tests.kit.chart import SETS, Object, Values, objects, of_kind, pod_specs
@@ -195,7 +195,7 @@ def test_the_doctor_asks_for_what_the_chart_gives(
     place = {"cluster": "*", "home": "home", "engines": "pilotlight-engines" if scope == "cluster" else "home"}
     asked = {
         Grant(one.namespace or place[one.where], one.group, one.resource, verb, LEASE if one.named else one.name)
-        for one in rights(
+        for one in list_required_rights(
             scope,
             where,
             cordons=cordons,

@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 
 from autoscaler.kubernetes.api import Api, ApiError, Object
-from autoscaler.kubernetes.kubeconfig import Access, access
+from autoscaler.kubernetes.kubeconfig import ApiAccess, load_api_access
 from tests.kit.chart import Values, texts
 
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
@@ -32,10 +32,10 @@ async def token(api: Api, namespace: str, account: str, **spec: object) -> str:
     return str((await api.create(f"{_path(namespace)}/{account}/token", asked))["status"]["token"])
 
 
-class Account(Access):
+class Account(ApiAccess):
     """As a service account."""
 
-    def __init__(self, of: Access, shown: str) -> None:
+    def __init__(self, of: ApiAccess, shown: str) -> None:
         super().__init__(of._configuration)
         self._shown = shown
 
@@ -62,7 +62,7 @@ async def acting_as_autoscaler(
     await make_account(api, namespace, AUTOSCALER)
     shown = await token(api, namespace, AUTOSCALER)
     try:
-        async with Api(Account(await access(kubeconfig), shown)) as acting:
+        async with Api(Account(await load_api_access(kubeconfig), shown)) as acting:
             yield acting
     finally:
         for one in made:

@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 from autoscaler.kubernetes.api import STRATEGIC, Api, ApiError, Object
-from autoscaler.kubernetes.kubeconfig import access
+from autoscaler.kubernetes.kubeconfig import load_api_access
 from autoscaler.kubernetes.watching import Change, Watched
 from tests.cluster import definitions
 from tests.cluster.building import KARPENTER, build
@@ -74,7 +74,7 @@ def karpenter(kubeconfig: Path, folder: Path) -> Iterator[int]:
 
 
 async def _define(kubeconfig: Path, folder: Path) -> None:
-    async with Api(await access(kubeconfig)) as api:
+    async with Api(await load_api_access(kubeconfig)) as api:
         await definitions.install_folder(api, folder)
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from autoscaler.kubernetes.api import Api, ApiError
-from autoscaler.kubernetes.kubeconfig import access
+from autoscaler.kubernetes.kubeconfig import load_api_access
 from tests.cluster import definitions, network
 from tests.cluster.adopting import Adopting
 from tests.cluster.building import BuildError, build
@@ -103,7 +103,7 @@ def kubeconfig(request: pytest.FixtureRequest) -> Path:
 @pytest.fixture
 async def api(kubeconfig: Path) -> AsyncIterator[Api]:
     """As an administrator."""
-    async with Api(await access(kubeconfig)) as one:
+    async with Api(await load_api_access(kubeconfig)) as one:
         yield one
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from autoscaler.kubernetes.kubeconfig import Access
+from autoscaler.kubernetes.kubeconfig import ApiAccess
 
 NOT_PASSED_ON = frozenset(("host", "content-length", "transfer-encoding", "accept-encoding", "connection"))
 
@@ -29,7 +29,7 @@ ETCD = {
 class Lossy:
     """Use `running`. What is lost may be changed at any time."""
 
-    def __init__(self, way: Access) -> None:
+    def __init__(self, way: ApiAccess) -> None:
         self._way = way
         self.loses_ends = False
         """Of pods: no DELETED is passed on."""

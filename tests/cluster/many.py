@@ -16,7 +16,7 @@ import aiohttp
 import yaml
 
 from autoscaler.kubernetes.api import Api, ApiError, Object
-from autoscaler.kubernetes.watching import Change, Key, Watched
+from autoscaler.kubernetes.watching import Change, ObjectKey, Watched
 from tests.cluster import house
 from tests.cluster.calls import Answered, chat, lists_models
 from tests.cluster.definitions import API_VERSION
@@ -236,11 +236,11 @@ class Estate:
         return sum(pod.startswith(f"{name}-") for pod in self.pods_made)
 
     async def _watch_pods(self) -> None:
-        def note(changes: list[Change[Key]]) -> None:
+        def note(changes: list[Change[ObjectKey]]) -> None:
             self.pods_made.update(change.key.name for change in changes if change.new is not None)
 
         path = f"/api/v1/namespaces/{self.namespace}/pods"
         await Watched(
-            self.api, path, lambda pod: Key("", pod["metadata"]["name"]), note,
+            self.api, path, lambda pod: ObjectKey("", pod["metadata"]["name"]), note,
             labelSelector="app.kubernetes.io/managed-by=pilotlight",
         ).run()  # fmt: skip

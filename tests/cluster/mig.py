@@ -14,7 +14,7 @@ from typing import NamedTuple
 import yaml
 
 from autoscaler.drivers.kubernetes.inventory.mig_manager import ANNOTATION, FILE
-from autoscaler.drivers.kubernetes.objects.node import read_other
+from autoscaler.drivers.kubernetes.objects.node import read_other_pod
 from autoscaler.kubernetes.api import Api, ApiError, Object
 from autoscaler.kubernetes.constants import NODES
 from autoscaler.kubernetes.watching import Change, Watched
@@ -139,7 +139,7 @@ class Manager:
         """Who has something of it."""
         query = f"spec.nodeName={self.node.name},status.phase!=Succeeded,status.phase!=Failed"
         pods = (await self.api.get("/api/v1/pods", fieldSelector=query))["items"]
-        self.harmed += [pod["metadata"]["name"] for pod in pods if (has := read_other(pod)) and has.has_devices]
+        self.harmed += [pod["metadata"]["name"] for pod in pods if (has := read_other_pod(pod)) and has.has_devices]
 
 
 def _told(node: Object) -> Told:

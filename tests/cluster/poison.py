@@ -18,7 +18,7 @@ from autoscaler.drivers.kubernetes.adoption.annotations import KNOWN
 from autoscaler.importers.kubeai.models import API_VERSION as KUBEAI
 from autoscaler.kubernetes.api import Api, ApiError, Object
 from autoscaler.kubernetes.constants import PLACES
-from autoscaler.kubernetes.rbac import rights
+from autoscaler.kubernetes.rbac import list_required_rights
 from autoscaler.slicing.registry import ANNOTATIONS, CHOICES
 from autoscaler.spec.capacity import KINDS as PROVIDERS
 from autoscaler.spec.capacity import PUBLISH
@@ -140,8 +140,10 @@ ALL: Final = (
 def listed() -> set[tuple[str, str]]:
     """(group, plural) of each kind that Pilotlight lists or watches, from its own list of rights."""
     every = (
-        *rights("cluster", None, cordons=True, cutting=("n", "c"), volumes=True, capacity=(*PROVIDERS, PUBLISH)),
-        *rights("namespace", None),
+        *list_required_rights(
+            "cluster", None, cordons=True, cutting=("n", "c"), volumes=True, capacity=(*PROVIDERS, PUBLISH)
+        ),
+        *list_required_rights("namespace", None),
     )
     found = {(one.group, one.resource) for one in every if {"list", "watch"} & set(one.verbs)}
     return found | {(KUBEAI.partition("/")[0], "models")}  # which no right of this list names

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, cast
 
 from autoscaler.contract import GatewayId, ReplicaUse, Report
 from autoscaler.kubernetes.api import Api, ApiError, UnreachableError
-from autoscaler.kubernetes.kubeconfig import Access, access
+from autoscaler.kubernetes.kubeconfig import ApiAccess, load_api_access
 from autoscaler.kubernetes.leader_election import Elector
 from autoscaler.state.events import DocumentsSeen, Reported
 from autoscaler.state.world import World
@@ -44,7 +44,7 @@ class Write(NamedTuple):
 class Fenced(Api):
     """Writes as long as its process leads. The awaited write, once, is where that ends."""
 
-    def __init__(self, way: Access) -> None:
+    def __init__(self, way: ApiAccess) -> None:
         super().__init__(way, self.may_s)
         self._way = way
         self.leads = False
@@ -165,7 +165,7 @@ class Relay:
 @asynccontextmanager
 async def relay(kubeconfig: Path, namespace: str) -> AsyncIterator[Relay]:
     """Inside, the first leads, and both know all there is. They adopt in that namespace."""
-    way = await access(kubeconfig)
+    way = await load_api_access(kubeconfig)
     options = ClusterOptions(namespace=namespace, gateway_pods="", adopt_in=(namespace,))
     async with Fenced(way) as a1, Fenced(way) as a2, Api(way) as asking, asyncio.TaskGroup() as tasks:
         one, other = (Process(name, options, acting, asking) for name, acting in (("a1", a1), ("a2", a2)))

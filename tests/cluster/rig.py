@@ -11,7 +11,7 @@ from pathlib import Path
 
 from autoscaler.contract import ReplicaId
 from autoscaler.kubernetes.api import Api
-from autoscaler.kubernetes.kubeconfig import access
+from autoscaler.kubernetes.kubeconfig import load_api_access
 from tests.cluster.conftest import make_namespace, next_number
 from tests.cluster.kubelet.container import Container
 from tests.cluster.kubelet.node import Node
@@ -36,7 +36,7 @@ class ClusterRig:
         asyncio.run(self._run(scenario))
 
     async def _run(self, scenario: Coroutine[object, object, None]) -> None:
-        async with Api(await access(self._kubeconfig)) as self._api:
+        async with Api(await load_api_access(self._kubeconfig)) as self._api:
             await make_namespace(self._api, self._name)
             labels = {"nvidia.com/gpu.product": "H100", "nvidia.com/gpu.memory": "81559"}
             node = Node(self._api, self._name, next_number(), {"nvidia.com/gpu": "2"}, labels, self._logs)

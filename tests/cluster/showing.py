@@ -11,10 +11,10 @@ from autoscaler.kubernetes.api import Api, Object
 from autoscaler.kubernetes.resources import status, status_writer
 from autoscaler.kubernetes.resources.event_writer import Events
 from autoscaler.kubernetes.resources.installation import CUSTOMS, FILES, Installation
-from autoscaler.kubernetes.resources.status import subjects
+from autoscaler.kubernetes.resources.status import list_subjects
 from autoscaler.kubernetes.resources.status_writer import Statuses
-from autoscaler.kubernetes.resources.watcher import Customs, StatusSeen
-from autoscaler.spec.load import one as parse
+from autoscaler.kubernetes.resources.watcher import DocumentWatcher, StatusSeen
+from autoscaler.spec.load import read_document as parse
 from autoscaler.spec.names import Origin
 from autoscaler.state.events import DocumentsSeen, Seen
 from autoscaler.state.world import World
@@ -38,7 +38,7 @@ class House:
         self.told = asyncio.Event()
         self.installation = Installation(self._tell, (FILES, CUSTOMS))
         self.installation.put_files(DocumentsSeen())
-        self.customs = Customs(api, parse, self.installation, [namespace], tenants=False, heard=self._hear)
+        self.customs = DocumentWatcher(api, parse, self.installation, [namespace], tenants=False, heard=self._hear)
         self.statuses = Statuses(api, namespaces=[namespace], clock=self._now_s, wall=self._unix_s, fault=raised)
         self.events = Events(api, "pod-0", clock=self._now_s, wall=self._unix_s)
         self.stepped.loop.listeners += [self.statuses.on_step, self.events.on_step]
@@ -58,10 +58,10 @@ class House:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def _tell(self, documents: DocumentsSeen, known: Mapping[ModelName, Mapping[str, object]]) -> None:
-        seen, wrong = status.remembered(known, self._now_s(), self._unix_s())
+        seen, wrong = status.restore_histories(known, self._now_s(), self._unix_s())
         assert not wrong
         self.statuses.put(
-            subjects(self.customs.models, self.installation.settled, self.installation.whose)
+            list_subjects(self.customs.models, self.installation.settled, self.installation.whose)
         )  # fmt: skip
         self.stepped.step(*seen, documents)
         self.told.set()
@@ -77,7 +77,7 @@ class House:
         if self.stepped.loop.world.leads:
             self.statuses.hear(said)
         elif name is not None:
-            self.stepped.step(*status.remembered({name: said.status}, self._now_s(), self._unix_s())[0])
+            self.stepped.step(*status.restore_histories({name: said.status}, self._now_s(), self._unix_s())[0])
 
     # --- what happens -------------------------------------------------------------------------------------------------
 

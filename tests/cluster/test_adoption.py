@@ -12,7 +12,7 @@ from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers.kubernetes.adoption.driver import AdoptedDriver
 from autoscaler.drivers.kubernetes.adoption.objects import COST, GOES_FIRST, INTENT, REPLICA, SHOWN
 from autoscaler.kubernetes.api import MERGE, Api, ApiError, Object
-from autoscaler.kubernetes.kubeconfig import Access, access
+from autoscaler.kubernetes.kubeconfig import ApiAccess, load_api_access
 from autoscaler.spec.model import Adopted, Model, ModelSpec
 from autoscaler.state.events import Seen, Synced
 from autoscaler.state.world import Replica
@@ -253,7 +253,7 @@ async def test_what_is_shown_on_a_statefulset_is_put_back_when_its_controller_dr
 class Slow(Api):
     """A process that is paused before it writes a scale: between its last look at the time and the sending."""
 
-    def __init__(self, way: Access) -> None:
+    def __init__(self, way: ApiAccess) -> None:
         super().__init__(way)
         self.at_scale, self.goes_on = asyncio.Event(), asyncio.Event()
         self.refused: list[int] = []
@@ -282,7 +282,7 @@ async def test_case_25_a_leader_paused_before_it_scales_undoes_nothing_that_othe
         id=ReplicaId("ada-1"), model=model.name, spec_hash=model.spec_hash(), intent="1", slices=(), memory_bytes=0,
         slots=4,
     )  # fmt: skip
-    async with Slow(await access(kubeconfig)) as slow:
+    async with Slow(await load_api_access(kubeconfig)) as slow:
         old = AdoptedDriver(slow, [namespace], lambda _: None, hold_s=lambda: 600.0)
         async with running(old):
             old.start(replica, model)

@@ -10,7 +10,7 @@ from typing import Any
 from aiohttp import web
 
 from artifacts.http.transport import Site
-from artifacts.pack.oci_layout import Layout
+from artifacts.pack.oci_layout import OciLayout
 from artifacts.registry.client import Client
 from artifacts.store.store import Store
 from autoscaler.kubernetes.api import Api
@@ -45,7 +45,7 @@ async def test_a_node_takes_weights_from_another_and_not_from_the_registry_again
         one = Scene(house, api, namespace, node, tmp_path)
         other = Scene(house, api, namespace, second, tmp_path, name="-2")
         async with Client(Site(registry.host)) as client:
-            await packed.push(client, Layout(layout(tmp_path)))
+            await packed.push(client, OciLayout(layout(tmp_path)))
         house.write(named("ada", registry.host, node), named("bea", registry.host, second))
         async with house.running(), one.agent(*words), other.agent(*words), asyncio.timeout(300):
             status, said = await house.call("ada")

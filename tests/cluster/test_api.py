@@ -13,8 +13,8 @@ import pytest
 
 from autoscaler.kubernetes import api as client
 from autoscaler.kubernetes.api import MERGE, Api, ApiError, Object, UnreachableError
-from autoscaler.kubernetes.kubeconfig import AccessError, access
-from autoscaler.kubernetes.watching import Change, Key, Watched
+from autoscaler.kubernetes.kubeconfig import ApiAccessError, load_api_access
+from autoscaler.kubernetes.watching import Change, ObjectKey, Watched
 from tests.cluster.plane import Plane
 
 pytestmark = pytest.mark.standard
@@ -74,8 +74,8 @@ def notes(namespace: str) -> str:
 
 
 async def test_no_way_to_a_server_is_one_clear_error(tmp_path_factory: pytest.TempPathFactory) -> None:
-    with pytest.raises(AccessError, match="nowhere"):
-        await access(tmp_path_factory.mktemp("x") / "nowhere")
+    with pytest.raises(ApiAccessError, match="nowhere"):
+        await load_api_access(tmp_path_factory.mktemp("x") / "nowhere")
 
 
 async def test_refusals_say_what_the_server_says(api: Api, notes: str) -> None:
@@ -173,7 +173,7 @@ async def test_what_happens_while_the_server_is_away_is_told_when_it_is_back(
         await api.delete(f"{notes}/goes")
         await api.create(notes, note("comes", "2"))
         await one.until(stays="1", comes="2")
-        assert Change(Key(one.told[0].key.namespace, "goes"), "1", None) in one.told
+        assert Change(ObjectKey(one.told[0].key.namespace, "goes"), "1", None) in one.told
 
 
 async def test_a_server_that_hangs_is_not_waited_for_without_end(

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from autoscaler.kubernetes.api import MERGE, Api, ApiError, Object
-from autoscaler.providers.cro.objects import ONLINE, REQUESTS, RESOURCES, new_request
+from autoscaler.providers.cro.objects import ONLINE, REQUESTS, RESOURCES, build_composability_request
 from tests.cluster import definitions
 from tests.cluster.calls import chat
 from tests.cluster.conftest import next_number
@@ -106,7 +106,9 @@ async def rejecting(rack: Rack) -> AsyncIterator[None]:
 async def refused(rack: Rack) -> bool:
     """A request for that fabric is; one that is not is taken back at once, before the operator looks."""
     try:
-        await rack.api.create(f"{REQUESTS}?dryRun=All", new_request(rack.model, f"{rack.name}-own", 1, {}))
+        await rack.api.create(
+            f"{REQUESTS}?dryRun=All", build_composability_request(rack.model, f"{rack.name}-own", 1, {})
+        )
     except ApiError as error:
         return "no quota is left" in error.message
     return False

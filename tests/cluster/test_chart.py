@@ -27,7 +27,7 @@ from autoscaler.drivers.kubernetes.adoption.objects import REPLICA
 from autoscaler.drivers.kubernetes.inventory.node_cordons import ANNOTATION
 from autoscaler.kubernetes.api import MERGE, Api, ApiError, Object
 from autoscaler.kubernetes.constants import NODES
-from autoscaler.spec.ownership import INSTALLATION, identity
+from autoscaler.spec.ownership import INSTALLATION, installation_id
 from pilotlight.cli import keys
 from tests.cluster import definitions
 from tests.cluster.adopting import OURS, workload
@@ -170,7 +170,7 @@ async def applied(release: Release, namespace: str, **more: Any) -> Object:
 @contextlib.asynccontextmanager
 async def tenant_key(release: Release) -> AsyncIterator[str]:
     """The key of a Tenant that is there meanwhile."""
-    key, entry = keys.new("tenant", "key")
+    key, entry = keys.generate_key("tenant", "key")
     name = f"t-{uuid.uuid4().hex[:8]}"
     await release.api.create(TENANTS, tenant(name, keys=[{"name": entry.name, "sha256": entry.sha256}]))
     try:
@@ -426,7 +426,7 @@ async def test_two_releases_of_one_name_share_a_namespace_of_engines(release: Re
         metadata = [one["metadata"] for one in found["items"] if "deletionTimestamp" not in one["metadata"]]
         return {one["labels"][INSTALLATION]: one["uid"] for one in metadata}
 
-    mine = identity(release.namespace, NAME)
+    mine = installation_id(release.namespace, NAME)
     await models(release, tiny())
     await release.install(tenantsSecret="tenants")
     async with asyncio.timeout(WAIT_S_MAX), second_release(release, kubeconfig) as other:
@@ -435,7 +435,7 @@ async def test_two_releases_of_one_name_share_a_namespace_of_engines(release: Re
         await answers(release)
         await answers(other)
         before = await pods()
-        assert before.keys() == {mine, identity(other.namespace, NAME)}
+        assert before.keys() == {mine, installation_id(other.namespace, NAME)}
         nothing_was_forbidden(release)  # and before the rights of the second are gone
         await asyncio.to_thread(other.config.uninstall, RELEASE, **WAITED)
         await answers(release)

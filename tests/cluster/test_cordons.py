@@ -16,10 +16,10 @@ from autoscaler.drivers.kubernetes.inventory.node_cordons import ANNOTATION, Nod
 from autoscaler.explain.decision_log import Log
 from autoscaler.kubernetes.api import Api, ApiError
 from autoscaler.kubernetes.constants import NODES
-from autoscaler.kubernetes.kubeconfig import access
+from autoscaler.kubernetes.kubeconfig import load_api_access
 from autoscaler.server.operator_api import Commands
 from autoscaler.server.ops import OperationsServer
-from autoscaler.state.operator_orders import Cordon, CordonsSeen, Place
+from autoscaler.state.operator_orders import Cordon, CordonsSeen, CordonTarget
 from tests.cluster.relay import Fenced, Moment, Write
 from tests.kit.steps import SteppedLoop
 from tests.kit.worlds import device, world
@@ -33,13 +33,13 @@ class Seen:
     def __init__(self, node: str) -> None:
         self._node = node
         self._changed = asyncio.Event()
-        self.orders: dict[Place, Cordon] = {}
+        self.orders: dict[CordonTarget, Cordon] = {}
 
     def observe(self, batch: tuple[CordonsSeen, ...]) -> None:
         self.orders = {one.place: one for one in batch[-1].cordons if one.node == self._node}
         self._changed.set()
 
-    async def until(self, right: Callable[[dict[Place, Cordon]], bool]) -> None:
+    async def until(self, right: Callable[[dict[CordonTarget, Cordon]], bool]) -> None:
         async with asyncio.timeout(WAIT_S_MAX):
             while not right(self.orders):
                 self._changed.clear()
@@ -66,7 +66,7 @@ async def watching(api: Api, seen: Seen) -> AsyncIterator[NodeCordons]:
 
 
 async def test_an_order_is_kept_on_the_node_and_seen_by_another_autoscaler(api: Api, name: str) -> None:
-    node, gpu = Place("node", name), Place("device", f"{name}/gpu0")
+    node, gpu = CordonTarget("node", name), CordonTarget("device", f"{name}/gpu0")
     first, second = Seen(name), Seen(name)
     async with watching(api, first) as one:
         await one.put(Cordon(place=node, node=name, since_s=1.0, drain=True, force=True))
@@ -88,7 +88,7 @@ async def test_an_order_is_kept_on_the_node_and_seen_by_another_autoscaler(api: 
 
 
 async def test_what_kubectl_closes_is_closed_and_what_it_opens_is_open(api: Api, name: str) -> None:
-    node, seen = Place("node", name), Seen(name)
+    node, seen = CordonTarget("node", name), Seen(name)
     async with watching(api, seen) as one:
         await api.patch(f"{NODES}/{name}", {"spec": {"unschedulable": True}})
         await seen.until(lambda orders: node in orders)
@@ -99,7 +99,7 @@ async def test_what_kubectl_closes_is_closed_and_what_it_opens_is_open(api: Api,
 
 
 async def test_two_orders_at_once_are_both_kept_and_garbage_is_no_order(api: Api, name: str) -> None:
-    gpus = [Place("device", f"{name}/gpu{number}") for number in range(4)]
+    gpus = [CordonTarget("device", f"{name}/gpu{number}") for number in range(4)]
     seen = Seen(name)
     await api.patch(f"{NODES}/{name}", {"metadata": {"annotations": {ANNOTATION: "{"}}})
     async with watching(api, seen) as one:
@@ -113,8 +113,8 @@ async def test_case_26_another_leads_when_an_order_is_to_be_kept(
     api: Api, name: str, kubeconfig: Path, moment: Moment
 ) -> None:
     """Who gave it is told that it may not be in force; what came late undoes nothing that was ordered since."""
-    node, gpu, seen = Place("node", name), Place("device", f"{name}/gpu0"), Seen(name)
-    async with Fenced(await access(kubeconfig)) as first, watching(api, seen) as second:
+    node, gpu, seen = CordonTarget("node", name), CordonTarget("device", f"{name}/gpu0"), Seen(name)
+    async with Fenced(await load_api_access(kubeconfig)) as first, watching(api, seen) as second:
         first.leads = True
         first.end_at(Write("PATCH", f"/nodes/{name}"), moment)
         with pytest.raises(CordonError, match="try again"):
@@ -130,7 +130,9 @@ async def test_case_26_another_leads_when_an_order_is_to_be_kept(
 async def test_an_order_about_a_node_that_is_gone_is_refused(api: Api, name: str) -> None:
     gone = f"{name}-gone"
     with pytest.raises(CordonError, match="NotFound"):
-        await NodeCordons(api, api, Seen(gone).observe).put(Cordon(place=Place("node", gone), node=gone, since_s=0.0))
+        await NodeCordons(api, api, Seen(gone).observe).put(
+            Cordon(place=CordonTarget("node", gone), node=gone, since_s=0.0)
+        )
     with pytest.raises(ApiError):
         await api.get(f"{NODES}/{gone}")
 

@@ -12,13 +12,13 @@ import msgspec
 import pytest
 
 from autoscaler.kubernetes.api import MERGE, Api, ApiError, Object
-from autoscaler.kubernetes.kubeconfig import access
+from autoscaler.kubernetes.kubeconfig import load_api_access
 from autoscaler.schema.cel_rules import RULES
 from autoscaler.schema.crds import LATER, MODEL, TENANT
 from autoscaler.schema.pod_types import TYPES
 from autoscaler.slicing.registry import AMOUNTS, AMOUNTS_BEGIN, CHOICES, CHOICES_BEGIN
 from autoscaler.spec.decode import WrongKeyError
-from autoscaler.spec.load import one
+from autoscaler.spec.load import read_document
 from autoscaler.spec.model import ModelSpec
 from autoscaler.spec.validation import KEYS, MESSAGE
 from tests.cluster.definitions import API_VERSION, SERVED_S_MAX, TENANTS, document, model, models, tenant
@@ -181,7 +181,7 @@ for an empty value.
 def sentence(wrong: Object) -> WrongKeyError:
     """What a file with it is refused with."""
     with pytest.raises(WrongKeyError) as caught:
-        one(wrong)
+        read_document(wrong)
     return caught.value
 
 
@@ -207,18 +207,18 @@ async def test_weights_of_a_registry_are_taken_of_files_and_of_resources(served:
         (of_registry, *map(adapted, (f"oci://r.io/a@sha256:{HASH}", "hf://a/b", "s3://abc/d/")))
     ):
         taken["metadata"]["name"] = f"a{name}"
-        assert isinstance(one(taken).spec, ModelSpec), "no file is refused for it"
+        assert isinstance(read_document(taken).spec, ModelSpec), "no file is refused for it"
         await served.create(models(namespace), taken)
 
 
 async def test_the_api_server_accepts_what_pilotlight_accepts_and_keeps_all_of_it(served: Api, namespace: str) -> None:
     written = model("a", **MADE_OF_ALL)
-    assert isinstance(one(written).spec, ModelSpec)
+    assert isinstance(read_document(written).spec, ModelSpec)
     made = await served.create(f"{models(namespace)}?fieldValidation=Strict", written)
     for key in ("affinity", "volumes", "volumeMounts", "securityContext", "labels", "annotations"):
         assert made["spec"]["pod"][key] == written["spec"]["pod"][key], key
     assert made["spec"]["env"] == written["spec"]["env"]
-    assert one(document("Model", "a", spec=made["spec"])) == one(written)
+    assert read_document(document("Model", "a", spec=made["spec"])) == read_document(written)
 
 
 async def test_only_listed_rules_of_pilotlight_are_not_those_of_the_api_server(served: Api, namespace: str) -> None:
@@ -226,7 +226,7 @@ async def test_only_listed_rules_of_pilotlight_are_not_those_of_the_api_server(s
         assert sentence(wrong), what
         await served.create(f"{models(namespace)}?dryRun=All", wrong)
     for what, wrong in STRICTER:
-        assert isinstance(one(wrong).spec, ModelSpec), what
+        assert isinstance(read_document(wrong).spec, ModelSpec), what
         assert "spec.pod." in await refusal(served, models(namespace), wrong), what
 
 
@@ -246,7 +246,7 @@ async def agree(api: Api, namespace: str, written: Object, *, is_reserved: bool)
     if is_reserved:
         assert sentence(written).message in await refusal(api, path, written)
     else:
-        assert isinstance(one(written).spec, ModelSpec)
+        assert isinstance(read_document(written).spec, ModelSpec)
         await api.create(path, written)
 
 
@@ -279,7 +279,7 @@ async def test_no_field_of_a_spec_keeps_values_that_are_nested_deeply(
         await served.create(f"{models(namespace)}?fieldValidation=Strict", deep)
     assert caught.value.status == 400
     made = await served.create(models(namespace), deep)  # the answer can be decoded: what is unknown is dropped
-    assert one(document("Model", "a", spec=made["spec"])), what
+    assert read_document(document("Model", "a", spec=made["spec"])), what
 
 
 @pytest.mark.parametrize(
@@ -377,7 +377,7 @@ async def test_defaults_are_filled_in_and_mean_the_same(served: Api, namespace: 
     assert "slots" not in spec, "that is the engine's"
     assert (spec["queue"]["waitSecondsMax"], spec["residencySeconds"]) == (540, "auto")
     del spec["env"]["C"], written["spec"]["env"]["C"]
-    assert one(document("Model", "a", spec=spec)) == one(written)
+    assert read_document(document("Model", "a", spec=spec)) == read_document(written)
 
 
 async def test_unknown_keys_are_refused_by_those_who_ask_for_it(served: Api, namespace: str) -> None:
@@ -433,7 +433,7 @@ async def test_columns_names_and_selectors(served: Api, plane: Plane, namespace:
     ready = {"type": "Ready", "status": "False", "reason": "Waiting", "message": "for a GPU", "lastTransitionTime": "2027-01-31T12:00:00Z"}  # fmt: skip  # noqa: E501
     status = {"replicas": {"ready": 2}, "demand": {"waiting": 3, "running": 4}, "conditions": [ready]}
     await served.patch(f"{path}/a/status", {"status": status}, MERGE)
-    server = await access(plane.kubeconfig)
+    server = await load_api_access(plane.kubeconfig)
     headers = await server.headers() | {"Accept": "application/json;as=Table;v=v1;g=meta.k8s.io"}
     async with (
         aiohttp.ClientSession() as session,

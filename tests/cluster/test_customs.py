@@ -14,9 +14,9 @@ from autoscaler.kubernetes import optional_kinds
 from autoscaler.kubernetes.api import MERGE, Api
 from autoscaler.kubernetes.resources import watcher
 from autoscaler.kubernetes.resources.installation import CUSTOMS, FILES, Installation, Status
-from autoscaler.kubernetes.resources.watcher import Customs
-from autoscaler.kubernetes.watching import Key
-from autoscaler.spec.load import one
+from autoscaler.kubernetes.resources.watcher import DocumentWatcher
+from autoscaler.kubernetes.watching import ObjectKey
+from autoscaler.spec.load import read_document
 from autoscaler.spec.model import Model, ModelSpec
 from autoscaler.spec.names import Origin
 from autoscaler.spec.tenant import Tenant, TenantSpec
@@ -41,11 +41,11 @@ class Following:
         self._news = asyncio.Event()
         self.installation = Installation(self._tell, (FILES, CUSTOMS))
         self.installation.put_files(DocumentsSeen(models=(OF_FILES,)))
-        self.customs = Customs(api, self._parse, self.installation, namespaces)
+        self.customs = DocumentWatcher(api, self._parse, self.installation, namespaces)
 
     def _parse(self, document: object) -> Model | Tenant:
         assert isinstance(document, dict)
-        said = one(document | {"apiVersion": definitions.API_VERSION})
+        said = read_document(document | {"apiVersion": definitions.API_VERSION})
         self.read.append(said.name)
         return said
 
@@ -100,7 +100,7 @@ async def test_models_come_change_and_go(served: Api, namespace: str) -> None:
         assert found.statuses == {"first": {"learned": {"startSeconds": [1.5]}}}
         assert found.model("first").namespace == namespace
         assert found.model("first").created_unix_s > 1_700_000_000
-        kept = found.customs.models[Key(namespace, "first")]
+        kept = found.customs.models[ObjectKey(namespace, "first")]
         assert (kept.uid, kept.generation, kept.wrong) == (made["metadata"]["uid"], 1, "")
         await served.create(path, model("second"))
         await found.until(lambda: found.names == ["of-files", "first", "second"])
@@ -133,12 +133,12 @@ async def test_a_wrong_one_stops_nobody_and_keeps_what_it_said_before(served: Ap
     await served.create(path, model("right", slots=3))
     async with following(served, namespace) as found:
         await found.until(lambda: found.names == ["of-files", "right"])
-        said = found.customs.wrong[Key(namespace, "never-right")]
+        said = found.customs.wrong[ObjectKey(namespace, "never-right")]
         assert said.startswith("spec.env.CUDA_VISIBLE_DEVICES: is set by Pilotlight")
         await served.patch(f"{path}/right", {"spec": {"slots": 4, "env": wrong}}, MERGE)
-        await found.until(lambda: Key(namespace, "right") in found.customs.wrong)
+        await found.until(lambda: ObjectKey(namespace, "right") in found.customs.wrong)
         assert found.model("right").slots == 3, "what it said when it was last right"
-        kept = found.customs.models[Key(namespace, "right")]
+        kept = found.customs.models[ObjectKey(namespace, "right")]
         assert kept.generation == 2
         await served.patch(f"{path}/right", {"spec": {"env": None}}, MERGE)
         await served.patch(f"{path}/never-right", {"spec": {"env": None}}, MERGE)
@@ -171,7 +171,7 @@ async def test_one_that_is_made_anew_says_what_its_own_status_is(served: Api, na
         await found.until(lambda: "a" in found.names)
         await served.delete(f"{path}/a")
         await served.create(path, model("a", slots=5, env={"CUDA_VISIBLE_DEVICES": "0"}))
-        key = Key(namespace, "a")
+        key = ObjectKey(namespace, "a")
         await until("the second is known", lambda: key in found.customs.wrong, WAIT_S_MAX)
         await found.until(lambda: "a" not in found.names)
         assert found.customs.models[key].model is None, "what its namesake said is not its own"
@@ -201,7 +201,7 @@ async def test_tenants_are_told_and_a_wrong_one_is_there_without_keys(served: Ap
         tenants = {str(one.name): one for one in found.told[-1].tenants}
         assert (tenants[right].spec.weight, len(tenants[right].spec.keys)) == (2, 1)
         assert tenants[wrong].spec == TenantSpec(models=()), "a key that is not known opens nothing"
-        assert found.customs.wrong[Key("", wrong)].startswith("spec.keys[0].expiresAt: expected a time")
+        assert found.customs.wrong[ObjectKey("", wrong)].startswith("spec.keys[0].expiresAt: expected a time")
         for name in (right, wrong):
             await served.delete(f"{TENANTS}/{name}")
         await found.until(lambda: not {right, wrong} & {one.name for one in found.told[-1].tenants})

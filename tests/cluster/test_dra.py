@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from autoscaler.kubernetes.api import Api, ApiError
-from autoscaler.slicing.base import NodeFacts, Object, Part, PodFields
-from autoscaler.slicing.dra_claims import Dra, Got, decode, instead, slice_of
+from autoscaler.slicing.base import NodeFacts, Object, PodFields, SliceShare
+from autoscaler.slicing.dra_claims import Dra, Got, find_slice, list_alternatives, read_allocations
 from autoscaler.slicing.mig_geometry import Cut
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind, NodeSlicing
@@ -69,7 +69,7 @@ class Bench:
     async def got(self, name: str) -> tuple[Got, ...]:
         """What its claim has once it has something, and its pod is bound."""
         async with asyncio.timeout(WAIT_S_MAX):
-            while not (got := decode(await self.api.get(f"{self.claims}/{name}"))):
+            while not (got := read_allocations(await self.api.get(f"{self.claims}/{name}"))):
                 await asyncio.sleep(0.02)
             await self.bound(name)
         return got
@@ -88,7 +88,7 @@ class Bench:
                 if any("cannot allocate all claims" in one.get("message", "") for one in said):
                     break
                 await asyncio.sleep(0.02)
-        assert not decode(await self.api.get(f"{self.claims}/{name}"))
+        assert not read_allocations(await self.api.get(f"{self.claims}/{name}"))
 
 
 @pytest.fixture
@@ -105,8 +105,8 @@ async def bench(api: Api, namespace: str, node: Node) -> AsyncIterator[Bench]:
         await api.delete(f"{RESOURCE}/resourceslices/{published['metadata']['name']}")
 
 
-def all_of(one: Slice) -> list[Part]:
-    return [Part(one, one.memory_bytes, one.compute_percent)]
+def all_of(one: Slice) -> list[SliceShare]:
+    return [SliceShare(one, one.memory_bytes, one.compute_percent)]
 
 
 async def test_a_gpu_that_is_pinned_is_the_one_that_is_given_and_no_other(bench: Bench) -> None:
@@ -119,17 +119,17 @@ async def test_a_gpu_that_is_pinned_is_the_one_that_is_given_and_no_other(bench:
     there = await bench.slices(slicer)
     await bench.start("m-1", slicer.fields("m-1", all_of(there["gpu-2"])))
     (got,) = await bench.got("m-1")
-    assert slice_of(got, there.values()) == there["gpu-2"]
+    assert find_slice(got, there.values()) == there["gpu-2"]
     await bench.start("m-2", slicer.fields("m-2", all_of(there["gpu-2"])))
     await bench.refused("m-2")  # two others are free
     await bench.start("m-3", slicer.fields("m-3", [*all_of(there["gpu-0"]), *all_of(there["gpu-1"])]))
     assert [one.entry.rpartition("/")[2] for one in await bench.got("m-3")] == ["gpu-0", "gpu-1"]
     await bench.start("m-4", slicer.fields("m-4", all_of(there["gpu-7"])))
     (got,) = await bench.got("m-4")
-    assert slice_of(got, there.values()) == there["gpu-7"]
+    assert find_slice(got, there.values()) == there["gpu-7"]
     await bench.stop("m-1")
     (got,) = await bench.got("m-2")
-    assert slice_of(got, there.values()) == there["gpu-2"]
+    assert find_slice(got, there.values()) == there["gpu-2"]
 
 
 async def test_parts_are_given_until_the_counters_are_used_up_and_again_when_one_ends(bench: Bench) -> None:
@@ -169,7 +169,7 @@ async def test_a_part_is_given_at_its_place_where_the_driver_tells_places(bench:
         one = there[name.rpartition("/")[2]]
         await bench.start(f"m-{number}", Dra().fields(f"m-{number}", all_of(one)))
         (got,) = await bench.got(f"m-{number}")
-        assert slice_of(got, there.values()) == one, "not the first of its profile"
+        assert find_slice(got, there.values()) == one, "not the first of its profile"
 
 
 async def test_memory_of_one_gpu_is_consumed_by_two_and_refused_to_a_third(bench: Bench) -> None:
@@ -178,13 +178,13 @@ async def test_memory_of_one_gpu_is_consumed_by_two_and_refused_to_a_third(bench
     assert one.shared
     for name in ("m-1", "m-2", "m-3", "m-4"):
         much = 20 * GIB - 1 if name == "m-4" else 30 * GIB
-        await bench.start(name, Dra().fields(name, [Part(one, much)]))
+        await bench.start(name, Dra().fields(name, [SliceShare(one, much)]))
         if name == "m-3":
             await bench.refused(name)
             continue
         (got,) = await bench.got(name)
         assert got.memory_bytes == (20 * GIB if name == "m-4" else 30 * GIB), "rounded as we asked"
-        assert slice_of(got, [one]) is one
+        assert find_slice(got, [one]) is one
     await bench.stop("m-1")
     (got,) = await bench.got("m-3")
     assert got.memory_bytes == 30 * GIB
@@ -194,11 +194,14 @@ async def test_of_a_prioritized_list_the_first_that_is_free_is_given(bench: Benc
     await bench.publish(resource_slice(bench.node, "gpus", devices=[gpu(0), gpu(1)]))
     there = await bench.slices(Dra())
     own = there["gpu-1"]
-    choices = [*all_of(own), *(part for one in instead(own, there.values(), {own.id}) for part in all_of(one))]
+    choices = [
+        *all_of(own),
+        *(part for one in list_alternatives(own, there.values(), {own.id}) for part in all_of(one)),
+    ]
     for name, device, choice in (("m-1", "gpu-1", "gpu/choice-0"), ("m-2", "gpu-0", "gpu/choice-1")):
         await bench.start(name, Dra().either(name, choices))
         (got,) = await bench.got(name)
-        assert (got.request, slice_of(got, there.values())) == (choice, there[device])
+        assert (got.request, find_slice(got, there.values())) == (choice, there[device])
     await bench.start("m-3", Dra().either("m-3", choices))
     await bench.refused("m-3")
 
@@ -211,7 +214,7 @@ async def test_pods_that_share_a_gpu_have_one_claim(bench: Bench) -> None:
     )
     one = (await bench.slices(slicer))["gpu-0"]
     for name in ("m-1", "m-2"):
-        fields = slicer.fields(name, [Part(one, 20 * GIB, 40)])
+        fields = slicer.fields(name, [SliceShare(one, 20 * GIB, 40)])
         await bench.start(name, fields)
         await bench.bound(name)
     (claim,) = (await bench.api.get(bench.claims))["items"]

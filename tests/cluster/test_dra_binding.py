@@ -12,7 +12,7 @@ import pytest
 
 from autoscaler.kubernetes.api import Api
 from autoscaler.slicing.base import NodeFacts
-from autoscaler.slicing.dra_binding_conditions import Binding, bindings, told
+from autoscaler.slicing.dra_binding_conditions import Binding, apply_bindings, read_bindings
 from autoscaler.slicing.dra_claims import Dra
 from autoscaler.slicing.dra_resource_slices import ATTACHED_FIRST
 from autoscaler.state.world import NodeId
@@ -28,7 +28,7 @@ __all__ = ["bench"]
 async def waiting(api: Api, path: str) -> Binding:
     """Once it was given something that must come first."""
     async with asyncio.timeout(WAIT_S_MAX):
-        while not (found := bindings(await api.get(path))):
+        while not (found := read_bindings(await api.get(path))):
             await asyncio.sleep(0.02)
     (one,) = found
     return one
@@ -63,18 +63,18 @@ async def test_a_pod_is_bound_when_its_device_is_ready_and_loses_it_when_that_fa
     assert (one.entry, one.state, one.says) == (f"{DRIVER}/{bench.node}/gpu-0", "waiting", READY)
     assert "nodeName" not in (await bench.api.get(f"{bench.pods}/m-1"))["spec"], "it waits for the device"
     facts = NodeFacts(NodeId(bench.node), devices=[await bench.api.get(path)])
-    (says,) = told(Dra().inventory(facts) or (), [one])
+    (says,) = apply_bindings(Dra().inventory(facts) or (), [one])
     assert says.closed == f"it is being attached for claim {one.claim}, which waits for {READY}"
 
     if works:
         await write(bench, claim, READY, "Attached")
         await bench.bound("m-1")
-        (one,) = bindings(await bench.api.get(claim))
+        (one,) = read_bindings(await bench.api.get(claim))
         assert one.state == "ready"
         return
     await bench.api.patch(path, {"spec": {"devices": []}})  # there is nothing else to be given
     await write(bench, claim, FAILED, "NoCable")
     async with asyncio.timeout(WAIT_S_MAX):
-        while bindings(await bench.api.get(claim)):
+        while read_bindings(await bench.api.get(claim)):
             await asyncio.sleep(0.02)
     assert "nodeName" not in (await bench.api.get(f"{bench.pods}/m-1"))["spec"]

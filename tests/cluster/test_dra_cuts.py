@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from autoscaler.kubernetes.api import Api, ApiError
-from autoscaler.slicing.dra_claims import decode
+from autoscaler.slicing.dra_claims import read_allocations
 from tests.cluster.house import House
 from tests.cluster.test_dra import RESOURCE
 from tests.cluster.test_slicing import SLICES, WAIT_S_MAX, explained, kept, noded, ours
@@ -47,7 +47,9 @@ async def test_two_small_models_that_start_at_once_get_parts_of_one_gpu_and_one_
                 while len(begun := await ours(api, namespace)) < 2:
                     await asyncio.sleep(0.05)
                 got = {
-                    name: decode(await api.get(f"{claims}/{pod['metadata']['name']}"))[0].entry.rpartition("/")[2]
+                    name: read_allocations(await api.get(f"{claims}/{pod['metadata']['name']}"))[0].entry.rpartition(
+                        "/"
+                    )[2]
                     for name, pod in begun.items()
                 }
                 assert {one.partition("-mig-")[0] for one in got.values()} == {"gpu-0"}, got
@@ -110,7 +112,7 @@ async def test_who_needs_all_of_a_gpu_has_its_parts_left_and_nobody_comes_to_the
                 assert (await asked)[0] == 200
                 there = await ours(api, namespace)
                 assert "late" not in there
-                (got,) = decode(await api.get(f"{claims}/{there['whole']['metadata']['name']}"))
+                (got,) = read_allocations(await api.get(f"{claims}/{there['whole']['metadata']['name']}"))
                 assert got.entry.rpartition("/")[2] == "gpu-0"
         finally:
             for one in partitionable(node.name):
@@ -133,7 +135,7 @@ async def test_small_models_get_parts_of_one_gpu_each_as_small_as_holds_it_and_a
             """What the claim of a Model's pod really has."""
             while name not in (there := await ours(api, namespace)):
                 await asyncio.sleep(0.05)
-            (one,) = decode(await api.get(f"{claims}/{there[name]['metadata']['name']}"))
+            (one,) = read_allocations(await api.get(f"{claims}/{there[name]['metadata']['name']}"))
             return one.entry.rpartition("/")[2]
 
         try:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from autoscaler.kubernetes.api import Api, ApiError
-from autoscaler.slicing.dra_claims import decode
+from autoscaler.slicing.dra_claims import read_allocations
 from tests.cluster.house import House
 from tests.cluster.test_dra import RESOURCE
 from tests.cluster.test_slicing import SLICES, WAIT_S_MAX, explained, kept, noded, ours
@@ -63,7 +63,7 @@ async def test_two_replicas_have_a_gpu_by_one_claim_a_third_waits_and_the_claim_
                     env = {one["name"]: one.get("value") for one in pod["spec"]["containers"][0]["env"]}
                     assert env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=30720M"
                 (claim,) = await claims()
-                assert [one.entry for one in decode(claim)] == [f"{DRIVER}/{node.name}/gpu-0"]
+                assert [one.entry for one in read_allocations(claim)] == [f"{DRIVER}/{node.name}/gpu-0"]
                 uids = {pod["metadata"]["uid"] for pod in begun.values()}
                 assert reserved(claim) == {one["uid"] for one in claim["metadata"]["ownerReferences"]} == uids
                 while "Not placed" not in (said := await explained(house, left)):

@@ -20,7 +20,7 @@ from autoscaler.drivers.kubernetes.driver import KubernetesDriver
 from autoscaler.drivers.kubernetes.objects import pod
 from autoscaler.kubernetes import watching
 from autoscaler.kubernetes.api import Api, ApiError, Object
-from autoscaler.kubernetes.kubeconfig import Access, access
+from autoscaler.kubernetes.kubeconfig import ApiAccess, load_api_access
 from autoscaler.spec.pod import Pod
 from autoscaler.state.events import ReplicaSeen, Seen, Synced
 from autoscaler.state.lifecycle import STOP_GRACE_S
@@ -45,7 +45,7 @@ async def scene(api: Api, namespace: str, tmp_path: Path) -> AsyncIterator[Scene
 class Paused(Api):
     """A process that is paused before its delete, and finds its time as a leader over when that was answered."""
 
-    def __init__(self, way: Access) -> None:
+    def __init__(self, way: ApiAccess) -> None:
         super().__init__(way, lambda: self.may_s)
         self.may_s = math.inf
         self.at_delete, self.goes_on = asyncio.Event(), asyncio.Event()
@@ -65,7 +65,7 @@ async def test_case_25_a_leader_paused_before_its_delete_deletes_nothing_that_an
     scene: Scene, kubeconfig: Path
 ) -> None:
     one, model = scene.engine("r1")
-    async with Paused(await access(kubeconfig)) as api:
+    async with Paused(await load_api_access(kubeconfig)) as api:
         old = scene.driver(api)
         async with running(old) as seen_by_old:
             old.start(one, model)
@@ -94,7 +94,7 @@ async def test_case_26_a_pod_that_a_leader_before_us_stops_leaves_and_has_not_fa
     """
     monkeypatch.setattr("autoscaler.drivers.kubernetes.driver.ADOPT_SECONDS_MAX", 0.05)  # not waited for
     one, model = scene.engine("r1", manner=Manner.IGNORES_SIGTERM)
-    old, cutter, way = scene.driver(), Cutter(port_of(plane)), await access(kubeconfig)
+    old, cutter, way = scene.driver(), Cutter(port_of(plane)), await load_api_access(kubeconfig)
     async with running(old) as seen_by_old:
         old.start(one, model)
         await seen_by_old.until(one.id, Seen.READY)
@@ -129,7 +129,7 @@ async def until_unmarked(scene: Scene) -> None:
 
 async def test_who_may_not_write_starts_and_stops_nothing_and_blames_nobody(scene: Scene, kubeconfig: Path) -> None:
     may_s = [math.inf]
-    async with Api(await access(kubeconfig), lambda: may_s[0]) as api:
+    async with Api(await load_api_access(kubeconfig), lambda: may_s[0]) as api:
         driver = scene.driver(api)
         async with running(driver) as observed:
             one, model = scene.engine("r1")
@@ -163,7 +163,7 @@ async def test_a_start_and_a_stop_cost_few_requests(
     scene: Scene, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watching, "SUSPECT_S", WAIT_S_MAX)  # a watch that is late is no matter of this
-    async with Api(await access(kubeconfig)) as api:
+    async with Api(await load_api_access(kubeconfig)) as api:
         driver = scene.driver(api)
         async with running(driver) as observed:
             asked = api.requests
@@ -181,7 +181,7 @@ class Deaf(Api):
 
     deaf = False
 
-    def __init__(self, way: Access) -> None:
+    def __init__(self, way: ApiAccess) -> None:
         super().__init__(way)
         self.unheard: list[str] = []
         """Of what was not passed on, the kinds."""
@@ -202,7 +202,7 @@ async def test_case_28_a_watch_that_is_open_and_silent_is_found_out(
 ) -> None:
     """A start, then an end (its DELETED is lost): both are seen by a list that our own write made us ask for."""
     monkeypatch.setattr(watching, "SUSPECT_S", 0.5)
-    async with Deaf(await access(kubeconfig)) as api:
+    async with Deaf(await load_api_access(kubeconfig)) as api:
         driver = scene.driver(api)
         async with running(driver) as observed:
             api.deaf = True
@@ -250,7 +250,7 @@ async def test_case_18_watches_that_are_cut_all_the_time_lose_nothing(
 ) -> None:
     cutter = Cutter(port_of(plane), 0.8)
     async with cutter.running() as port:
-        way: Access = await access(kubeconfig)
+        way: ApiAccess = await load_api_access(kubeconfig)
         way.server = f"https://127.0.0.1:{port}"
         async with Api(way) as api:
             driver = scene.driver(api)
@@ -277,7 +277,7 @@ async def forget(plane: Plane) -> None:
 class Noting(Api):
     """An API that remembers what its watches were refused for."""
 
-    def __init__(self, way: Access) -> None:
+    def __init__(self, way: ApiAccess) -> None:
         super().__init__(way)
         self.refused: list[int] = []
 
@@ -299,7 +299,7 @@ async def test_case_28_etcd_is_compacted_while_the_driver_is_cut_off(
     monkeypatch.setattr(watching, "SUSPECT_S", WAIT_S_MAX)  # else a suspicion may begin it anew before the watch does
     cutter = Cutter(port_of(plane))
     async with cutter.running() as port:
-        way: Access = await access(kubeconfig)
+        way: ApiAccess = await load_api_access(kubeconfig)
         way.server = f"https://127.0.0.1:{port}"
         async with Noting(way) as api:
             driver = scene.driver(api)
@@ -334,7 +334,7 @@ async def ready_at(ip: str, *replicas: str) -> AsyncIterator[None]:
 
     async with AsyncExitStack() as stack:
         for one in replicas:
-            server = await asyncio.start_server(answer, ip, pod.port_of(ReplicaId(one)))
+            server = await asyncio.start_server(answer, ip, pod.assign_engine_port(ReplicaId(one)))
             await stack.enter_async_context(server)
         yield
 
@@ -357,7 +357,7 @@ async def test_case_19_an_address_that_was_given_to_another_pod_is_not_the_first
     """No kubelet here: pods that nobody schedules, with statuses by hand. The first one's end is not heard of."""
     monkeypatch.setattr(watching, "SUSPECT_S", 0.5)
     path, ip = f"/api/v1/namespaces/{namespace}/pods", f"10.244.{next_number()}.9"
-    async with ready_at(ip, "r1", "r2"), Deaf(await access(kubeconfig)) as ours:
+    async with ready_at(ip, "r1", "r2"), Deaf(await load_api_access(kubeconfig)) as ours:
         driver = KubernetesDriver(ours, namespace, launch, lambda _: "engine", assume_after_s=0.05, inventory=False)
         async with running(driver) as observed:
             nobody = Pod(scheduler_name="nobody")

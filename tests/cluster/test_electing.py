@@ -14,9 +14,9 @@ from autoscaler.contract import GatewayId
 from autoscaler.kubernetes import gateway_pods
 from autoscaler.kubernetes.api import Api, FencedError, Object
 from autoscaler.kubernetes.gateway_pods import GatewayPods
-from autoscaler.kubernetes.kubeconfig import access
+from autoscaler.kubernetes.kubeconfig import load_api_access
 from autoscaler.kubernetes.leader_election import Elector
-from autoscaler.server.auth import AGENT, BOTH, GATEWAY, Admitted
+from autoscaler.server.auth import AGENT, BOTH, GATEWAY, Authenticated
 from autoscaler.server.token_review import KEPT_S, STANDS_S, Tokens
 from autoscaler.state.events import GatewayGone, GatewaySeen
 from tests.cluster.accounts import make_account, token
@@ -132,7 +132,7 @@ async def test_a_deleted_lease_is_made_anew_above_what_gateways_know(api: Api, n
 async def test_a_leader_whose_api_server_hangs_ends_and_its_writes_are_refused(
     plane: Plane, kubeconfig: Path, namespace: str
 ) -> None:
-    way = await access(kubeconfig)
+    way = await load_api_access(kubeconfig)
     async with Api(way) as leasing:
         a = Played(leasing, namespace, "a")
         async with Api(way, a.elector.writes_s) as acting, a.standing():
@@ -228,7 +228,7 @@ async def test_only_the_named_accounts_tokens_for_our_audience_are_let_in(
 
     await until(lambda: taken(ours))  # a question without an answer in time is a refusal
     agents = await tokens.admits(await token(api, namespace, "agent", audiences=["pilotlight"]))
-    assert agents == Admitted(roles=AGENT)
+    assert agents == Authenticated(roles=AGENT)
     assert not await tokens.admits(for_the_api_server)
     assert not await tokens.admits(await token(api, namespace, "other", audiences=["pilotlight"]))
     assert not await tokens.admits(ours[:-4] + "AAAA")
@@ -241,7 +241,9 @@ async def test_only_the_named_accounts_tokens_for_our_audience_are_let_in(
     plane.signal_part("kube-apiserver", signal.SIGSTOP)
     try:
         known, unknown = await asyncio.gather(tokens.admits(ours), tokens.admits(new))
-        assert (known, unknown) == (Admitted(roles=GATEWAY), None), "what was said last stands; nobody new is let in"
+        assert (known, unknown) == (Authenticated(roles=GATEWAY), None), (
+            "what was said last stands; nobody new is let in"
+        )
         now_s += STANDS_S
         assert not await tokens.admits(ours)
     finally:

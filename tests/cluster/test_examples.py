@@ -172,7 +172,7 @@ async def release(
 @contextlib.asynccontextmanager
 async def both_keys(release: Release) -> AsyncIterator[tuple[str, str]]:
     """Of a Tenant that is there meanwhile: one for Calls, one for orders."""
-    name, made = f"t-{uuid.uuid4().hex[:8]}", [keys.new(role, role) for role in ("tenant", "operator")]
+    name, made = f"t-{uuid.uuid4().hex[:8]}", [keys.generate_key(role, role) for role in ("tenant", "operator")]
     entries = [{"name": one.name, "sha256": one.sha256, "role": one.role} for _, one in made]
     await release.api.create(TENANTS, tenant(name, keys=entries))
     try:

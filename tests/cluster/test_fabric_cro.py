@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from autoscaler.kubernetes.api import Api, ApiError, UnreachableError
-from autoscaler.kubernetes.kubeconfig import access
+from autoscaler.kubernetes.kubeconfig import load_api_access
 from autoscaler.providers.cro.objects import API, MANAGED_BY, REQUESTS, RESOURCES
 from autoscaler.providers.cro.provider import NODES, CroFabric
 from autoscaler.providers.kube import Object
@@ -67,7 +67,7 @@ class CroRig:
         asyncio.run(self._run(scenario))
 
     async def _run(self, scenario: Coroutine[object, object, None]) -> None:
-        async with Api(await access(self._kubeconfig)) as self._api:
+        async with Api(await load_api_access(self._kubeconfig)) as self._api:
             await definitions.install_foreign(self._api, "cro")
             await make_namespace(self._api, self._name)
             await self._node()

@@ -9,7 +9,7 @@ import asyncio
 from contextlib import AsyncExitStack
 
 from autoscaler.kubernetes.api import Api
-from autoscaler.providers.lead_time_store import NAME, learnt_of
+from autoscaler.providers.lead_time_store import NAME, parse_lead_times
 from tests.cluster.fabric import Stream, in_order, settings, slow
 from tests.cluster.rack import Rack, rack
 from tests.cluster.test_placing import held_by_others
@@ -39,7 +39,7 @@ async def test_who_is_on_a_gpu_that_costs_moves_to_our_own_when_that_is_free_and
         assert await rack.where() == {"bob": rack.own.name}
         await rack.until_gone()
         kept = await api.get(f"/api/v1/namespaces/{namespace}/configmaps/{NAME}")
-        (learnt,) = learnt_of(next(iter(kept["data"].values()))).items()
+        (learnt,) = parse_lead_times(next(iter(kept["data"].values()))).items()
         assert (learnt[0].provider, learnt[1].came) == ("rack", 1), "who leads next knows it"
         assert rack.counts == [0, 1, 0]
         (came,) = (one for one in rack.diary if one.startswith("attached"))

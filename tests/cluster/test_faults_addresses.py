@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from autoscaler.contract import ReplicaId
-from autoscaler.drivers.kubernetes.objects.pod import port_of
+from autoscaler.drivers.kubernetes.objects.pod import assign_engine_port
 from autoscaler.kubernetes.api import Api, Object
-from autoscaler.kubernetes.kubeconfig import access
+from autoscaler.kubernetes.kubeconfig import load_api_access
 from tests.cluster.calls import Answered, good
 from tests.cluster.kubelet.pod import EVICTED
 from tests.cluster.lossy import Lossy
@@ -34,7 +34,7 @@ async def test_case_18_a_pod_that_is_gone_leaves_routes(
     with watches that are cut all the time (here each 0.5 s, in the list each 10 s).
     """
     async with AsyncExitStack() as stack, asyncio.timeout(LIMIT_S):
-        lossy = Lossy(await access(kubeconfig))
+        lossy = Lossy(await load_api_access(kubeconfig))
         lossy.watch_s = 0.5 if how == "watches are cut" else None
         way = await stack.enter_async_context(lossy.running(tmp_path))
         stage = await stack.enter_async_context(staged(api, namespace, tmp_path))
@@ -146,4 +146,4 @@ async def test_case_19_two_models_take_turns_at_one_address(
                     await asyncio.sleep(0.02)
         addresses = {pod: stage.addresses[pod] for pod in one.pods_made}
         assert len(set(addresses.values())) < len(addresses), "one was given out again"
-        assert len({port_of(ReplicaId(pod)) for pod in addresses}) == len(addresses)
+        assert len({assign_engine_port(ReplicaId(pod)) for pod in addresses}) == len(addresses)

@@ -19,7 +19,7 @@ from autoscaler.kubernetes.api import Api
 from gateway.request.forbidden_fields import PLACES
 from loadtest.client import Client
 from loadtest.result import Ending, Result
-from loadtest.verdict import judge
+from loadtest.verdict import judge_run
 from tests.cluster.conftest import next_number
 from tests.cluster.front import Front, deployment
 from tests.cluster.many import Estate
@@ -56,7 +56,7 @@ async def test_case_10_from_four_to_one_with_twenty_streams_on_each(stage: Stage
         await one.until(lambda: acknowledged_by_all_but(one, "g3"))
         later = [asyncio.create_task(send(one.url(f"g{1 + n % 2}"), tokens=1)) for n in range(20)]
         results = await asyncio.gather(*streams, *later)
-        assert judge(100, results).completed == 100
+        assert judge_run(100, results).completed == 100
         assert list((await stage.engines()).values()) == [False] * 4, "g3 has not acknowledged"
         assert (await one.counts("ada"))[0] == {"ready": 1, "draining": 3}
         one.signal("g3", signal.SIGCONT)
@@ -122,9 +122,9 @@ async def test_case_14_a_rolling_update_of_gateways_with_streams(
                 await asyncio.gather(*clients)
             results = [result for each in streams for result in await each]
             after = set(await front.pods())
-        assert judge(80, results).completed == 80
+        assert judge_run(80, results).completed == 80
         assert len(through(results, set(before))) == 80
-        assert judge(len(short), short).completed == len(short), "nobody was refused, or sent away"
+        assert judge_run(len(short), short).completed == len(short), "nobody was refused, or sent away"
         assert {bool(through(short, {name})) for name in (*before, *after)} == {True}, "they came to each"
         assert not any(call.aborted for call in stage.calls())
 
@@ -160,8 +160,8 @@ async def test_case_15_one_of_three_gateways_is_killed(
             assert not any(streams[name].done() for name in others), "its Slots are the others' before any stream ends"
             assert await one.leads(leader)
             for name, came in zip(others, newcomers, strict=True):
-                assert judge(slots, came).completed == slots
-                assert judge(len(long), await streams[name]).completed == len(long)
+                assert judge_run(slots, came).completed == slots
+                assert judge_run(len(long), await streams[name]).completed == len(long)
         assert aborted(stage) == len(lost)
         ids = {result.headers["x-request-id"] for came in newcomers for result in came}
         assert max(call.at_once for call in stage.calls() if call.id in ids) == slots, "all of its Slots"

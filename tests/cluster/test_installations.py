@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from autoscaler.kubernetes.api import Api, Object
-from autoscaler.spec.ownership import INSTALLATION, identity
+from autoscaler.spec.ownership import INSTALLATION, installation_id
 from tests.cluster import definitions
 from tests.cluster.house import House, model
 from tests.cluster.kubelet.node import Node
@@ -44,7 +44,7 @@ async def test_each_leaves_the_pods_of_the_other_alone(
                 await asyncio.sleep(0.05)
         assert after["ada"]["metadata"]["uid"] == before["ada"]["metadata"]["uid"]
         owners = [after[name]["metadata"]["labels"][INSTALLATION] for name in ("ada", "bob")]
-        assert owners == [identity(namespace, "pilotlight"), identity(namespace, "other")]
+        assert owners == [installation_id(namespace, "pilotlight"), installation_id(namespace, "other")]
         assert all(pod["spec"]["nodeName"] == node.name for pod in after.values())
 
 
@@ -97,7 +97,7 @@ async def test_of_two_installations_that_read_a_model_one_serves_it(
             while (await conditions(api, namespace, "ada"))["Ready"] != "1 Replica takes Calls":  # the other writes it
                 await asyncio.sleep(0.05)
             (pod,) = (await api.get(f"/api/v1/namespaces/{namespace}/pods"))["items"]
-            assert pod["metadata"]["labels"][INSTALLATION] == identity(namespace, "pilotlight")
+            assert pod["metadata"]["labels"][INSTALLATION] == installation_id(namespace, "pilotlight")
             named = {"spec": {"installation": f"{namespace}/other"}}
             await api.patch(f"{definitions.models(namespace)}/ada", named)
             await until_answers(two, "ada", 200)
@@ -107,5 +107,5 @@ async def test_of_two_installations_that_read_a_model_one_serves_it(
                 await asyncio.sleep(0.05)
             while len(pods := (await api.get(f"/api/v1/namespaces/{namespace}/pods"))["items"]) > 1:
                 await asyncio.sleep(0.05)
-            assert pods[0]["metadata"]["labels"][INSTALLATION] == identity(namespace, "other")
+            assert pods[0]["metadata"]["labels"][INSTALLATION] == installation_id(namespace, "other")
             assert pods[0]["spec"]["nodeName"] == node.name

@@ -14,7 +14,7 @@ from signal import SIGCONT, SIGSTOP
 import pytest
 
 from autoscaler.kubernetes.api import Api, UnreachableError
-from autoscaler.kubernetes.kubeconfig import access
+from autoscaler.kubernetes.kubeconfig import load_api_access
 from autoscaler.providers.karpenter.provider import KarpenterNodes
 from autoscaler.providers.kube import Object
 from autoscaler.providers.provider import Provider
@@ -86,7 +86,7 @@ class KarpenterRig:
         asyncio.run(self._run(scenario))
 
     async def _run(self, scenario: Coroutine[object, object, None]) -> None:
-        async with Api(await access(self._kubeconfig)) as self._api:
+        async with Api(await load_api_access(self._kubeconfig)) as self._api:
             await make_namespace(self._api, self._name)
             self._lost = Lost(self._api, self._api)
             async with Machines(self._api, self._name, self._logs).pooled(limits={GPU: "9"}):

@@ -14,7 +14,7 @@ from autoscaler.kubernetes import optional_kinds
 from autoscaler.kubernetes.api import MERGE, Api, ApiError, Object
 from autoscaler.kubernetes.resources.installation import Installation, Status
 from autoscaler.kubernetes.resources.kubeai_watcher import API_VERSION, KUBEAI, KubeaiModels
-from autoscaler.kubernetes.watching import Key
+from autoscaler.kubernetes.watching import ObjectKey
 from autoscaler.spec.model import Model
 from autoscaler.state.events import DocumentsSeen
 
@@ -55,7 +55,7 @@ class Following:
 
     def _convert(self, value: object) -> tuple[Model | None, str, tuple[str, ...]]:
         self.read += 1
-        return kubeai.live(value)
+        return kubeai.convert_live_model(value)
 
     def _tell(self, documents: DocumentsSeen, statuses: Mapping[ModelName, Status]) -> None:
         self.told.append(documents)
@@ -100,7 +100,7 @@ async def test_models_of_kubeai_are_followed_from_a_cluster_without_the_kind_to_
 ) -> None:
     monkeypatch.setattr(optional_kinds, "ABSENT_S", 0.05)
     following, path = Following(api, namespace), f"/apis/{API_VERSION}/namespaces/{namespace}/models"
-    key = Key(namespace, "tiny")
+    key = ObjectKey(namespace, "tiny")
     async with following.running():
         await following.until(lambda: following.told != [])
         assert following.models() == {}, "nobody waits for a kind that is not there"
@@ -121,7 +121,7 @@ async def test_models_of_kubeai_are_followed_from_a_cluster_without_the_kind_to_
             await following.until(lambda: len(following.told) > told)
             assert following.read == read + 1, "a status is no news of a spec"
             assert following.models().keys() == {"tiny"}
-            assert "FasterWhisper" in following.kubeai.wrong[Key(namespace, "whisper")]
+            assert "FasterWhisper" in following.kubeai.wrong[ObjectKey(namespace, "whisper")]
 
             await api.patch(f"{path}/tiny", {"spec": {"url": "gs://bucket/tiny"}}, MERGE)
             await following.until(lambda: key in following.kubeai.wrong)

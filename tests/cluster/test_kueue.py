@@ -17,9 +17,9 @@ from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
 from autoscaler.drivers.kubernetes.objects import node as nodes
-from autoscaler.drivers.kubernetes.objects.pod_template import template
+from autoscaler.drivers.kubernetes.objects.pod_template import build_pod_template
 from autoscaler.kubernetes.api import MERGE, Api
-from autoscaler.kubernetes.kubeconfig import access
+from autoscaler.kubernetes.kubeconfig import load_api_access
 from autoscaler.providers.kube import AnswerError, Object
 from autoscaler.providers.kueue import workload
 from autoscaler.providers.kueue.provider import KueuePlaces
@@ -68,7 +68,7 @@ class KueueRig:
         asyncio.run(self._run(scenario))
 
     async def _run(self, scenario: Coroutine[object, object, None]) -> None:
-        async with Api(await access(self._kubeconfig)) as self._api:
+        async with Api(await load_api_access(self._kubeconfig)) as self._api:
             await definitions.install_foreign(self._api, "kueue")
             await self._api.apply(definitions.definition("workloads", "kueue.x-k8s.io"), WORKLOADS, "test")
             await make_namespace(self._api, self._name)
@@ -133,10 +133,10 @@ class KueueRig:
     async def _taken(self, name: str) -> None:
         path = f"/api/v1/namespaces/{self._name}/pods"
         found = await self._api.get(f"{path}/{name}")
-        assert nodes.read_other(found) is None, "it gives way"
-        one = workload.read(found)
+        assert nodes.read_other_pod(found) is None, "it gives way"
+        one = workload.read_place(found)
         assert one is not None
-        marks = workload.listed(one, None, "serving").marks
+        marks = workload.place_to_lease(one, None, "serving").marks
         same = {key: found["spec"][key] for key in ("containers", "nodeSelector", "securityContext", "tolerations")}
         taker: Object = {
             "apiVersion": "v1", "kind": "Pod",
@@ -163,7 +163,7 @@ class KueueRig:
 def pod_of(name: ModelName) -> Object | None:
     made = model("llama-8b", 16)
     made = replace(made, spec=replace(made.spec, resources=Resources(requests={"cpu": "1"}), image="engine:1"))
-    return template(made, Settings()) if name == OWNER else None
+    return build_pod_template(made, Settings()) if name == OWNER else None
 
 
 @pytest.mark.standard

@@ -19,7 +19,7 @@ from autoscaler.queries.mig_status import configs_of
 from autoscaler.slicing.mig import CONFIG, PRODUCT, STATE
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import Cutting, NodeDevice, NodeKind, NodeSlicing, Settings
-from autoscaler.state.mig import CutOrder, CutRefused, Cuttable, CuttableSeen
+from autoscaler.state.mig import CutOrder, CutRefused, CuttableSeen, MigNode
 from tests.cluster.conftest import next_number
 from tests.cluster.kubelet.node import Node
 
@@ -36,7 +36,7 @@ class Seen:
     def __init__(self, node: str) -> None:
         self._node = node
         self._changed = asyncio.Event()
-        self.node: Cuttable | None = None
+        self.node: MigNode | None = None
         self.refused: list[str] = []
 
     def observe(self, batch: tuple[CuttableSeen | CutRefused, ...]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from autoscaler.kubernetes.api import Api
-from autoscaler.kubernetes.kubeconfig import access
+from autoscaler.kubernetes.kubeconfig import load_api_access
 from tests.cluster import poison
 from tests.cluster.conftest import make_namespace, next_number, programs
 from tests.cluster.house import House, model
@@ -44,7 +44,7 @@ async def api(tmp_path: Path) -> AsyncIterator[Api]:
     plane = Plane(tmp_path / "plane", programs())
     plane.start()
     try:
-        async with Api(await access(plane.kubeconfig)) as one:
+        async with Api(await load_api_access(plane.kubeconfig)) as one:
             yield one
     finally:
         plane.stop()

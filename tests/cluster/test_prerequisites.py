@@ -15,12 +15,12 @@ from click.testing import CliRunner
 from autoscaler.capacity.attachable_nodes import GPU_COUNT, OWNER_KIND, OWNER_NAME, OWNER_NAMESPACE
 from autoscaler.kubernetes.api import MERGE, Api
 from autoscaler.kubernetes.constants import NODES
-from autoscaler.kubernetes.kubeconfig import access
-from autoscaler.kubernetes.rbac import rights
+from autoscaler.kubernetes.kubeconfig import load_api_access
+from autoscaler.kubernetes.rbac import list_required_rights
 from pilotlight.cli.main import cli
 from pilotlight.doctor.capacity import NO_MOST
-from pilotlight.doctor.cluster import Scene, cluster
-from pilotlight.doctor.finding import Finding, blocked
+from pilotlight.doctor.cluster import Scene, check_cluster
+from pilotlight.doctor.finding import Finding, has_blocker
 from tests.cluster import definitions
 from tests.cluster.accounts import make_account, token
 from tests.cluster.group import SETS, machine_set
@@ -52,9 +52,9 @@ def scene(namespace: str, **fields: Any) -> Scene:
 @pytest.mark.usefixtures("served")
 @pytest.mark.standard
 async def test_an_admin_finds_everything_there(api: Api, namespace: str, node: Node) -> None:
-    findings = await cluster(api, scene(namespace))
+    findings = await check_cluster(api, scene(namespace))
     found = by_check(findings)
-    assert not blocked(findings), findings
+    assert not has_blocker(findings), findings
     assert found["API server"].says.startswith("Kubernetes v")
     for check in ("Model definition", "Tenant definition", "rights", "engine pods", "GPUs"):
         assert found[check].grade == "ok", found[check]
@@ -69,13 +69,13 @@ async def test_a_service_account_without_rights_hears_each_that_is_missing(
     api: Api, kubeconfig: Path, namespace: str, tmp_path: Path
 ) -> None:
     path = await account_kubeconfig(api, kubeconfig, namespace, "bare", tmp_path)
-    async with Api(await access(path)) as bare:
-        findings = await cluster(bare, scene(namespace))
-        asked_by_admin = await cluster(api, scene(namespace, account=f"{namespace}:bare"))
-    assert blocked(findings)
+    async with Api(await load_api_access(path)) as bare:
+        findings = await check_cluster(bare, scene(namespace))
+        asked_by_admin = await check_cluster(api, scene(namespace, account=f"{namespace}:bare"))
+    assert has_blocker(findings)
     missing = [one for one in findings if one.check == "rights"]
-    assert len(missing) == len(rights("cluster"))
-    for right, one in zip(rights("cluster"), missing, strict=True):
+    assert len(missing) == len(list_required_rights("cluster"))
+    for right, one in zip(list_required_rights("cluster"), missing, strict=True):
         assert right.use in one.says
         assert f"resources: [{right.resource}], verbs: [{', '.join(right.verbs)}]" in one.fix
         assert one.grade == ("warning" if right.optional else "blocker")
@@ -88,11 +88,11 @@ async def test_a_service_account_without_rights_hears_each_that_is_missing(
 async def test_how_many_gpus_a_node_can_have_its_machine_set_may_say(api: Api, namespace: str, node: Node) -> None:
     await definitions.install_foreign(api, "cro")
     at = scene(namespace, capacity=("cro",))
-    assert NO_MOST in [one.says for one in await cluster(api, at)]
+    assert NO_MOST in [one.says for one in await check_cluster(api, at)]
     await machine_set(api, namespace, {GPU_COUNT: "4"})
     of = {OWNER_KIND: "MachineSet", OWNER_NAME: namespace, OWNER_NAMESPACE: namespace}
     await api.patch(f"{NODES}/{node.name}", {"metadata": {"annotations": of}})
-    assert NO_MOST not in [one.says for one in await cluster(api, at)]
+    assert NO_MOST not in [one.says for one in await check_cluster(api, at)]
     await api.delete(f"{SETS.format(namespace)}/{namespace}")
 
 
@@ -100,11 +100,11 @@ async def test_a_namespace_that_admits_no_engine_is_a_blocker(api: Api, namespac
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}}
     await api.create(f"/api/v1/namespaces/{namespace}/resourcequotas", quota)
     async with asyncio.timeout(90):
-        while by_check(await cluster(api, scene(namespace)))["engine pods"].grade == "ok":
+        while by_check(await check_cluster(api, scene(namespace)))["engine pods"].grade == "ok":
             await asyncio.sleep(0.1)  # until the quota is counted
-    found = by_check(await cluster(api, scene(namespace)))["engine pods"]
+    found = by_check(await check_cluster(api, scene(namespace)))["engine pods"]
     assert (found.grade, "quota" in found.says) == ("blocker", True), found
-    absent = by_check(await cluster(api, scene("not-there")))["engine pods"]
+    absent = by_check(await check_cluster(api, scene("not-there")))["engine pods"]
     assert (absent.grade, absent.fix) == ("blocker", "kubectl create namespace not-there")
 
 
@@ -123,8 +123,8 @@ async def test_a_server_that_is_not_there_is_one_blocker(tmp_path: Path) -> None
         "contexts": [{"name": "x", "context": {"cluster": "x", "user": "x"}}],
     }  # fmt: skip
     (tmp_path / "config").write_text(yaml.safe_dump(config))
-    async with Api(await access(tmp_path / "config")) as api:
-        (only,) = await cluster(api, scene("x"))
+    async with Api(await load_api_access(tmp_path / "config")) as api:
+        (only,) = await check_cluster(api, scene("x"))
     assert (only.check, only.grade) == ("API server", "blocker")
 
 

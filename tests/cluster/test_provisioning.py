@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from autoscaler.contract import ModelName
-from autoscaler.drivers.kubernetes.objects.pod_template import template
+from autoscaler.drivers.kubernetes.objects.pod_template import build_pod_template
 from autoscaler.kubernetes.api import Api, ApiError, UnreachableError
-from autoscaler.kubernetes.kubeconfig import access
+from autoscaler.kubernetes.kubeconfig import load_api_access
 from autoscaler.providers.kube import AnswerError, Object
 from autoscaler.providers.provisioning_request import objects
 from autoscaler.providers.provisioning_request.objects import ATOMIC, CHECK, GKE
@@ -75,7 +75,7 @@ class ProvisioningRig:
         asyncio.run(self._run(scenario))
 
     async def _run(self, scenario: Coroutine[object, object, None]) -> None:
-        async with Api(await access(self._kubeconfig)) as self._api:
+        async with Api(await load_api_access(self._kubeconfig)) as self._api:
             await definitions.install_foreign(self._api, "autoscaling")
             await make_namespace(self._api, self._name)
             self._lost, clock = Lost(self._api, self._api), asyncio.get_running_loop().time
@@ -173,7 +173,7 @@ class ProvisioningRig:
 
 
 def pod_of(name: ModelName) -> Object | None:
-    return template(model("llama-8b", 16), SETTINGS) if name == OWNER else None
+    return build_pod_template(model("llama-8b", 16), SETTINGS) if name == OWNER else None
 
 
 @pytest.mark.standard

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from autoscaler.kubernetes.api import Api, Object
-from autoscaler.kubernetes.watching import Change, Key, Watched
+from autoscaler.kubernetes.watching import Change, ObjectKey, Watched
 from tests.cluster.house import House, model
 from tests.cluster.kubelet.node import Node
 from tests.kit.fake_process import command
@@ -21,7 +21,7 @@ class Pods:
 
     def __init__(self, api: Api, namespace: str) -> None:
         self.watched = Watched(api, f"/api/v1/namespaces/{namespace}/pods", lambda pod: pod, self._hear)
-        self._there: dict[Key, Object] = {}
+        self._there: dict[ObjectKey, Object] = {}
         self._told: list[list[Object]] = [[]]
         self._news = asyncio.Event()
 

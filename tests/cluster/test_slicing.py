@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from autoscaler.kubernetes.api import Api, ApiError
-from autoscaler.slicing.dra_claims import decode
+from autoscaler.slicing.dra_claims import read_allocations
 from autoscaler.slicing.hami import SCHEDULER
 from tests.cluster.conftest import next_number
 from tests.cluster.house import House, model
@@ -121,7 +121,7 @@ async def test_a_model_gets_the_device_that_the_plan_chose_by_a_claim_that_goes_
             api, namespace, node, {"claims": [{"name": "gpu"}]},
             resourceClaims=[{"name": "gpu", "resourceClaimName": "theirs"}],
         )  # fmt: skip
-        (got,) = decode(await api.get(f"{claims}/theirs"))
+        (got,) = read_allocations(await api.get(f"{claims}/theirs"))
         assert got.entry == f"{DRIVER}/{node.name}/gpu-0", "the scheduler takes the first"
         models = {name: kept(name, node, "20Gi") for name in ("ada", "bob")}
         house.write(*models.values())
@@ -134,7 +134,7 @@ async def test_a_model_gets_the_device_that_the_plan_chose_by_a_claim_that_goes_
                 name = pod["metadata"]["name"]
                 assert pod["metadata"]["annotations"][SLICES] == f"{node.name}/gpu-1"
                 claim = await api.get(f"{claims}/{name}")
-                assert [one.entry for one in decode(claim)] == [f"{DRIVER}/{node.name}/gpu-1"]
+                assert [one.entry for one in read_allocations(claim)] == [f"{DRIVER}/{node.name}/gpu-1"]
                 while "ownerReferences" not in claim["metadata"]:  # it is the pod's when that is there
                     claim = await api.get(f"{claims}/{name}")
                 assert [one["uid"] for one in claim["metadata"]["ownerReferences"]] == [pod["metadata"]["uid"]]

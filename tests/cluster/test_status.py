@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from autoscaler.contract import ModelName
-from autoscaler.controller.loop import Step
+from autoscaler.controller.loop import LoopStep
 from autoscaler.kubernetes.api import MERGE, Api
-from autoscaler.kubernetes.kubeconfig import access
+from autoscaler.kubernetes.kubeconfig import load_api_access
 from autoscaler.kubernetes.resources import event_writer, status_writer
 from autoscaler.kubernetes.resources.event_log import MINUTE_MAX
 from autoscaler.kubernetes.resources.status_writer import CHANGE_S, NEWS_S
@@ -32,7 +32,7 @@ async def counted(kubeconfig: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIte
     monkeypatch.setattr(status_writer, "LOOK_S_MAX", 0.04)
     monkeypatch.setattr(status_writer, "PER_S", 500.0)
     monkeypatch.setattr(event_writer, "PER_S", 500.0)
-    async with Api(await access(kubeconfig)) as one:
+    async with Api(await load_api_access(kubeconfig)) as one:
         yield one
 
 
@@ -177,7 +177,7 @@ async def test_who_does_not_lead_writes_nothing_and_takes_over_from_what_is_ther
 ) -> None:
     await api.create(models, model("ada"))
     writes_s = 0.0
-    async with Api(await access(kubeconfig), lambda: writes_s) as fenced:
+    async with Api(await load_api_access(kubeconfig), lambda: writes_s) as fenced:
         house = House(fenced, namespace)
         async with house.running():
             house.stepped.step(FollowingSeen())
@@ -294,7 +294,7 @@ async def test_a_model_that_flaps_is_a_count_and_few_requests(
 
         def fail(number: int) -> None:
             action = FailStart(model=ADA, reason=f"no engine, look {number}")
-            house.events.on_step(Step(at, at, Plan(), (action,), (), 0.0, 0.0, 0.0))
+            house.events.on_step(LoopStep(at, at, Plan(), (action,), (), 0.0, 0.0, 0.0))
 
         for number in range(1, 61):
             fail(number)

@@ -16,14 +16,22 @@ from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers.kubernetes import volumes
 from autoscaler.drivers.kubernetes.objects import node as nodes
 from autoscaler.drivers.kubernetes.objects import pod as pods
-from autoscaler.drivers.kubernetes.volumes import VOLUMES, Mounted, NodeVolumes, claims_in, facts_of, mounted, of_node
+from autoscaler.drivers.kubernetes.volumes import (
+    VOLUMES,
+    Mounted,
+    NodeVolumes,
+    build_node_volume,
+    claims_path,
+    mount_weights,
+    read_node_facts,
+)
 from autoscaler.kubernetes.api import MERGE, Api, ApiError, Object
-from autoscaler.kubernetes.kubeconfig import access
+from autoscaler.kubernetes.kubeconfig import load_api_access
 from autoscaler.spec import load
 from autoscaler.spec.model import Model
 from autoscaler.spec.settings import Settings, Weights
 from autoscaler.state.world import STORE, Replica, SliceId
-from autoscaler.weights.mounts import Found, NodeFacts
+from autoscaler.weights.mounts import ArtifactFacts, NodeMountFacts
 from tests.cluster.accounts import acting_as_autoscaler, refused
 from tests.cluster.house import House, model
 from tests.cluster.kubelet.node import Node
@@ -31,7 +39,7 @@ from tests.kit.fake_process import command
 
 LOOK_S, WAIT_S_MAX = 0.05, 120.0
 WORDS = "the weights themselves"
-COPY = Found("sha256:" + 64 * "a", "copies/0123456789abcdef/sha256-aaaa/files", "llama.gguf")
+COPY = ArtifactFacts("sha256:" + 64 * "a", "copies/0123456789abcdef/sha256-aaaa/files", "llama.gguf")
 READ = f"import sys; sys.exit(open(sys.argv[1]).read() != {WORDS!r})"
 """Ends with 0 where the file is as it was written."""
 
@@ -56,19 +64,21 @@ def disk(node: Node, tmp_path: Path) -> Path:
 
 
 def reading() -> Model:
-    found = load.one(
+    found = load.read_document(
         model("ada", artifact="oci://r.io/a:1", command=[sys.executable, "-c", READ, "{model_path}", "{port}"])
     )
     assert isinstance(found, Model)
     return found
 
 
-async def seen(api: Api, node: Node, namespace: str, found: Found = COPY, settings: Settings | None = None) -> Mounted:
+async def seen(
+    api: Api, node: Node, namespace: str, found: ArtifactFacts = COPY, settings: Settings | None = None
+) -> Mounted:
     """As a driver has it."""
-    of = facts_of(nodes.read(await api.get(f"/api/v1/nodes/{node.name}")))
+    of = read_node_facts(nodes.read_node(await api.get(f"/api/v1/nodes/{node.name}")))
     of = of._replace(kubelet="v1.36.0", runtime="containerd://2.1.0")  # a process kubelet mounts no images
-    facts = await volumes.look(api, "cluster")
-    return mounted(reading(), namespace, of, found, facts, settings or Settings())
+    facts = await volumes.query_cluster_facts(api, "cluster")
+    return mount_weights(reading(), namespace, of, found, facts, settings or Settings())
 
 
 def pod_of(node: Node, weights: Mounted) -> Object:
@@ -76,8 +86,10 @@ def pod_of(node: Node, weights: Mounted) -> Object:
         id=ReplicaId("ada-1"), model=ModelName("ada"), spec_hash="h", intent="i", slots=1,
         slices=(SliceId(f"{node.name}/nvidia.com%2Fgpu"),), memory_bytes=1,
     )  # fmt: skip
-    launch = engines.launch(volumes.located(reading(), weights), None, pods.HOST, pods.port_of(replica.id), {})
-    return pods.manifest(replica, reading(), launch, "engine", weights=weights.pod)
+    launch = engines.build_launch_command(
+        volumes.resolve_weight_paths(reading(), weights), None, pods.HOST, pods.assign_engine_port(replica.id), {}
+    )
+    return pods.build_pod_manifest(replica, reading(), launch, "engine", weights=weights.pod)
 
 
 async def until(api: Api, path: str, phase: str) -> Object:
@@ -100,24 +112,24 @@ async def test_an_engine_reads_its_copy_from_a_volume_of_its_node_that_goes_with
     assert disk.is_dir()
     weights = await seen(api, node, restricted)
     volume, claim = (one["metadata"]["name"] for one in weights.objects)
-    async with Api(await access(kubeconfig)) as counted:  # the other one is the kubelet's, too
+    async with Api(await load_api_access(kubeconfig)) as counted:  # the other one is the kubelet's, too
         await NodeVolumes(counted).make(weights.objects)
         made = await counted.create(f"/api/v1/namespaces/{restricted}/pods", pod_of(node, weights))
         assert counted.requests <= 6
     path = f"/api/v1/namespaces/{restricted}/pods/{made['metadata']['name']}"
     over = await until(api, path, "Succeeded")
     assert over["spec"]["nodeName"] == node.name
-    bound = await until(api, f"{claims_in(restricted)}/{claim}", "Bound")
+    bound = await until(api, f"{claims_path(restricted)}/{claim}", "Bound")
     assert bound["spec"]["volumeName"] == volume
     await api.delete(path, grace_s=0)
     await api.delete(f"/api/v1/nodes/{node.name}")
-    await until_gone(api, f"{claims_in(restricted)}/{claim}")
+    await until_gone(api, f"{claims_path(restricted)}/{claim}")
     await until_gone(api, f"{VOLUMES}/{volume}")
 
 
 async def test_a_claim_that_somebody_deleted_is_made_and_bound_again(api: Api, node: Node, restricted: str) -> None:
     weights = await seen(api, node, restricted)
-    claim = f"{claims_in(restricted)}/{weights.objects[1]['metadata']['name']}"
+    claim = f"{claims_path(restricted)}/{weights.objects[1]['metadata']['name']}"
     volume = f"{VOLUMES}/{weights.objects[0]['metadata']['name']}"
     await NodeVolumes(api).make(weights.objects)
     first = await until(api, claim, "Bound")
@@ -130,8 +142,8 @@ async def test_a_claim_that_somebody_deleted_is_made_and_bound_again(api: Api, n
 
 async def test_a_volume_is_bound_to_no_other_node_and_no_other_claim(api: Api, node: Node, restricted: str) -> None:
     """A pod that names the claim is held by where its volume is."""
-    elsewhere = NodeFacts(node.name, "another-host")
-    objects = of_node(restricted, elsewhere, STORE)
+    elsewhere = NodeMountFacts(node.name, "another-host")
+    objects = build_node_volume(restricted, elsewhere, STORE)
     await NodeVolumes(api).make(objects)
     weights = await seen(api, node, restricted)
     (source,) = weights.pod.volumes
@@ -151,9 +163,9 @@ async def test_a_volume_is_bound_to_no_other_node_and_no_other_claim(api: Api, n
             "resources": {"requests": {"storage": "1Gi"}},
         },
     }  # fmt: skip
-    await api.create(claims_in(restricted), greedy)
-    await until(api, f"{claims_in(restricted)}/{objects[1]['metadata']['name']}", "Bound")
-    assert (await api.get(f"{claims_in(restricted)}/greedy"))["status"]["phase"] == "Pending"
+    await api.create(claims_path(restricted), greedy)
+    await until(api, f"{claims_path(restricted)}/{objects[1]['metadata']['name']}", "Bound")
+    assert (await api.get(f"{claims_path(restricted)}/greedy"))["status"]["phase"] == "Pending"
 
 
 async def test_restricted_lets_in_volumes_and_images_and_no_host_path(api: Api, node: Node, restricted: str) -> None:
@@ -169,8 +181,8 @@ async def test_restricted_lets_in_volumes_and_images_and_no_host_path(api: Api, 
 
 
 async def test_without_a_right_to_volumes_that_is_known_before_any_start(api: Api) -> None:
-    assert (await volumes.look(api, "cluster")).volumes
-    found = await volumes.look(api, "namespace")
+    assert (await volumes.query_cluster_facts(api, "cluster")).volumes
+    found = await volumes.query_cluster_facts(api, "namespace")
     assert (found.volumes, found.server) == (False, (1, 36))
 
 
@@ -182,7 +194,7 @@ async def test_a_model_in_a_claim_is_served_from_zero(
     share = disk / "share" / "llama"
     share.mkdir(parents=True)
     (share / "8b.gguf").write_text(WORDS)
-    volume, claim = of_node(namespace, NodeFacts(node.name, node.name), "/share")
+    volume, claim = build_node_volume(namespace, NodeMountFacts(node.name, node.name), "/share")
     await NodeVolumes(api).make((volume, claim))
     words = ["sh", "-c", f'grep -q "{WORDS}" "$0" && exec "$@"', "{model_path}"]
     engine = command("--host", "{host}", "--port", "{port}", "--name", "ada")
@@ -219,8 +231,8 @@ async def test_autoscalers_make_volumes_of_stores_and_no_other(
     for why, other in bad:
         assert why in await refused(autoscaler.create(path, {**volume, "spec": other}))
     await NodeVolumes(autoscaler).make(weights.objects)
-    await until(api, f"{claims_in(namespace)}/{weights.objects[1]['metadata']['name']}", "Bound")
+    await until(api, f"{claims_path(namespace)}/{weights.objects[1]['metadata']['name']}", "Bound")
     change: Object = {"spec": {"mountOptions": []}}
     with pytest.raises(ApiError, match="mounted read-only"):
         await autoscaler.patch(f"{VOLUMES}/{volume['metadata']['name']}", change)
-    assert (await volumes.look(autoscaler, "cluster")).volumes
+    assert (await volumes.query_cluster_facts(autoscaler, "cluster")).volumes

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from autoscaler.kubernetes.api import Api
-from autoscaler.kubernetes.kubeconfig import access
+from autoscaler.kubernetes.kubeconfig import load_api_access
 from tests.cluster.house import House, model
 from tests.cluster.kubelet.node import Node
 from tests.cluster.lossy import Lossy
@@ -62,7 +62,7 @@ async def test_a_call_is_answered_although_etcd_changes_its_leader(
     api: Api, kubeconfig: Path, namespace: str, node: Node, tmp_path: Path
 ) -> None:
     """K02, carvel-dev/kapp#106: the first write of the pod gets 500 `etcdserver: leader changed`."""
-    lossy = Lossy(await access(kubeconfig))
+    lossy = Lossy(await load_api_access(kubeconfig))
     async with lossy.running(tmp_path) as way, asyncio.timeout(120):
         house = House(tmp_path, way, namespace)
         house.write(model("ada"))

@@ -19,7 +19,7 @@ from artifacts.credentials.docker_config import Login
 from artifacts.credentials.keychain import Known
 from artifacts.http.transport import Site
 from artifacts.pack import oci_layout
-from artifacts.pack.oci_layout import Layout
+from artifacts.pack.oci_layout import OciLayout
 from artifacts.registry.client import Client
 from artifacts.store.store import Store
 from autoscaler.drivers.kubernetes import volumes
@@ -28,10 +28,10 @@ from autoscaler.kubernetes.api import Api
 from autoscaler.spec import load
 from autoscaler.spec.model import Model
 from autoscaler.state.world import STORE
-from autoscaler.text import size
+from autoscaler.text import format_size
 from loadtest import tiny_gguf
-from pilotlight.cli.weights.pack import planned
-from pilotlight.models.documents import completed
+from pilotlight.cli.weights.pack import plan_artifact
+from pilotlight.models.documents import fill_memory_estimate
 from tests.cluster import definitions
 from tests.cluster.coldstarts import PARTS, coldstart
 from tests.cluster.definitions import models
@@ -157,7 +157,7 @@ async def test_an_agent_that_dies_in_the_midst_of_a_pull_goes_on_where_it_was(
     scene = Scene(house, api, namespace, node, tmp_path)
     async with FakeRegistry().serving() as registry:
         async with Client(Site(registry.host)) as client:
-            await packed.push(client, Layout(layout(tmp_path)))
+            await packed.push(client, OciLayout(layout(tmp_path)))
         weights_at, other_at = (f"/v2/{packed.NAME}/blobs/{digest_of(content)}" for content in FILES.values())
         stuck = asyncio.Event()
 
@@ -207,7 +207,7 @@ async def test_a_models_pull_secret_is_the_login_that_its_node_pulls_with(
         user, password = docker_registry.USER, docker_registry.PASSWORD
         text = json.dumps({"auths": {host: {"username": user, "password": password}}})
         async with Client(Site(host), Known(host, Login(user, password))) as client:
-            await packed.push(client, Layout(layout(tmp_path)))
+            await packed.push(client, OciLayout(layout(tmp_path)))
         await api.create(f"/api/v1/namespaces/{namespace}/secrets", {
             "apiVersion": "v1", "kind": "Secret", "metadata": {"name": "login"},
             "type": "kubernetes.io/dockerconfigjson", "stringData": {".dockerconfigjson": text},
@@ -275,9 +275,11 @@ async def test_an_adapter_out_of_a_registry_and_what_is_unsafe_come_to_the_node_
     scene = Scene(house, api, namespace, node, tmp_path)
     async with FakeRegistry().serving() as registry:
         async with Client(Site(registry.host)) as client:
-            unsafe = planned(packed.model(tmp_path / "model", {**FILES, "modeling.py": b"pass"}), allow_unsafe=True)
-            oci_layout.write(tmp_path / "layout", unsafe, "modelpack-raw", "v1")
-            await packed.push(client, Layout(tmp_path / "layout"))
+            unsafe = plan_artifact(
+                packed.model(tmp_path / "model", {**FILES, "modeling.py": b"pass"}), allow_unsafe=True
+            )
+            oci_layout.write_layout(tmp_path / "layout", unsafe, "modelpack-raw", "v1")
+            await packed.push(client, OciLayout(tmp_path / "layout"))
             lora = packed.model(tmp_path / "lora", {"lora.gguf": b"GGUF" + bytes(99)})
             await packed.push(client, packed.packed(lora, tmp_path / "oci"), tag="lora")
         spec = {
@@ -314,7 +316,7 @@ async def test_an_image_is_mounted_by_its_digest_and_no_node_brings_anything_of_
     async with FakeRegistry().serving() as registry:
         async with Client(Site(registry.host)) as client:
             await packed.push(client, packed.packed(packed.model(tmp_path / "model", FILES), tmp_path / "image"))
-            await packed.push(client, Layout(layout(tmp_path)), "team/other")  # a ModelPack alone
+            await packed.push(client, OciLayout(layout(tmp_path)), "team/other")  # a ModelPack alone
         plain = house_model("ada", artifact=f"oci://{registry.host}/{packed.NAME}:v1", start={"retries": 0})
         house.write(plain, weights=IMAGES)
         async with house.running(), scene.agent(), asyncio.timeout(180):
@@ -343,7 +345,7 @@ async def test_what_a_model_needs_is_read_of_its_header_in_the_registry_before_a
     scene = Scene(house, api, namespace, node, tmp_path)
     (tmp_path / "model").mkdir()
     file = tmp_path / "model" / "ada.gguf"
-    tiny_gguf.make(file, "Hello, I am Ada.")
+    tiny_gguf.make_model(file, "Hello, I am Ada.")
     packed.packed(tmp_path / "model", tmp_path / "layout")
     spec: dict[str, Any] = {"engine": "llama.cpp", "image": "llama", "contextTokens": 256}
     with packed.served(tmp_path / "layout") as host:
@@ -356,8 +358,8 @@ async def test_what_a_model_needs_is_read_of_its_header_in_the_registry_before_a
                     await asyncio.sleep(0.1)
             assert Store(scene.store).rows() == [], "nothing was brought"
     document = definitions.document("Model", "ada", spec={**spec, "artifact": f"file://{file}"})
-    found = load.one(document)
+    found = load.read_document(document)
     assert isinstance(found, Model)
-    there = completed(found, gpus=True)
+    there = fill_memory_estimate(found, gpus=True)
     assert fit["memory_bytes"] == there.memory_bytes
-    assert f"ada is counted with {size(there.memory_bytes)}, by its artifact." in fit["sentences"][0]
+    assert f"ada is counted with {format_size(there.memory_bytes)}, by its artifact." in fit["sentences"][0]

@@ -13,7 +13,7 @@ from pathlib import Path
 from artifacts.credentials.docker_config import Login
 from artifacts.credentials.keychain import Known
 from artifacts.http.transport import Site
-from artifacts.pack.oci_layout import Layout
+from artifacts.pack.oci_layout import OciLayout
 from artifacts.registry.client import Client
 from artifacts.store.permissions import FRESH_S
 from artifacts.store.store import Store
@@ -66,7 +66,7 @@ async def test_models_go_to_zero_and_wake_while_the_registry_of_their_weights_is
     async with AsyncExitStack() as stack:
         host = await stack.enter_async_context(docker_registry.registry(tmp_path, docker_registry.htpasswd(tmp_path)))
         async with Client(Site(host), Known(host, Login(user, password))) as client:
-            await packed.push(client, Layout(layout(tmp_path)))
+            await packed.push(client, OciLayout(layout(tmp_path)))
         text = json.dumps({"auths": {host: {"username": user, "password": password}}})
         await api.create(f"/api/v1/namespaces/{namespace}/secrets", {
             "apiVersion": "v1", "kind": "Secret", "metadata": {"name": "login"},

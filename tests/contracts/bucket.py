@@ -27,11 +27,11 @@ from artifacts.fetch.registry import Registries
 from artifacts.http.retry import Pace
 from artifacts.registry.blobs import Blob
 from artifacts.sources import s3 as bucket
-from artifacts.sources.http_files import Lone, Place
+from artifacts.sources.http_files import FileHost, Lone
 from artifacts.store.layout import ForbiddenError
 from artifacts.store.publish import Copy
 from artifacts.store.store import Store
-from artifacts.store.verify import verify
+from artifacts.store.verify import verify_copy
 from pilotlight.cli.main import cli
 from tests.kit.fake_registry import FakeRegistry
 from tests.kit.weight_files import as_gguf, as_safetensors
@@ -94,7 +94,7 @@ class BucketContract:
         await rig.put("llama 8bx/other.gguf", b"not wanted")
         with await _bring(rig, tmp_path, "llama 8b/") as copy:
             assert _held(copy) == below
-            assert list(verify(copy.record, copy.folder)) == []
+            assert list(verify_copy(copy.record, copy.folder)) == []
             assert copy.record.private
 
     @pytest.mark.parametrize("name", ["one.gguf", "a b+c/ünï %25&=?#'().gguf"])
@@ -137,7 +137,7 @@ class BucketContract:
         with await _bring(rig, tmp_path, "m/") as copy:
             assert copy.record.key != first
             assert _held(copy) == {"one.gguf": OTHERS}
-            assert [one.digest for one in copy.record.laid] == [digest.of(OTHERS)]
+            assert [one.digest for one in copy.record.laid] == [digest.compute_digest(OTHERS)]
 
     async def test_the_sum_that_was_learned_first_is_held_to_when_it_comes_again(
         self, rig: Rig, tmp_path: Path
@@ -155,7 +155,7 @@ class BucketContract:
         await rig.put("m/one.gguf", WEIGHTS, summed=True)
         for key in ("m/", "m/one.gguf"):
             async with _looked(rig, key) as (found, _):
-                assert [one.entry.claim for one in found.taken] == [digest.of(WEIGHTS)]
+                assert [one.entry.claim for one in found.taken] == [digest.compute_digest(WEIGHTS)]
             with await _bring(rig, tmp_path, key) as copy:
                 assert not copy.record.unpacked
 
@@ -169,7 +169,7 @@ class BucketContract:
                 assert only.entry.digest is None
         with await _bring(rig, tmp_path, "m/") as copy:
             assert _held(copy) == {"one.gguf": b"".join(parts)}
-            assert [one.digest for one in copy.record.laid] == [digest.of(b"".join(parts))]
+            assert [one.digest for one in copy.record.laid] == [digest.compute_digest(b"".join(parts))]
 
     @pytest.mark.parametrize("key", ["m/", "m/one.gguf"])
     @pytest.mark.parametrize(("name", "value", "said"), WRONG)
@@ -189,8 +189,8 @@ class BucketContract:
         of, store = source_uri.Bucket(rig.bucket, "m/"), Store(tmp_path / "store", spare_bytes=0).open()
         for name, value, _ in WRONG:
             with pytest.raises(ForbiddenError):
-                await fetch.kept(of, store, Ways(Registries(), rig.env() | {name: value}))
-        found = await fetch.kept(of, store, Ways(Registries(), rig.env()))
+                await fetch.find_stored_copy(of, store, Ways(Registries(), rig.env() | {name: value}))
+        found = await fetch.find_stored_copy(of, store, Ways(Registries(), rig.env()))
         assert found is not None
         found.close()
 
@@ -270,20 +270,22 @@ def _one_line(error: Exception, env: Mapping[str, str]) -> None:
 
 async def _bring(rig: Rig, folder: Path, key: str, env: Mapping[str, str] | None = None) -> Copy:
     ways = Ways(Registries(), env or rig.env(), folder)
-    return await fetch.bring(source_uri.Bucket(rig.bucket, key), Store(folder / "store", spare_bytes=0).open(), ways)
+    return await fetch.fetch_artifact(
+        source_uri.Bucket(rig.bucket, key), Store(folder / "store", spare_bytes=0).open(), ways
+    )
 
 
 @contextlib.asynccontextmanager
 async def _looked(
     rig: Rig, key: str, env: Mapping[str, str] | None = None, pace: Pace | None = None
-) -> AsyncIterator[tuple[Listing, Place]]:
+) -> AsyncIterator[tuple[Listing, FileHost]]:
     """What is found, and where it can be read."""
     of, ways = source_uri.Bucket(rig.bucket, key), Ways(Registries(pace=pace or Pace()), env or rig.env())
-    async with fetch.opened(of, ways) as there:
-        yield await bucket.look(there.place, of), there.place
+    async with fetch.open_source(of, ways) as there:
+        yield await bucket.list_bucket(there.place, of), there.place
 
 
-async def _read(place: Place, found: Listing, first: int, end: int | None) -> bytes:
+async def _read(place: FileHost, found: Listing, first: int, end: int | None) -> bytes:
     (only,) = found.taken
     blob = Blob(found.place, only.entry.name, only.entry.size)
     async with contextlib.aclosing(Lone(place).read(blob, first, end)) as pieces:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
 from autoscaler.providers.provider import Provider, RefusedError
-from autoscaler.state.capacity_orders import AcquireOrder, LeaseId, Listed, Offer, ReleaseOrder, name_of
+from autoscaler.state.capacity_orders import AcquireOrder, LeaseId, Listed, Offer, ReleaseOrder, lease_name
 from autoscaler.state.world import World
 from tests.kit.worlds import model, world
 
@@ -50,7 +50,7 @@ class Rig(Protocol):
 
 def order(offer: Offer, number: int = 0, epoch: int = 1) -> AcquireOrder:
     """For that Offer, as few Devices as can be."""
-    id = LeaseId(offer.provider, name_of(offer.provider, OWNER, number))
+    id = LeaseId(offer.provider, lease_name(offer.provider, OWNER, number))
     return AcquireOrder(id=id, offer=offer, devices=offer.devices_min, owner=OWNER, epoch=epoch, due_s=1e9)
 
 

@@ -21,7 +21,7 @@ from gateway.upstream import token_usage
 from tests.fuzz.cutting import cut
 from tests.kit.engine import DONE, END, OK, STREAM, STREAM_HEAD, USAGE_EVENT, chunk, delta, event
 
-BREAK = errors.event(errors.upstream_error())
+BREAK = errors.render_error_event(errors.upstream_error())
 NOTE = b": note\n\n"
 _LINE = re.compile(rb"([^\r\n]*)(\r\n|\r|\n|\Z)")
 _EVENT_END = re.compile(rb"(\r\n|\n|\r(?!\n))(\r\n|\n|\r)\Z")
@@ -90,7 +90,7 @@ def answers(data: bytes) -> None:
         judge(raw, wishes, pieces)
         same(whole, pieces)
     is_usage(raw)
-    token_usage.tokens(raw)
+    token_usage.parse_token_usage(raw)
 
 
 def same(whole: Played, pieces: Played) -> None:
@@ -160,7 +160,9 @@ def start(head: ResponseHead, answer: Answer, wishes: Wishes) -> bytes:
     if wishes.early:
         return responses.early_head(b"id", chunked=wishes.framed, close=not wishes.framed, more=b"")
     close = answer.length is None and not answer.chunked
-    return responses.head(head.status, head.fields, b"id", length=answer.length, chunked=answer.chunked, close=close)
+    return responses.render_head(
+        head.status, head.fields, b"id", length=answer.length, chunked=answer.chunked, close=close
+    )
 
 
 def judge(raw: bytes, wishes: Wishes, played: Played) -> None:

@@ -7,7 +7,7 @@ import os
 import tarfile
 
 from artifacts import safe_paths
-from artifacts.archives.decompress import inflate
+from artifacts.archives.decompress import decompress_layer
 from artifacts.archives.member_filter import Sieve
 from artifacts.archives.tar import BadArchiveError, Member
 from artifacts.dialects.base import Encoding
@@ -62,7 +62,7 @@ def summed(data: bytes) -> bytes:
 def played(pieces: list[bytes], encoding: Encoding) -> list[Said] | str:
     """The members, or why they are refused."""
     try:
-        return read(b"".join(inflate(pieces, encoding, 1 << 20)), len(pieces) % 700 + 1)
+        return read(b"".join(decompress_layer(pieces, encoding, 1 << 20)), len(pieces) % 700 + 1)
     except BadArchiveError as error:
         return str(error)
 

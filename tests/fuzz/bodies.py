@@ -12,9 +12,9 @@ from aiohttp.base_protocol import BaseProtocol
 from aiohttp.http_exceptions import HttpProcessingError
 
 from gateway.errors import CallError
-from gateway.http.body import Pieces
+from gateway.http.body import ChunkedBody
 from gateway.request import body_edit
-from gateway.request.api_routes import Operation, lookup
+from gateway.request.api_routes import Operation, find_operation
 from gateway.request.json_scanner import NESTING_MAX
 from gateway.request.multipart import edit_multipart, read_multipart
 from tests.kit.forwarding import SERVED, in_one
@@ -23,7 +23,7 @@ from tests.kit.mutations import FORM, JSON
 OPERATIONS = tuple(
     operation
     for path in (b"/v1/chat/completions", b"/v1/messages", b"/v1/embeddings", b"/openai/deployments/m/completions")
-    if (operation := lookup(b"POST", path)) is not None
+    if (operation := find_operation(b"POST", path)) is not None
 )
 JSON_SEEDS = tuple(
     bytes((number,)) + body
@@ -89,8 +89,8 @@ def documents(data: bytes) -> None:
     operation, body = OPERATIONS[data[0] % len(OPERATIONS)], data[1:]
     large = as_large(operation, body)
     try:
-        peek = body_edit.read(operation, body, b"application/json")
-        edited = body_edit.edit(operation, peek, SERVED)
+        peek = body_edit.read_body(operation, body, b"application/json")
+        edited = body_edit.edit_body(operation, peek, SERVED)
     except CallError:
         return
     assert isinstance(peek, body_edit.Peek)
@@ -129,14 +129,14 @@ def as_large(operation: Operation, body: bytes) -> bytes | None:
     """What becomes of it when it is read as a large body that arrives in pieces, and the same however it is cut."""
     found: list[bytes | None] = []
     for size in (len(body) + 1, 7):
-        pieces = Pieces()
-        body_edit.scan(operation, pieces, b"application/json")
+        pieces = ChunkedBody()
+        body_edit.start_scan(operation, pieces, b"application/json")
         for at in range(0, len(body), size):
             pieces.add(body[at : at + size])
             if pieces.scan is not None:
                 pieces.scan.step(len(pieces))
         try:
-            edited = body_edit.edit(operation, body_edit.read(operation, pieces, b"application/json"), SERVED)
+            edited = body_edit.edit_body(operation, body_edit.read_body(operation, pieces, b"application/json"), SERVED)
         except CallError:
             found.append(None)
         else:

@@ -105,7 +105,7 @@ def check(data: bytes) -> None:
     """One YAML text: refused in one line, or loaded, published and planned with Calls that wait."""
     text = data.decode(errors="surrogatepass") if _is_unicode(data) else data.decode("latin-1")
     try:
-        loaded = load.load([("a.yaml", text)])
+        loaded = load.parse_documents([("a.yaml", text)])
     except DocumentError as error:
         check_line(error)
         return
@@ -116,7 +116,7 @@ def check(data: bytes) -> None:
     msgspec.json.encode(routes.catalogue_full(now))
     for one in loaded.models:
         one.spec_hash()
-    assert load.load([("a.yaml", load.to_yaml(loaded))]) == loaded, "read again it is another"
+    assert load.parse_documents([("a.yaml", load.to_yaml(loaded))]) == loaded, "read again it is another"
 
 
 def _is_unicode(data: bytes) -> bool:

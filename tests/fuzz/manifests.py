@@ -45,9 +45,9 @@ WORDS = (
 def manifests(data: bytes) -> None:
     """A manifest or an index, read as far as it goes."""
     try:
-        found = manifest.parse(data)
+        found = manifest.parse_manifest(data)
         if isinstance(found, Index):
-            assert manifest.choose(found, Platform("linux", "amd64")) in found.entries
+            assert manifest.select_manifest(found, Platform("linux", "amd64")) in found.entries
             return
         for allow_unsafe in (False, True):
             judge(found, allow_unsafe=allow_unsafe)
@@ -59,8 +59,8 @@ def manifests(data: bytes) -> None:
 
 def judge(found: Manifest, *, allow_unsafe: bool) -> None:
     """What comes out of it may be written, or is refused."""
-    read = contents.read(found, allow_unsafe=allow_unsafe)
-    assert all(line.isprintable() for line in contents.explain(read))
+    read = contents.read_contents(found, allow_unsafe=allow_unsafe)
+    assert all(line.isprintable() for line in contents.explain_contents(read))
     assert len(read.layers) == len(found.layers)
     try:
         files = read.files()

@@ -12,17 +12,26 @@ from autoscaler.contract import (
     Report,
     ReportAnswer,
     RoutesDelta,
-    decoder,
+    make_decoder,
 )
 from autoscaler.weights.peers import NodePeers
-from gateway.control.snapshot_file import Known
+from gateway.control.snapshot_file import GatewaySnapshot
 from pilotlight.models.remote_header import Header
 
 KINDS: tuple[type[msgspec.Struct], ...] = (
-    CatalogueDelta, RoutesDelta, Report, ReportAnswer, NodeReport, NodeAnswer, NodeWants, NodePeers, Known, Header,
-)  # fmt: skip
-"""All that the product reads with `autoscaler.contract.decoder`."""
-_DECODERS = [decoder(kind) for kind in KINDS]
+    CatalogueDelta,
+    RoutesDelta,
+    Report,
+    ReportAnswer,
+    NodeReport,
+    NodeAnswer,
+    NodeWants,
+    NodePeers,
+    GatewaySnapshot,
+    Header,
+)
+"""All that the product reads with `autoscaler.contract.make_decoder`."""
+_DECODERS = [make_decoder(kind) for kind in KINDS]
 _CATALOGUE = (
     b'{"epoch":1,"version":2,"full":true,"models":[{"name":"m","served_name":"s","aliases":["a"],"slots":4,"queue":'
     b'{"calls_max":1},"clocks":{"stall_seconds_max":1.5}}],"models_gone":["n"],"tenants":[{"name":"t","keys":[{"sha256":'

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from autoscaler.contract import GatewayId, NodeReport, Report, decoder
+from autoscaler.contract import GatewayId, NodeReport, Report, make_decoder
 from autoscaler.routing import routes
 from autoscaler.server import gateways
 from autoscaler.state.operator_orders import NodeReported
@@ -48,7 +48,7 @@ NODE: Final[dict[str, object]] = {
     "fabric": [{"device": "GPU-1", "leave": False, "done": True, "failed": False, "says": "x"}],
 }  # fmt: skip
 _KNOWN: Final = (REPORT, NODE)
-_decode: Final[tuple[Callable[[bytes], Any], ...]] = (decoder(Report), decoder(NodeReport))  # one type each
+_decode: Final[tuple[Callable[[bytes], Any], ...]] = (make_decoder(Report), make_decoder(NodeReport))  # one type each
 SEEDS: Final = tuple(bytes((number,)) + written(known) for number, known in enumerate(_KNOWN))
 WORDS: Final = (
     b'"waiting":9223372036854775807', b'"sequence":-1', b'"epoch":9223372036854775807', b"1e308", b"-1", b"null",
@@ -77,10 +77,10 @@ def reports(data: bytes) -> None:
     for now_s in (T0, T0 + 1.0, T0 + 100.0):
         loop.now_s = now_s
         if isinstance(report, Report):
-            msgspec.json.encode(gateways.take_report(loop.loop, report))
+            msgspec.json.encode(gateways.accept_report(loop.loop, report))
         else:
             loop.loop.observe((NodeReported(report=report),))
         after = loop.step()
-        remote_header.known(one, after.looked)
+        remote_header.find_artifact_facts(one, after.looked)
         msgspec.json.encode(routes.catalogue_full(after))
         msgspec.json.encode(routes.routes_full(after, GatewayId("g1"), now_s, {}, boot="b"))

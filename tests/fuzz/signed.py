@@ -23,11 +23,13 @@ PUBLIC_S = 1692374735
 """When the public sigstore's entry was made."""
 DIGEST = Digest(MADE["digest"])
 PUBLIC: dict[str, Any] = json.loads((_GOLDEN / "public-good.json").read_text())
-ROOT = trust_root.parse(json.dumps(PUBLIC["root"]).encode())
+ROOT = trust_root.parse_trust_root(json.dumps(PUBLIC["root"]).encode())
 SECOND: dict[str, Any] = json.loads((_GOLDEN / "rekor2.json").read_text())
-SECOND_ROOT = trust_root.parse(json.dumps(SECOND["cases"]["happy-path"]["root"]).encode())
+SECOND_ROOT = trust_root.parse_trust_root(json.dumps(SECOND["cases"]["happy-path"]["root"]).encode())
 NOBODY = Identity("nobody@example.com", "https://login.example")
-POLICY = Policy("enforce", tuple(public_keys.parse(MADE[kind]["key"].encode()) for kind in KINDS), (NOBODY,), ROOT)
+POLICY = Policy(
+    "enforce", tuple(public_keys.parse_public_key(MADE[kind]["key"].encode()) for kind in KINDS), (NOBODY,), ROOT
+)
 HOLDING = {base64.b64decode(MADE[kind]["dsse"]["dsseEnvelope"]["payload"]) for kind in KINDS}
 PAYLOAD: bytes = MADE["p256"]["payload"].encode()
 SIGNATURE = MADE["p256"]["signature"]
@@ -54,17 +56,23 @@ def signed(data: bytes) -> None:
     """As a bundle, a payload, a signature, a key, a certificate, a log's entry, a stamp and a trusted root."""
     text = data.decode("utf-8", "replace")
     for found in (Bundled("at", data), Cosign("at", data, SIGNATURE), Cosign("at", b"{}", text)):
-        verdict = policy.judge(DIGEST, [found], POLICY)
+        verdict = policy.evaluate_signatures(DIGEST, [found], POLICY)
         assert verdict.publish == bool(verdict.signed_by)
         assert all(line.isprintable() for line in verdict.lines)
         if verdict.publish:
             assert _is_made(found), "nobody signed this"
-    _read(lambda: public_keys.parse(data), BadKeyError)
-    _read(lambda: trust_root.parse(data), BadRootError)
-    _read(lambda: certificates.check(data, PUBLIC_S, ROOT), BadClaimError)
-    _read(lambda: transparency_log.check(payloads.read(data, len(data), "it"), ROOT.logs), BadClaimError)
+    _read(lambda: public_keys.parse_public_key(data), BadKeyError)
+    _read(lambda: trust_root.parse_trust_root(data), BadRootError)
+    _read(lambda: certificates.check_certificate(data, PUBLIC_S, ROOT), BadClaimError)
+    _read(
+        lambda: transparency_log.check_log_entry(payloads.parse_json_object(data, len(data), "it"), ROOT.logs),
+        BadClaimError,
+    )
     stamp = {"rfc3161Timestamps": [{"signedTimestamp": base64.b64encode(data).decode()}]}
-    _read(lambda: timestamps.check({"timestampVerificationData": stamp}, b"", SECOND_ROOT.stampers), BadClaimError)
+    _read(
+        lambda: timestamps.check_timestamps({"timestampVerificationData": stamp}, b"", SECOND_ROOT.stampers),
+        BadClaimError,
+    )
 
 
 def _read(reading: Callable[[], object], kind: type[Exception]) -> None:

@@ -47,7 +47,7 @@ SEEDS: Final = (
     b"!!set {a, b}\n", b"? [a]\n: b\n", b"a: !!binary aGk=\nb: !!omap [a: 1]\nc: 2026-01-01\nd: 1:30\ne: 0o7\n",
     b'"\\ud83d\\ude00": "\\ud800"\n', b"a: |\n  x\nb: >-\n  y\nc: 'z'\n", b"{a: [{b: [{c: 1}]}]}",
 )  # fmt: skip
-_PLAIN: Final = tuple(value for text in DOCUMENTS for value in yaml.read(text))
+_PLAIN: Final = tuple(value for text in DOCUMENTS for value in yaml.parse_yaml(text))
 _TAGS: Final = (
     "!!null", "!!bool", "!!int", "!!float", "!!binary", "!!timestamp", "!!omap", "!!pairs", "!!set", "!!str", "!!seq",
     "!!map", "!!merge",
@@ -147,17 +147,17 @@ def texts(data: bytes) -> None:
         else data.decode("latin-1")
     )
     try:
-        values = yaml.read(text)
+        values = yaml.parse_yaml(text)
     except yaml.YamlError as error:
         check_line(error)
         return
     assert all(map(_is_plain, values)), "no plain values"
     try:
-        loaded = load.load([("a.yaml", text)])
+        loaded = load.parse_documents([("a.yaml", text)])
     except load.DocumentError as error:
         check_line(error)
         return
-    again = load.load([("a.yaml", load.to_yaml(loaded))])
+    again = load.parse_documents([("a.yaml", load.to_yaml(loaded))])
     assert again == loaded, "written and read again it is another"
 
 

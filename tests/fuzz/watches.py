@@ -32,11 +32,11 @@ from autoscaler.drivers.kubernetes.inventory.node_cordons import NodeCordons
 from autoscaler.kubernetes.api import Api, Object, UnreachableError
 from autoscaler.kubernetes.decoding import read_event
 from autoscaler.kubernetes.gateway_pods import GatewayPods
-from autoscaler.kubernetes.kubeconfig import Access
+from autoscaler.kubernetes.kubeconfig import ApiAccess
 from autoscaler.kubernetes.leader_election import Elector
 from autoscaler.kubernetes.resources.installation import Installation
 from autoscaler.kubernetes.resources.kubeai_watcher import KubeaiModels
-from autoscaler.kubernetes.resources.watcher import Customs
+from autoscaler.kubernetes.resources.watcher import DocumentWatcher
 from autoscaler.kubernetes.unreadable import Unreadable
 from autoscaler.kubernetes.watching import INITIAL_END, Watched
 from autoscaler.providers.cro import objects
@@ -44,8 +44,8 @@ from autoscaler.spec import load
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind, NodeSlicing, Settings
 from pilotlight.kube import Objects
-from pilotlight.processes.cluster import image, launch
-from pilotlight.processes.cluster_documents import theirs
+from pilotlight.processes.cluster import build_pod_launch, require_image
+from pilotlight.processes.cluster_documents import decode_kubeai_model
 from tests.fuzz.kinds import DEPLOYMENT
 from tests.kit.worlds import GI, T0, model, world
 
@@ -67,7 +67,7 @@ class LineApi(Api):
     """An API server whose watches have one line, as an event; and no other answers."""
 
     def __init__(self, line: bytes) -> None:
-        super().__init__(Access(client.Configuration(host="http://fuzz")))
+        super().__init__(ApiAccess(client.Configuration(host="http://fuzz")))
         self._line = line
         self._streams = 0
 
@@ -152,17 +152,17 @@ def _nothing(*_: object) -> None:
 
 
 async def _customs(api: Api) -> Callable[[], object]:
-    made = Customs(api, load.one, Installation(_nothing), heard=_nothing)
+    made = DocumentWatcher(api, load.read_document, Installation(_nothing), heard=_nothing)
     return lambda: (made.models, made.tenants, made.wrong)
 
 
 async def _kubeai(api: Api) -> Callable[[], object]:
-    made = KubeaiModels(api, partial(theirs, NAMESPACE), Installation(_nothing))
+    made = KubeaiModels(api, partial(decode_kubeai_model, NAMESPACE), Installation(_nothing))
     return lambda: (made.found, made.wrong)
 
 
 async def _driver(api: Api) -> Callable[[], object]:
-    KubernetesDriver(api, NAMESPACE, launch, image, lambda: T0, inventory=False)
+    KubernetesDriver(api, NAMESPACE, build_pod_launch, require_image, lambda: T0, inventory=False)
     return _nothing
 
 
@@ -226,8 +226,8 @@ async def _objects(api: Api) -> Callable[[], object]:
 
 
 FOLLOWED: Final[dict[str, tuple[str, Callable[[Object], object]]]] = {
-    "REQUESTS": (objects.REQUESTS, partial(objects.heard_of_request, provider="cro")),
-    "RESOURCES": (objects.RESOURCES, partial(objects.heard_of_resource, model="NVIDIA-A100-PCIE-80GB")),
+    "REQUESTS": (objects.REQUESTS, partial(objects.watched_request_state, provider="cro")),
+    "RESOURCES": (objects.RESOURCES, partial(objects.watched_resource_state, model="NVIDIA-A100-PCIE-80GB")),
 }
 OWNERS: Final[tuple[Owner, ...]] = (
     _customs, _kubeai, _driver, _inventory, _quotas, _disruptions, _cordons, _cutter, _gateways, _lease, _adoption,

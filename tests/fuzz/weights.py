@@ -184,7 +184,7 @@ def headers(data: bytes) -> None:
     path = _folder() / "a.gguf"
     path.write_bytes(data)
     try:
-        info = gguf.read(path)
+        info = gguf.load_gguf_info(path)
     except gguf.GgufError as error:
         _is_refused(error, path)
         return
@@ -285,7 +285,7 @@ def folders(data: bytes) -> None:
     for name, content in zip(names, data.split(_CUT, 2), strict=False):
         (folder / name).write_bytes(content)
     try:
-        info = hf_config.read(folder)
+        info = hf_config.load_config_info(folder)
     except hf_config.ConfigError as error:
         _is_refused(error, folder)
         return

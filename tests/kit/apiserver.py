@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 
 from autoscaler.kubernetes import watching
 from autoscaler.kubernetes.api import ApiError, Object
-from autoscaler.kubernetes.decoding import Page
+from autoscaler.kubernetes.decoding import ListPage
 from autoscaler.kubernetes.unreadable import UnreadableObjects
 
 Event = tuple[str, Object]
@@ -62,13 +62,13 @@ class Server:
             return
         await asyncio.Event().wait()
 
-    async def pages(self, path: str, query: Mapping[str, str]) -> AsyncIterator[Page]:
+    async def pages(self, path: str, query: Mapping[str, str]) -> AsyncIterator[ListPage]:
         """As `Api.pages`, with one object on each."""
         del path, query
         self.lists += 1
         for found in list(self.truth.values()):
-            yield Page(str(self.version), "", [found], [])
-        yield Page(str(self.version), "", [], [])
+            yield ListPage(str(self.version), "", [found], [])
+        yield ListPage(str(self.version), "", [], [])
 
     @staticmethod
     def unix_s() -> float:

@@ -97,4 +97,4 @@ def cut(content: bytes, step: int) -> Iterator[bytes]:
 
 def layer(content: bytes, encoding: Encoding = "tar", role: Role = "mixed", under: str = "") -> File:
     """An archive as an artifact's layer."""
-    return File("", len(content), digest.of(content), role, encoding, under)
+    return File("", len(content), digest.compute_digest(content), role, encoding, under)

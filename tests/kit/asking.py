@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from autoscaler.contract import ModelName
-from autoscaler.engines import launch
-from autoscaler.engines.installed import available
+from autoscaler.engines import build_launch_command
+from autoscaler.engines.installed import find_installed_programs
 from autoscaler.spec.model import Model, ModelSpec
 from loadtest import tiny_gguf
 from tests.kit.ports import free_port
@@ -173,11 +173,11 @@ def proxy(name: str, folder: Path, origin: int, config: str = "", ready: str = "
 @contextmanager
 def llama(folder: Path) -> Iterator[int]:
     """The real llama.cpp server with a tiny model: its port. Its package must be installed."""
-    tiny_gguf.make(folder / "ada.gguf", "Hello, I am Ada.")
+    tiny_gguf.make_model(folder / "ada.gguf", "Hello, I am Ada.")
     port = free_port()
     spec = ModelSpec(engine="llama.cpp", artifact=f"file://{folder / 'ada.gguf'}", args=("--threads=1", "--embeddings"))
-    installed = {"xllamacpp": available()["xllamacpp"]}
-    start = launch(Model(name=ModelName("ada"), spec=spec, slots=2), None, "127.0.0.1", port, installed)
+    installed = {"xllamacpp": find_installed_programs()["xllamacpp"]}
+    start = build_launch_command(Model(name=ModelName("ada"), spec=spec, slots=2), None, "127.0.0.1", port, installed)
     with subprocess.Popen(start.argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
             listens(port, process, start.readiness_path)

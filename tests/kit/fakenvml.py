@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import threading
 
-from autoscaler.drivers.local.nvml import Gpu, NvmlError
+from autoscaler.drivers.local.nvml import NvmlError, NvmlGpu
 
 
 class FakeNvml:
     """Two GPUs; a test sets who holds memory, what is lost, and whether it answers at all."""
 
     def __init__(self) -> None:
-        self.found: tuple[Gpu, ...] = (Gpu("GPU-a", "NVIDIA H200", 140 << 30), Gpu("GPU-b", "NVIDIA H200", 140 << 30))
+        self.found: tuple[NvmlGpu, ...] = (
+            NvmlGpu("GPU-a", "NVIDIA H200", 140 << 30),
+            NvmlGpu("GPU-b", "NVIDIA H200", 140 << 30),
+        )
         self.holders: dict[str, dict[int, int]] = {}
         self.failure = ""
         self.answers = threading.Event()
         self.answers.set()
         self.asked = 0
 
-    def gpus(self) -> tuple[Gpu, ...]:
+    def gpus(self) -> tuple[NvmlGpu, ...]:
         self.asked += 1
         self.answers.wait(60)
         self._fail()

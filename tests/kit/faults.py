@@ -27,15 +27,15 @@ class Faults(NamedTuple):
 
 
 POINTS = (
-    "autoscaler.demand.desired_replicas:wanted",
-    "autoscaler.planner.plan:compare",
-    "autoscaler.planner.reconcile:want_of",
-    "autoscaler.planner.plan:slots",
-    "autoscaler.planner.plan:limit_s",
+    "autoscaler.demand.desired_replicas:compute_desired_replicas",
+    "autoscaler.planner.plan:reconcile_model",
+    "autoscaler.planner.reconcile:build_placement_request",
+    "autoscaler.planner.plan:compute_slots",
+    "autoscaler.planner.plan:start_deadline_s",
     "autoscaler.placement.model.bins:evictable_s",
     "autoscaler.routing.slots:_divide_model",
-    "autoscaler.fold.replicas:seen",
-    "autoscaler.demand.history:peaked",
+    "autoscaler.fold.replicas:apply_replica_observation",
+    "autoscaler.demand.history:record_peak",
     "autoscaler.routing.routes:model_entry",
     "autoscaler.routing.routes:_state",
     "tests.kit.fakedriver:FakeDriver.start",

@@ -178,7 +178,7 @@ class Fleet:
         if not self.leads:
             return
         self.world, _ = fold(self.world, batch, self.now_s)
-        granted = shares.divide(self.world, self.now_s)
+        granted = shares.divide_slots(self.world, self.now_s)
         if granted is not None:
             self.world, _ = fold(self.world, (granted,), self.now_s)
         self._check_rule()
@@ -188,7 +188,7 @@ class Fleet:
     def _check_rule(self) -> None:
         """What the leader granted, as it knows it, is within the Slots, unless a former leader left more."""
         for replica in self.replicas:
-            holds = [shares.newest(gateway, replica) for gateway in self.world.gateways.values()]
+            holds = [shares.read_latest_hold(gateway, replica) for gateway in self.world.gateways.values()]
             if sum(holds) > self.slots:
                 raise OverCommittedError(f"holds {holds} on {self.slots} Slots of {replica} at {self.now_s:.4f} s")
 

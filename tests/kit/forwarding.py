@@ -6,8 +6,8 @@ from gateway.errors import CallError
 from gateway.http.body import Body
 from gateway.http.request_head import Request
 from gateway.request import body_edit
-from gateway.request.api_routes import Kind, lookup
-from gateway.request.headers import asked, request_id, upstream_head
+from gateway.request.api_routes import Kind, find_operation
+from gateway.request.headers import get_call_headers, request_id, upstream_head
 
 ENGINE = "127.0.0.1:9000"
 SERVED = "served-m"
@@ -24,16 +24,16 @@ def forwarded(request: Request) -> tuple[bytes, bytes] | None:
     A body that the rewriter refuses is forwarded here as it came, which the gateway never does: what frames it must
     hold for any bytes.
     """
-    operation = lookup(request.head.method, request.head.path)
+    operation = find_operation(request.head.method, request.head.path)
     if operation is None or operation.kind is not Kind.INFER:
         return None
     try:
-        wish = asked(request.head)
+        wish = get_call_headers(request.head)
     except CallError:
         return None
     try:
-        peek = body_edit.read(operation, request.body, wish.content_type, wish.model)
-        edited = body_edit.edit(operation, peek, SERVED)
+        peek = body_edit.read_body(operation, request.body, wish.content_type, wish.model)
+        edited = body_edit.edit_body(operation, peek, SERVED)
     except CallError:
         edited = request.body
     body = in_one(edited)

@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import NamedTuple
 
-from loadtest.client import Connection, request_bytes, target_of
+from loadtest.client import ClientConnection, request_bytes, target_of
 from loadtest.result import Shot
 
 CONNECTIONS_MAX = 2000
@@ -23,7 +23,7 @@ ANSWER_S_MAX = 60.0
 class Sent(NamedTuple):
     """One Call on a connection of its own."""
 
-    connection: Connection
+    connection: ClientConnection
     sent_s: float
     """When it was sent (monotonic)."""
     done: asyncio.Future[None]
@@ -58,10 +58,10 @@ class Gates:
     def __init__(self, url: str, headers: tuple[tuple[str, str], ...] = ()) -> None:
         self._target = target_of(url)
         self._headers = headers
-        self._kept: dict[str, list[Connection]] = {}
-        self._opened: list[Connection] = []
+        self._kept: dict[str, list[ClientConnection]] = {}
+        self._opened: list[ClientConnection] = []
 
-    async def connection(self, gateway: str) -> Connection:
+    async def connection(self, gateway: str) -> ClientConnection:
         """A fresh connection with this gateway."""
         kept = self._kept.setdefault(gateway, [])
         while not kept:
@@ -89,13 +89,13 @@ class Gates:
             if connection.open:
                 connection.close()
 
-    async def _open(self) -> Connection:
+    async def _open(self) -> ClientConnection:
         loop = asyncio.get_running_loop()
-        _, connection = await loop.create_connection(Connection, self._target.host, self._target.port)
+        _, connection = await loop.create_connection(ClientConnection, self._target.host, self._target.port)
         self._opened.append(connection)
         return connection
 
-    async def _owner(self, connection: Connection) -> str:
+    async def _owner(self, connection: ClientConnection) -> str:
         async with asyncio.timeout(ANSWER_S_MAX):
             await connection.begin(request_bytes(self._target, "GET", "/health", (), b""), stream=False)
         id = connection.answer.headers["x-request-id"]

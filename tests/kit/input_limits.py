@@ -32,10 +32,10 @@ def read_object(path):
     if isinstance(found, decoding.Unreadable):
         raise load.DocumentError(found.reason)
     known = {"name": found["metadata"]["name"], "namespace": found["metadata"]["namespace"]}
-    return load.one({"apiVersion": found["apiVersion"], "kind": "Model", "metadata": known, "spec": found["spec"]})
+    return load.read_document({"apiVersion": found["apiVersion"], "kind": "Model", "metadata": known, "spec": found["spec"]})
 def read_yaml(path):
-    return load.load([("a.yaml", path.read_text())])
-read = {"gguf": gguf.read, "folder": hf_config.read, "yaml": read_yaml, "object": read_object}[sys.argv[1]]
+    return load.parse_documents([("a.yaml", path.read_text())])
+read = {"gguf": gguf.load_gguf_info, "folder": hf_config.load_config_info, "yaml": read_yaml, "object": read_object}[sys.argv[1]]
 path = Path(sys.argv[2])
 before, begin_s = peak(), time.process_time()
 try:

@@ -15,7 +15,7 @@ from autoscaler.agent_contract import NodeWant, NodeWants
 from autoscaler.contract import ReplicaId, WeightsReport
 from autoscaler.spec.settings import Weights
 from pilotlight.agent.weights.fetch import NoSecretError
-from pilotlight.agent.weights.keeper import Keeping
+from pilotlight.agent.weights.keeper import WeightsKeeper
 from tests.kit import packed
 
 WAIT_S_MAX = 60.0
@@ -27,7 +27,7 @@ class Kept:
     def __init__(self, root: Path) -> None:
         self.root, self.now_s, self.logins = root, 100.0, list[str]()
         self.refuses = ""
-        self.keeping = Keeping(root, self._secret_of, lambda: self.now_s)
+        self.keeping = WeightsKeeper(root, self._secret_of, lambda: self.now_s)
         self._changed = asyncio.Event()
         self.keeping.changed = self._changed.set
 

@@ -8,13 +8,13 @@ from typing import Any
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.fold.indices import rebuild
-from autoscaler.placement.index.index import Yard
-from autoscaler.placement.model.bins import shelves, want_of
-from autoscaler.placement.model.types import Force, Missing, Outlook, Want
+from autoscaler.fold.indices import rebuild_indices
+from autoscaler.placement.index.index import SliceIndex
+from autoscaler.placement.model.bins import build_bins, build_placement_request
+from autoscaler.placement.model.types import EvictionLevel, PlacementRequest, RestartCosts, Unplaced
 from autoscaler.planner.plan import plan
 from autoscaler.rearrange.defragmentation import Defragmented, defragment
-from autoscaler.rearrange.migration import Ground
+from autoscaler.rearrange.migration import MigrationContext
 from autoscaler.spec.model import Gpu, Model
 from autoscaler.state.actions import StartReplica
 from autoscaler.state.world import NodeId, Replica, Slice, World
@@ -63,7 +63,7 @@ def nobody(_now_s: float, _scene: Scene) -> list[tuple[str, int, int]]:
 def changed(at: World, id: str, **fields: Any) -> World:
     """One Replica is otherwise."""
     after = replace(at.replicas[ReplicaId(id)], **fields)
-    return rebuild(replace(at, replicas={**at.replicas, after.id: after}), T0)
+    return rebuild_indices(replace(at, replicas={**at.replicas, after.id: after}), T0)
 
 
 def reason(at: World, now_s: float = T0) -> str:
@@ -89,16 +89,18 @@ def free(at: World) -> dict[NodeId, int]:
     return counts
 
 
-def asked(at: World, of: Model | None = None) -> Want:
+def asked(at: World, of: Model | None = None) -> PlacementRequest:
     """It is wanted, and nobody waits for it."""
-    return want_of(of or big(), 0, T0, Force.LOWER, "it is wanted", at.settings.pod)
+    return build_placement_request(of or big(), 0, T0, EvictionLevel.LOWER, "it is wanted", at.settings.pod)
 
 
-def looked(at: World, now_s: float, want: Want | None = None, starts: dict[str, float] | None = None) -> Defragmented:
+def looked(
+    at: World, now_s: float, want: PlacementRequest | None = None, starts: dict[str, float] | None = None
+) -> Defragmented:
     """What is done for an unmet Want, whatever else the Plan does."""
-    outlook = Outlook(start_s={ModelName(name): start_s for name, start_s in (starts or {}).items()})
-    ground = Ground(at, Yard(shelves(at, now_s)), outlook, now_s)
-    return defragment([Missing(want or asked(at), "no room")], ground)
+    outlook = RestartCosts(start_s={ModelName(name): start_s for name, start_s in (starts or {}).items()})
+    ground = MigrationContext(at, SliceIndex(build_bins(at, now_s)), outlook, now_s)
+    return defragment([Unplaced(want or asked(at), "no room")], ground)
 
 
 def names(found: Defragmented) -> list[str]:

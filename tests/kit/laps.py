@@ -14,7 +14,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from typing import NamedTuple
 
-from loadtest.client import Connection, request_bytes, target_of
+from loadtest.client import ClientConnection, request_bytes, target_of
 
 PAUSE_S = 0.010
 
@@ -22,7 +22,7 @@ PAUSE_S = 0.010
 class Visit(NamedTuple):
     """One process: a connection to it, and what it is asked."""
 
-    connection: Connection
+    connection: ClientConnection
     request: bytes
 
 
@@ -78,10 +78,10 @@ async def laps(visits: Sequence[Visit]) -> AsyncIterator[Laps]:
 async def visit(url: str, path: str) -> Visit:
     """A process that answers GETs on a port of its own."""
     target = target_of(url)
-    _, connection = await asyncio.get_running_loop().create_connection(Connection, target.host, target.port)
+    _, connection = await asyncio.get_running_loop().create_connection(ClientConnection, target.host, target.port)
     return Visit(connection, request_bytes(target, "GET", path, (), b""))
 
 
-def visit_by(connection: Connection, path: str) -> Visit:
+def visit_by(connection: ClientConnection, path: str) -> Visit:
     """A process to which there is a connection."""
     return Visit(connection, f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())

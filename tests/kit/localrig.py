@@ -15,7 +15,7 @@ from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers.local.devices import Devices
 from autoscaler.drivers.local.driver import LocalDriver
 from autoscaler.drivers.local.nvml import Nvml
-from autoscaler.drivers.local.processes import facts, mark_of
+from autoscaler.drivers.local.processes import read_process, read_process_mark
 from autoscaler.drivers.local.state_directory import StateDirectory
 from autoscaler.queries.memory import AS_ASKED, Given
 from autoscaler.spec.model import Model, ModelSpec
@@ -114,7 +114,7 @@ class LocalRig:
     def processes(self, name: ReplicaId) -> list[int]:
         """Living processes that carry its mark."""
         pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
-        return [pid for pid in pids if mark_of(pid) == self.state.mark_prefix + name and not _gone(pid)]
+        return [pid for pid in pids if read_process_mark(pid) == self.state.mark_prefix + name and not _gone(pid)]
 
     def main(self, name: ReplicaId) -> int:
         """The pid of its main process: the one that carries its mark and leads its session."""
@@ -139,11 +139,11 @@ class LocalRig:
     def close(self) -> None:
         """Nothing of this rig's Replicas is left."""
         for entry in Path("/proc").iterdir():
-            if entry.name.isdecimal() and (mark_of(int(entry.name)) or "").startswith(self.state.mark_prefix):
+            if entry.name.isdecimal() and (read_process_mark(int(entry.name)) or "").startswith(self.state.mark_prefix):
                 os.kill(int(entry.name), signal.SIGKILL)
         self.state.close()
 
 
 def _gone(pid: int) -> bool:
-    one = facts(pid)
+    one = read_process(pid)
     return one is None or one.gone

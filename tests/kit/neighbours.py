@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from aiohttp import web
 
 from artifacts.peers.offers import Offers
-from artifacts.peers.server import STREAMS_MAX, Serving
+from artifacts.peers.server import STREAMS_MAX, BlobServer
 from artifacts.store.store import Store
-from autoscaler.server.auth import Door
+from autoscaler.server.auth import ContractAuth
 
 TOKEN = "t0ken-that-all-nodes-show-each-other"
 """What must be seen nowhere."""
@@ -46,8 +46,8 @@ async def serving(
         one.seen.append((request.method, request.path, answer.status))
         return answer
 
-    doors = [] if token is None else [Door(lambda: (token,)).check]
-    app = Serving(Offers(store.layout, private=private), streams).application([listen, *doors])
+    doors = [] if token is None else [ContractAuth(lambda: (token,)).check]
+    app = BlobServer(Offers(store.layout, private=private), streams).application([listen, *doors])
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()

@@ -15,12 +15,12 @@ from artifacts.oci import manifest
 from artifacts.oci.descriptor import Descriptor
 from artifacts.oci.manifest import Index, Manifest
 from artifacts.pack import oci_layout
-from artifacts.pack.oci_layout import Layout
+from artifacts.pack.oci_layout import OciLayout
 from artifacts.pack.pack import Form
 from artifacts.registry import push as pushing
 from artifacts.registry.blobs import Blob
 from artifacts.registry.client import Client
-from pilotlight.cli.weights.pack import planned
+from pilotlight.cli.weights.pack import plan_artifact
 from tests.kit.fake_registry import FakeRegistry
 from tests.kit.weight_files import as_gguf
 
@@ -38,22 +38,22 @@ def model(folder: Path, files: dict[str, bytes] | None = None) -> Path:
     return folder
 
 
-def packed(source: Path, to: Path, form: Form = "modelpack") -> Layout:
+def packed(source: Path, to: Path, form: Form = "modelpack") -> OciLayout:
     """A layout of what lies there."""
-    oci_layout.write(to, planned(source), form, "v1")
-    return Layout(to)
+    oci_layout.write_layout(to, plan_artifact(source), form, "v1")
+    return OciLayout(to)
 
 
-async def push(client: Client, layout: Layout, repository: str = NAME, tag: str = "v1") -> Digest:
+async def push(client: Client, layout: OciLayout, repository: str = NAME, tag: str = "v1") -> Digest:
     """All of the layout, under a tag; the artifact's digest."""
     top = layout.top()
     await _document(client, layout, repository, top, tag)
     return top.digest
 
 
-async def _document(client: Client, layout: Layout, repository: str, of: Descriptor, asked: str) -> None:
+async def _document(client: Client, layout: OciLayout, repository: str, of: Descriptor, asked: str) -> None:
     content = layout.document(of)
-    found = manifest.parse(content, content_type=of.media_type, digest=of.digest)
+    found = manifest.parse_manifest(content, content_type=of.media_type, digest=of.digest)
     if isinstance(found, Index):
         for entry in found.entries:
             await _document(client, layout, repository, entry, entry.digest)
@@ -62,7 +62,7 @@ async def _document(client: Client, layout: Layout, repository: str, of: Descrip
     await pushing.push_manifest(client, repository, asked, content, of.media_type)
 
 
-async def _blobs(client: Client, layout: Layout, repository: str, of: Manifest) -> None:
+async def _blobs(client: Client, layout: OciLayout, repository: str, of: Manifest) -> None:
     for one in {each.digest: each for each in (of.config, *of.layers)}.values():
         source = pushing.FileSource(layout.path(one.digest))
         await pushing.push_blob(client, Blob(repository, one.digest, one.size), source)
@@ -77,7 +77,7 @@ def served(layout: Path, seen: list[str] | None = None) -> Iterator[str]:
     async def serve() -> None:
         async with FakeRegistry().serving() as fake:
             async with Client(Site(fake.host)) as client:
-                await push(client, Layout(layout))
+                await push(client, OciLayout(layout))
             if seen is not None:
                 fake.judge = lambda request: seen.append(f"{request.method} {request.path}")
             end = asyncio.Event()

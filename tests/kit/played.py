@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 
-from gateway.gateway import Front
+from gateway.gateway import Gateway
 
 _STATUS = re.compile(rb"HTTP/1\.1 ([2-5]\d\d) ")
 
@@ -50,7 +50,7 @@ class Wire(asyncio.Transport):
         self.ended = True
 
 
-def heard(front: Front, pieces: list[bytes]) -> tuple[list[int], bool]:
+def heard(front: Gateway, pieces: list[bytes]) -> tuple[list[int], bool]:
     """The statuses that a client hears which sends these bytes, and whether the connection ended."""
     wire, connection = Wire(), front.connection()
     connection.connection_made(wire)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from autoscaler.slicing.mig_geometry import GEOMETRIES, Profile
+from autoscaler.slicing.mig_geometry import GEOMETRIES, MigProfile
 
 Object = dict[str, Any]
 DRIVER = "gpu.nvidia.com"
@@ -64,7 +64,7 @@ def cut_name(profile: str, start: int, minor: int = 0) -> str:
     return f"gpu-{minor}-mig-{plain}-{PROFILE_IDS[profile]}-{start}"
 
 
-def _counters(profile: Profile | None, start: int = 0) -> Object:
+def _counters(profile: MigProfile | None, start: int = 0) -> Object:
     """None: the whole GPU."""
     compute, size, bytes_ = (7, 8, 80 * GIB) if profile is None else profile[1:4]
     media = 1 if profile is None or profile.media or profile.compute == 7 else 0
@@ -83,7 +83,7 @@ def partitionable(node: str, minor: int = 0, *, places: bool = False) -> list[Ob
     """
     counter_set = f"gpu-{minor}-counter-set"
 
-    def consumes(profile: Profile | None, start: int = 0) -> list[Object]:
+    def consumes(profile: MigProfile | None, start: int = 0) -> list[Object]:
         return [{"counterSet": counter_set, "counters": _counters(profile, start)}]
 
     parts = [

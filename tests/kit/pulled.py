@@ -15,7 +15,7 @@ from aiohttp import web
 from artifacts.digest import Digest
 from artifacts.disk.disk import Disk
 from artifacts.download import partial_file, progress_file, pull
-from artifacts.download.pull import Wanted, fetch
+from artifacts.download.pull import BlobTarget, fetch_blobs
 from artifacts.http.transport import Answer as ClientAnswer
 from artifacts.http.transport import Limits, Site
 from artifacts.oci import spans
@@ -74,8 +74,8 @@ class Place:
         self.source = Mirrored(client)
         self.told: list[int] = []
 
-    def wanted(self, content: bytes = CONTENT, path: Path = PATH) -> Wanted:
-        return Wanted(Blob(NAME, Digest(self.fake.blob(content)), len(content)), path)
+    def wanted(self, content: bytes = CONTENT, path: Path = PATH) -> BlobTarget:
+        return BlobTarget(Blob(NAME, Digest(self.fake.blob(content)), len(content)), path)
 
     def url(self, content: bytes = CONTENT) -> tuple[str, str]:
         return "GET", f"/v2/{NAME}/blobs/{digest_of(content)}"
@@ -83,8 +83,8 @@ class Place:
     def next(self, *answers: Answer) -> None:
         self.fake.answers[self.url()].extend(answers)
 
-    async def fetch(self, *wanted: Wanted, disk: Disk | None = None) -> None:
-        await fetch(
+    async def fetch(self, *wanted: BlobTarget, disk: Disk | None = None) -> None:
+        await fetch_blobs(
             wanted or [self.wanted()],
             self.source,
             self.folder,
@@ -133,5 +133,5 @@ def leave(folder: Path, blob: Blob, content: bytes, done: range) -> None:
     """What an earlier process left."""
     (folder / "partial").mkdir(exist_ok=True)
     (folder / "partial" / blob.digest).write_bytes(content)
-    text = progress_file.head(blob.digest, blob.size, 4096) + progress_file.lines(done)
+    text = progress_file.format_header(blob.digest, blob.size, 4096) + progress_file.format_parts(done)
     (folder / "partial" / f"{blob.digest}.parts").write_bytes(text)

@@ -73,7 +73,7 @@ class Server:
         until_s = time.monotonic() + STARTS_S_MAX
         url = f"{self.url}/"
         while True:
-            headers = sigv4.signed(Asked("GET", URL(url)), self.keys, Scope(REGION, "s3"), time.time())
+            headers = sigv4.sign_request(Asked("GET", URL(url)), self.keys, Scope(REGION, "s3"), time.time())
             with (
                 contextlib.suppress(urllib.error.URLError, ConnectionError, http.client.HTTPException),
                 urllib.request.urlopen(urllib.request.Request(url, headers=headers), context=self.tls),
@@ -198,7 +198,7 @@ class RealRig:
     async def put_parts(self, key: str, parts: Sequence[bytes]) -> None:
         """See Rig."""
         _, begun = await self._ask("POST", key, query="uploads=")
-        id_, rows = sigv4.encoded(begun.one("UploadId")), list[str]()
+        id_, rows = sigv4.encode_uri(begun.one("UploadId")), list[str]()
         for number, part in enumerate(parts, 1):
             etag, _ = await self._ask("PUT", key, part, query=f"partNumber={number}&uploadId={id_}")
             rows.append(f"<Part><PartNumber>{number}</PartNumber><ETag>{etag}</ETag></Part>")
@@ -226,13 +226,13 @@ class RealRig:
     async def _ask(
         self, method: str, key: str, body: bytes = b"", headers: Mapping[str, str] | None = None, query: str = ""
     ) -> tuple[str, Element]:
-        url = f"{self.server.url}/{self.bucket}/{sigv4.encoded(key, path=True)}{'?' * bool(query)}{query}"
+        url = f"{self.server.url}/{self.bucket}/{sigv4.encode_uri(key, path=True)}{'?' * bool(query)}{query}"
         asked = Asked(method, URL(url, encoded=True), headers or {}, body)
         return await self._sent(asked, "s3")
 
     async def _sent(self, asked: Asked, service: str) -> tuple[str, Element]:
         """ETag and document of the answer, which is a yes."""
-        headers = sigv4.signed(asked, self.server.keys, Scope(REGION, service), time.time())
+        headers = sigv4.sign_request(asked, self.server.keys, Scope(REGION, service), time.time())
         body = io.BytesIO(asked.body) if asked.body else None
         async with (
             aiohttp.ClientSession() as session,
@@ -240,4 +240,4 @@ class RealRig:
         ):
             text = await answer.read()
             assert answer.status in {200, 204}, text
-        return answer.headers.get("ETag", ""), xml.parse(text) if text else Element("")
+        return answer.headers.get("ETag", ""), xml.parse_xml(text) if text else Element("")

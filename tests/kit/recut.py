@@ -11,9 +11,9 @@ from autoscaler.queries.mig_status import configs_of
 from autoscaler.rearrange.mig_repartition import WAIT_S
 from autoscaler.slicing.mig_geometry import GEOMETRIES
 from autoscaler.spec.pod import Resources
-from autoscaler.state.actions import CutNode
-from autoscaler.state.mig import CutOrder, Cuttable
-from autoscaler.state.resources import Host
+from autoscaler.state.actions import RepartitionNode
+from autoscaler.state.mig import CutOrder, MigNode
+from autoscaler.state.resources import HostResources
 from autoscaler.state.world import NodeId, Slice, World
 from tests.kit.sliced import mig_node
 from tests.kit.worlds import T0, gateway, level, model, world
@@ -29,17 +29,17 @@ def slices(node: str = "n1", **cuts: str) -> list[Slice]:
     from autoscaler.slicing import registry
 
     facts = mig_node(PRODUCT, None, **cuts)._replace(name=NodeId(node))
-    return [replace(one, labels_known=True) for one in registry.inventory(facts)]
+    return [replace(one, labels_known=True) for one in registry.list_slices(facts)]
 
 
-def cuttable(name: str = "n1", **fields: Any) -> Cuttable:
+def cuttable(name: str = "n1", **fields: Any) -> MigNode:
     """One with a GPU, as mig-manager left it."""
     told = {"product": PRODUCT, "gpus": 1, "config": CONFIG, "state": "success", "strategy": "mixed", **fields}
-    return Cuttable(name=name, **told)
+    return MigNode(name=name, **told)
 
 
 def town(
-    *nodes: Cuttable, there: list[Slice] | None = None, want_gi: float = 30.0, wait_s: float = WAIT_S,
+    *nodes: MigNode, there: list[Slice] | None = None, want_gi: float = 30.0, wait_s: float = WAIT_S,
     held: list[Any] | None = None, **fields: Any,
 ) -> World:  # fmt: skip
     """A Model that fits on no cut of 10 GB, and for which a Call has waited."""
@@ -51,8 +51,8 @@ def town(
     )  # fmt: skip
 
 
-def order(at: World, now_s: float = T0) -> CutNode | None:
-    found = [one for one in plan(at, now_s).actions if isinstance(one, CutNode)]
+def order(at: World, now_s: float = T0) -> RepartitionNode | None:
+    found = [one for one in plan(at, now_s).actions if isinstance(one, RepartitionNode)]
     assert len(found) <= 1
     return found[0] if found else None
 
@@ -70,9 +70,9 @@ def asked(tries: int = 1, at_s: float = T0 - 1, cuts: tuple[tuple[str, ...], ...
     return {"config": config, "order": made}
 
 
-def beside(cores: int, left: int) -> dict[NodeId, Host]:
+def beside(cores: int, left: int) -> dict[NodeId, HostResources]:
     """Node n1 with so many cores, and so many that pods of others leave."""
-    return {NodeId("n1"): Host(cores * 1000, 64 << 30, left * 1000, 64 << 30)}
+    return {NodeId("n1"): HostResources(cores * 1000, 64 << 30, left * 1000, 64 << 30)}
 
 
 def many(names: list[str], memory_gi: float = 9.0, **fields: Any) -> dict[str, Any]:

@@ -11,10 +11,10 @@ import ssl
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping
 from contextlib import asynccontextmanager
 
-from autoscaler.capacity.attachable_nodes import Site
+from autoscaler.capacity.attachable_nodes import AttachableNode
 from autoscaler.providers.redfish.client import Login, Logins, Service
-from autoscaler.providers.redfish.inventory import Noted, Reading
-from autoscaler.providers.redfish.planning import Terms
+from autoscaler.providers.redfish.inventory import Reading, StoredMarks
+from autoscaler.providers.redfish.planning import FabricContext
 from autoscaler.providers.redfish.provider import RedfishFabric
 from autoscaler.providers.redfish.system_writer import Around
 from autoscaler.state.capacity_orders import AcquireOrder, Listed
@@ -35,11 +35,11 @@ class MemoryNotes:
         self.kept: dict[str, str] = {}
         self.version = 0
 
-    async def read(self) -> Noted:
+    async def read(self) -> StoredMarks:
         """See Notes."""
-        return Noted(dict(self.kept), str(self.version))
+        return StoredMarks(dict(self.kept), str(self.version))
 
-    async def write(self, noted: Noted) -> bool:
+    async def write(self, noted: StoredMarks) -> bool:
         """See Notes."""
         if noted.version != str(self.version):
             return False
@@ -47,14 +47,14 @@ class MemoryNotes:
         return True
 
 
-def terms(provider: str = "rack") -> Terms:
+def terms(provider: str = "rack") -> FabricContext:
     """Nothing is seen of nodes."""
-    return Terms(provider, 6.0, lambda _: 1.0, lambda _: 0, lambda _: True)
+    return FabricContext(provider, 6.0, lambda _: 1.0, lambda _: 0, lambda _: True)
 
 
-async def open_sites(nodes: Collection[str]) -> Mapping[str, Site]:
+async def open_sites(nodes: Collection[str]) -> Mapping[str, AttachableNode]:
     """All of them."""
-    return {one: Site(one, 64) for one in nodes}
+    return {one: AttachableNode(one, 64) for one in nodes}
 
 
 class FabricRig:

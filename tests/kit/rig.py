@@ -23,7 +23,7 @@ from autoscaler.contract import (
     Route,
     RoutesDelta,
 )
-from gateway.gateway import Front
+from gateway.gateway import Gateway
 from gateway.limits import Limits
 from gateway.server.tls import Handshakes
 from tests.kit.certificates import Sides, default_sides, sides
@@ -34,7 +34,7 @@ MODEL = ModelName("m")
 class Rig:
     """One gateway. `routes` says which addresses are ready; the model's own name at the engine is `served-m`."""
 
-    def __init__(self, front: Front, port: int, tls: Sides | None = None) -> None:
+    def __init__(self, front: Gateway, port: int, tls: Sides | None = None) -> None:
         self.front = front
         self.tls = tls
         self.trust = (tls or sides()).client
@@ -179,7 +179,7 @@ async def rig(
     With `host_check` the gateway knows that its listener is on loopback.
     """
     tls = tls or default_sides.get()
-    front = Front(
+    front = Gateway(
         GatewayId("g"), os.urandom(3).hex(), limits=limits or Limits(), events_fd=events, engine_tls=lambda: one.trust
     )
     entry = ModelEntry(name=MODEL, served_name="served-m", aliases=("alias-m",), slots=4, context_tokens=4096,

@@ -28,8 +28,8 @@ import msgspec
 import psutil
 import yaml
 
-from autoscaler.drivers.local.processes import facts, mark_of
-from autoscaler.drivers.local.state_directory import Record
+from autoscaler.drivers.local.processes import read_process, read_process_mark
+from autoscaler.drivers.local.state_directory import ReplicaRecord
 from loadtest.cli import request_body
 from loadtest.client import Client
 from loadtest.result import Result, Shot
@@ -235,7 +235,7 @@ class Serving:
             return []
         prefix = installation.read_text().strip() + "/"
         pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
-        return sorted(pid for pid in pids if (mark_of(pid) or "").startswith(prefix) and running(pid))
+        return sorted(pid for pid in pids if (read_process_mark(pid) or "").startswith(prefix) and running(pid))
 
     def engines(self, model: str = "") -> list[int]:
         """The main processes of Replicas (of one Model) that live."""
@@ -246,21 +246,21 @@ class Serving:
         """The process of a Replica that leads a session, while its record has no pid yet; 0: there is none."""
         for pid in self.marked():
             with contextlib.suppress(ProcessLookupError):
-                if (mark_of(pid) or "").endswith(f"/{replica}") and os.getsid(pid) == pid:
+                if (read_process_mark(pid) or "").endswith(f"/{replica}") and os.getsid(pid) == pid:
                     return pid
         return 0
 
-    def records(self) -> list[Record]:
+    def records(self) -> list[ReplicaRecord]:
         """What the state directory says of Replicas. A record is written beside the old one, which is then removed
         before the new one gets its name: in between it is found under the other name, or a moment later under its own.
         """
-        found = dict[str, Record]()
+        found = dict[str, ReplicaRecord]()
         for pattern in ("*.json", ".*.json.new", "*.json"):
             for path in (self.state / "replicas").glob(pattern):
                 name = path.name.removeprefix(".").removesuffix(".new")
                 if name not in found:
                     with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
-                        found[name] = msgspec.json.decode(path.read_bytes(), type=Record)
+                        found[name] = msgspec.json.decode(path.read_bytes(), type=ReplicaRecord)
         return [found[name] for name in sorted(found)]
 
     def starts(self, model: str) -> int:
@@ -371,7 +371,7 @@ async def serving(
 
 def running(pid: int) -> bool:
     """Whether the process lives (a zombie does not)."""
-    one = facts(pid)
+    one = read_process(pid)
     return one is not None and not one.gone
 
 

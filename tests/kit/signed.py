@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from artifacts.signatures import payloads, public_keys
 from artifacts.signatures.bundles import BUNDLE
 from artifacts.signatures.policy import Bundled, Cosign
-from artifacts.signatures.public_keys import Key
+from artifacts.signatures.public_keys import PublicKey
 
 Private = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey | ed25519.Ed25519PrivateKey
 
@@ -30,8 +30,8 @@ def pem(private: Private) -> bytes:
     return private.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
-def key(private: Private) -> Key:
-    return public_keys.parse(pem(private))
+def key(private: Private) -> PublicKey:
+    return public_keys.parse_public_key(pem(private))
 
 
 def sign(private: Private, message: bytes) -> bytes:
@@ -69,7 +69,7 @@ def statement(digest: str = SIGNED, **more: object) -> bytes:
 
 def envelope(private: Private, text: bytes | None = None) -> dict[str, Any]:
     text = statement() if text is None else text
-    signature = sign(private, payloads.pae(payloads.IN_TOTO, text))
+    signature = sign(private, payloads.encode_pae(payloads.IN_TOTO, text))
     return {
         "mediaType": BUNDLE,
         "verificationMaterial": {"publicKey": {"hint": "aGludA=="}},

@@ -11,7 +11,7 @@ from autoscaler.slicing.dra_claims import Dra
 from autoscaler.slicing.hami import Hami
 from autoscaler.slicing.kai import Kai
 from autoscaler.slicing.mig import Mig
-from autoscaler.slicing.vendors import HAMI, NPUS, VENDORS, Ascend, Npu, Whole
+from autoscaler.slicing.vendors import HAMI, NPUS, VENDORS, Ascend, Npu, WholeDevice
 from autoscaler.slicing.volcano import Volcano
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind, NodeSlicing
@@ -85,7 +85,7 @@ EXAMPLES = {
         Dra(), NodeFacts(NODE, devices=[resource_slice(NODE, "gpus", count=2, devices=[gpu(0)])]), 1, 0
     ),
     "other: AMD": Example(
-        Whole(VENDORS[0]), NodeFacts(NODE, {"amd.com/gpu.vram": "64G"}, {}, {"amd.com/gpu": "4"}), 4, 4
+        WholeDevice(VENDORS[0]), NodeFacts(NODE, {"amd.com/gpu.vram": "64G"}, {}, {"amd.com/gpu": "4"}), 4, 4
     ),
     "other: AMD by HAMi": Example(
         Hami(HAMI[0]), NodeFacts(NODE, {}, {HAMI[0].register: json.dumps([card("AMD-1")])}), 1, 1

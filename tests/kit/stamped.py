@@ -144,7 +144,7 @@ class Second(Sigstore):
         if "dsseEnvelope" in document:
             inner = document["dsseEnvelope"]
             signature, payload = inner["signatures"][0]["sig"], base64.b64decode(inner["payload"])
-            said = payload if kind == "dsse" else payloads.pae(payloads.IN_TOTO, payload)
+            said = payload if kind == "dsse" else payloads.encode_pae(payloads.IN_TOTO, payload)
             summed = b64(hashlib.sha256(said).digest())
         else:
             inner = document["messageSignature"]

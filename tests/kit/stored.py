@@ -13,8 +13,8 @@ from pathlib import Path
 from artifacts import digest
 from artifacts.dialects.contents import File
 from artifacts.digest import Digest
-from artifacts.store.layout import Key
-from artifacts.store.publish import Job, Wanted
+from artifacts.store.layout import CopyKey
+from artifacts.store.publish import CopySpec, Job
 from artifacts.store.store import Store
 
 ORIGIN = "registry.example"
@@ -30,12 +30,14 @@ def content(seed: str, size: int) -> bytes:
 
 def raw(seed: str, size: int = KIB, path: str = "") -> File:
     """A raw file."""
-    return File(path or f"{seed}.gguf", size, digest.of(content(seed, size)), "weight", "raw")
+    return File(path or f"{seed}.gguf", size, digest.compute_digest(content(seed, size)), "weight", "raw")
 
 
-def wanted(name: str, *files: File, origin: str = ORIGIN) -> Wanted:
+def wanted(name: str, *files: File, origin: str = ORIGIN) -> CopySpec:
     """An artifact called so."""
-    return Wanted(f"oci://{origin}/{name}", Key(origin, digest.of(name.encode())), files or (raw(name),))
+    return CopySpec(
+        f"oci://{origin}/{name}", CopyKey(origin, digest.compute_digest(name.encode())), files or (raw(name),)
+    )
 
 
 class Fetched:
@@ -51,7 +53,7 @@ class Fetched:
 
     def knows(self, seed: str, size: int = KIB) -> None:
         """It has this file."""
-        self.known[digest.of(content(seed, size))] = (seed, size)
+        self.known[digest.compute_digest(content(seed, size))] = (seed, size)
 
     async def __call__(self, job: Job) -> None:
         """Whole files, synced, as a fetch promises."""
@@ -72,7 +74,7 @@ def put(job: Job, file: File, body: bytes) -> None:
     aside.rename(job.blob(file.digest))
 
 
-def fetching(*of: Wanted) -> Fetched:
+def fetching(*of: CopySpec) -> Fetched:
     """One that has all their files, each made from its path's stem."""
     found = Fetched()
     for one in of:

@@ -5,20 +5,20 @@ from __future__ import annotations
 import numpy as np
 
 from autoscaler.placement.index.residual_waste import BINS, LEVELS, UNITS, WHOLE
-from autoscaler.placement.learning.training import exercise
-from autoscaler.state.placement_value import Exercise, Lesson
+from autoscaler.placement.learning.training import build_training_input
+from autoscaler.state.placement_value import PlacementValues, TrainingInput
 from autoscaler.state.world import History, World
 from tests.kit.worlds import T0, device, model, world
 
 
-def lesson(of: Exercise, faces: int, *, apart: bool = False) -> Lesson:
+def lesson(of: TrainingInput, faces: int, *, apart: bool = False) -> PlacementValues:
     """All room is worth the same; or, `apart`, what is nearly full is all lost: who would fill a Slice goes elsewhere,
     as no sizes would have it.
     """
     values = np.zeros((faces + 1, BINS, LEVELS + 1), np.dtype("<i4"))
     if apart:
         values[:, :, : LEVELS // 4] = WHOLE * UNITS
-    return Lesson(exercise=of, values=values.tobytes(), prices=bytes(4 * (faces + 1)))
+    return PlacementValues(exercise=of, values=values.tobytes(), prices=bytes(4 * (faces + 1)))
 
 
 def cluster(nodes: int = 3, *called: str, gi: float = 24.0) -> World:
@@ -29,8 +29,8 @@ def cluster(nodes: int = 3, *called: str, gi: float = 24.0) -> World:
     return world(models, slices, histories=known)
 
 
-def exercise_of(one: World) -> Exercise:
+def exercise_of(one: World) -> TrainingInput:
     """It has one."""
-    found = exercise(one, T0)
+    found = build_training_input(one, T0)
     assert found is not None
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from autoscaler.contract import ModelName
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind, NodeSlicing
-from autoscaler.state.capacity_orders import AcquireOrder, LeaseId, Offer, name_of
+from autoscaler.state.capacity_orders import AcquireOrder, LeaseId, Offer, lease_name
 from tests.kit.worlds import GI
 
 T4_NODES = (
@@ -22,5 +22,5 @@ def t4_order(provider: str = "g4") -> AcquireOrder:
     owner = ModelName("llama-8b")
     offer = Offer(provider=provider, name="g4dn.xlarge/on-demand", product="T4", memory_bytes=16 * GI, parts=3)
     return AcquireOrder(
-        id=LeaseId(provider, name_of(provider, owner, 0)), offer=offer, devices=1, owner=owner, epoch=3, due_s=1e9
+        id=LeaseId(provider, lease_name(provider, owner, 0)), offer=offer, devices=1, owner=owner, epoch=3, due_s=1e9
     )

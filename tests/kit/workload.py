@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.drivers.kubernetes.adoption.annotations import model_of
-from autoscaler.drivers.kubernetes.adoption.objects import PodSeen, WorkloadKey, WorkloadSeen
+from autoscaler.drivers.kubernetes.adoption.annotations import read_model
+from autoscaler.drivers.kubernetes.adoption.objects import AdoptedPodSeen, WorkloadKey, WorkloadSeen
 from autoscaler.drivers.kubernetes.adoption.workload import Mode, Workload
 from autoscaler.spec.model import ADOPTED_HASH
 from autoscaler.state.world import Replica
@@ -29,10 +29,10 @@ class Bench:
 
     def __init__(self, replicas: int = 0, mode: Mode = Mode.LEVEL, key: WorkloadKey = KEY) -> None:
         self.seen = annotated(replicas=replicas, key=key)
-        self.model = model_of(self.seen)
+        self.model = read_model(self.seen)
         self.core = Workload(self.seen, self.model, mode)
         self.now_s = 0.0
-        self.pods: dict[str, PodSeen] = {}
+        self.pods: dict[str, AdoptedPodSeen] = {}
 
     def pod(self, name: str, **more: Any) -> None:
         """A pod comes, or changes. It runs, unless `more` says otherwise."""
@@ -44,7 +44,7 @@ class Bench:
         }  # fmt: skip
         if name in self.pods:
             facts = self.pods[name]._asdict()
-        self.pods[name] = PodSeen(**{**facts, **more})
+        self.pods[name] = AdoptedPodSeen(**{**facts, **more})
         self.core.see_pod(f"uid-{name}", self.pods[name], self.now_s)
 
     def ready(self, name: str) -> None:

@@ -10,18 +10,18 @@ from typing import Any
 
 from autoscaler.contract import GatewayId, Level, ModelName, ReplicaId, ReplicaUse, Report, TenantName, Total
 from autoscaler.fold.fold import fold
-from autoscaler.fold.indices import rebuild
+from autoscaler.fold.indices import rebuild_indices
 from autoscaler.planner.plan import Planner, plan
 from autoscaler.spec.model import Gpu, Model, ModelSpec, ReplicaRange
 from autoscaler.state.actions import (
     AcquireLease,
     Acted,
     Action,
-    CutNode,
     FailReplica,
     FailStart,
     Plan,
     ReleaseLease,
+    RepartitionNode,
     StartReplica,
     StopReplica,
 )
@@ -120,7 +120,7 @@ def world(
         histories={ModelName(name): history for name, history in (histories or {}).items()},
         **{"version": 1, "synced": True, **fields},
     )
-    return rebuild(made, T0)
+    return rebuild_indices(made, T0)
 
 
 def folded(before: World, actions: Iterable[Action], now_s: float = T0) -> World:
@@ -138,7 +138,7 @@ def _of(action: Action) -> str:
     """The Model of a start, else the Replica."""
     if isinstance(action, FailStart):
         return action.model
-    if isinstance(action, CutNode):
+    if isinstance(action, RepartitionNode):
         return action.order.node
     if isinstance(action, AcquireLease | ReleaseLease):
         return action.order.id.name

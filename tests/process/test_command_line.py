@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.spec.load import load
+from autoscaler.spec.load import parse_documents
 from loadtest.result import Ending
 from tests.kit import shapes
 from tests.kit.serving import API, Serving, fake, model, serving
@@ -46,7 +46,7 @@ def test_the_configuration_of_another_program_is_printed_as_documents(tmp_path: 
     file.write_text("models: {ada: {cmd: 'llama-server --port ${PORT} --parallel 2 -m /models/ada.gguf', ttl: 300}}")
     done = run("import", "llama-swap", str(file))
     assert (done.returncode, done.stderr) == (0, "")
-    (ada,) = load([("printed", done.stdout)]).models
+    (ada,) = parse_documents([("printed", done.stdout)]).models
     assert (ada.name, ada.spec.artifact, ada.spec.slots, ada.spec.idle_seconds) == (
         "ada", "file:///models/ada.gguf", 2, 300,
     )  # fmt: skip

@@ -73,7 +73,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "pynvml.py").write_text(NVML)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    tiny_gguf.make(tmp_path / "ada.gguf", "Held for nothing.")
+    tiny_gguf.make_model(tmp_path / "ada.gguf", "Held for nothing.")
     return tmp_path
 
 

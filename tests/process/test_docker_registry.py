@@ -19,7 +19,7 @@ from artifacts.registry import blobs, manifests, push
 from artifacts.registry.blobs import Blob
 from artifacts.registry.client import Client
 from artifacts.registry.manifests import MANIFEST
-from artifacts.registry.referrers import referrers
+from artifacts.registry.referrers import list_referrers
 from tests.kit import docker_registry
 from tests.kit.fake_registry import digest_of
 
@@ -47,7 +47,7 @@ def weights(tmp_path: Path) -> tuple[Path, Blob]:
 
 
 async def read(client: Client, blob: Blob, first: int = 0, end: int | None = None) -> bytes:
-    async with contextlib.aclosing(blobs.read(client, blob, first, end)) as pieces:
+    async with contextlib.aclosing(blobs.stream_blob(client, blob, first, end)) as pieces:
         return b"".join([piece async for piece in pieces])
 
 
@@ -57,7 +57,7 @@ async def test_push_pull_ranges_and_mount(tmp_path: Path, weights: tuple[Path, B
     content, source = path.read_bytes(), push.FileSource(path)
     async with served(tmp_path, manner) as (site, realm), Client(site, login(site)) as client:
         with pytest.raises(AbsentError):
-            await manifests.manifest(client, NAME, "v1")
+            await manifests.fetch_manifest(client, NAME, "v1")
         assert await push.push_blob(client, blob, source, chunk_bytes=1 << 20) == "pushed"
         assert await push.push_blob(client, blob, source) == "exists"
         copy = blob._replace(repository=OTHER)
@@ -80,15 +80,15 @@ async def test_push_pull_ranges_and_mount(tmp_path: Path, weights: tuple[Path, B
         document = {"schemaVersion": 2, "mediaType": MANIFEST, "config": config, "layers": [layer]}
         body = json.dumps(document).encode()
         digest = await push.push_manifest(client, NAME, "v1", body, MANIFEST)
-        assert (await manifests.manifest(client, NAME, "v1")).digest == digest
-        assert (await manifests.manifest(client, NAME, digest, len(body))).body == body
-        assert await manifests.tags(client, NAME) == ["v1"]
-        assert await manifests.permitted(client, NAME, digest)
+        assert (await manifests.fetch_manifest(client, NAME, "v1")).digest == digest
+        assert (await manifests.fetch_manifest(client, NAME, digest, len(body))).body == body
+        assert await manifests.list_tags(client, NAME) == ["v1"]
+        assert await manifests.can_pull_manifest(client, NAME, digest)
 
         subject = {"mediaType": MANIFEST, "digest": digest, "size": len(body)}
         signature = json.dumps({**document, "layers": [], "subject": subject}).encode()
         signed = await push.push_manifest(client, NAME, digest_of(signature), signature, MANIFEST)
-        assert [one.digest for one in await referrers(client, NAME, digest)] == [signed]
+        assert [one.digest for one in await list_referrers(client, NAME, digest)] == [signed]
     assert manner == "password" or ["repository:team/copy:pull,push", "repository:team/model:pull"] in realm.scopes
 
 
@@ -98,4 +98,4 @@ async def test_a_wrong_password_and_none(tmp_path: Path, manner: str) -> None:
         for keychain, said in ((login(site, "wrong"), "refuses the login"), (None, "nothing without a login|none for")):
             async with Client(site, keychain) as client:
                 with pytest.raises(DeniedError, match=said):
-                    await manifests.manifest(client, NAME, "v1")
+                    await manifests.fetch_manifest(client, NAME, "v1")

@@ -19,7 +19,7 @@ import pytest
 
 from loadtest.cli import request_body
 from loadtest.client import request_bytes, target_of
-from loadtest.verdict import judge
+from loadtest.verdict import judge_run
 from pilotlight.net.listen import BACKLOG
 from tests.kit import endless
 from tests.kit.crowd import SLACK_BYTES, Crowd, Stream, chat, connected, counted, resident_bytes
@@ -285,7 +285,7 @@ async def test_case_37_no_descriptors_are_left(tmp_path: Path) -> None:
         assert ROOM / 2 < sum(b" 200 OK" in answer for answer in answers) <= 2 * ROOM
         assert {answer for answer in answers if b" 200 OK" not in answer} == {b""}, "closed unanswered"
         results = await streams
-        assert judge(4, results).completed == 4, "what runs goes on"
+        assert judge_run(4, results).completed == 4, "what runs goes on"
         assert b" 200 OK" in await crowd.ask(chat("bob", close=True)), "under the same limit, but with room"
         assert one.starts("ada") == one.starts("bob") == 1, "a gateway's shortage says nothing of an engine"
         assert one.gateways()["gateway-1"] == gateway

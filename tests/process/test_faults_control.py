@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 import pytest
 
-from autoscaler.drivers.local.processes import facts
-from loadtest.arrivals import constant
+from autoscaler.drivers.local.processes import read_process
+from loadtest.arrivals import constant_arrivals
 from loadtest.result import Ending, Result
-from loadtest.verdict import judge
+from loadtest.verdict import judge_run
 from tests.kit.crowd import connected
 from tests.kit.freezing import freeze
 from tests.kit.older import older
@@ -48,7 +48,7 @@ class Warm:
     """Steady traffic of short Calls to ada, half of them streams, and the gateways that were killed in it."""
 
     def __init__(self, one: Serving, rate_per_s: float, seconds: float) -> None:
-        moments = constant(rate_per_s, seconds)
+        moments = constant_arrivals(rate_per_s, seconds)
         shots = [shot("ada", at_s=at_s, tokens=4, stream=i % 2 == 0) for i, at_s in enumerate(moments)]
         self._one = one
         self._deaths: list[Death] = []
@@ -104,7 +104,7 @@ async def test_case_07_gateway_with_running_calls_is_killed(tmp_path: Path) -> N
         assert 0 < sum(through) < slots
         for was_its, result in zip(through, results, strict=True):
             assert result.ending is (Ending.LOST if was_its else Ending.COMPLETED)
-        assert judge(2 * slots, await more).completed == 2 * slots
+        assert judge_run(2 * slots, await more).completed == 2 * slots
         assert one.gateways()[name] != victim, "it is replaced"
         assert one.starts("ada") == 1
     calls = transcript(tmp_path, "ada")
@@ -175,7 +175,7 @@ async def test_a_pid_that_was_reused_is_never_signalled(tmp_path: Path, same_sta
         try:
             (path,) = (one.state / "replicas").glob("*.json")
             record = json.loads(path.read_text())
-            found = facts(foreign.pid)
+            found = read_process(foreign.pid)
             assert found is not None
             record["pid"] = foreign.pid
             record["start_ticks"] = found.start_ticks if same_start_time else record["start_ticks"]
@@ -216,9 +216,9 @@ async def test_case_29_the_autoscaler_is_killed_twice_under_warm_traffic(tmp_pat
         await until("it answers", one.answers)
         cold = await one.call("bob")
         assert (cold.ending, (cold.first_byte_s or 99) < HOLDS_BACK_S) == (Ending.COMPLETED, True)
-        assert judge(100, await traffic.results).completed == 100
+        assert judge_run(100, await traffic.results).completed == 100
         again_s = time.time()
-        assert judge(3 * slots, await one.send(*(shot("ada") for _ in range(3 * slots)))).completed == 3 * slots
+        assert judge_run(3 * slots, await one.send(*(shot("ada") for _ in range(3 * slots)))).completed == 3 * slots
         assert (one.engines("ada"), one.starts("ada"), one.starts("bob")) == ([engine], 1, 1)
         await one.zero("ada")
         await one.zero("bob")
@@ -239,7 +239,7 @@ async def test_the_autoscaler_is_killed_while_an_engine_starts(tmp_path: Path) -
             killed = one.autoscaler()
             os.kill(killed, signal.SIGKILL)
             await until("it is replaced", partial(replaced, one, killed))
-        assert judge(10, await waiting).completed == 10, "who waits does not notice"
+        assert judge_run(10, await waiting).completed == 10, "who waits does not notice"
         assert (one.engines(), one.starts("ada")) == (before, 1)
 
 
@@ -265,12 +265,12 @@ async def test_case_25_the_autoscaler_is_paused_while_warm_traffic_runs(tmp_path
                 assert int(result.headers["retry-after"]) >= 1
             await asyncio.sleep(5)  # now the leader is silent, by the clocks of the gateways
             burst = await one.send(*(shot("ada", tokens=8) for _ in range(20)))
-            assert judge(20, burst).completed == 20
+            assert judge_run(20, burst).completed == 20
             await traffic.kill("gateway-1")  # it comes back knowing only what it kept
             await until("it serves from that", lambda: "event=serving_from_kept" in one.said())
             await traffic.assert_only_in_flight()
             late = await one.send(*(shot("ada", at_s=i * 0.02) for i in range(30)))
-            assert judge(30, late).completed == 30
+            assert judge_run(30, late).completed == 30
             used = {result.headers["x-request-id"].rsplit("-", 3)[0] for result in late}
             assert used == {"gateway-1", "gateway-2"}, "the one that came back serves too"
         finally:
@@ -296,7 +296,7 @@ async def test_case_30_serve_is_upgraded_and_rolled_back_and_keeps_its_engine(tm
             assert (one.engines("ada"), one.starts("ada")) == (engines, 1)
             if version is None:
                 traffic = await one.send(*(shot("ada", at_s=i * 0.02, tokens=2) for i in range(20)))
-                assert judge(20, traffic).completed == 20
+                assert judge_run(20, traffic).completed == 20
             assert await one.stop() == 0
         one.options = ("--gateways", "2")
         await one.start()

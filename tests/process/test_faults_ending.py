@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.result import Ending
-from loadtest.verdict import judge
+from loadtest.verdict import judge_run
 from tests.kit.freezing import freeze
 from tests.kit.gates import gates
 from tests.kit.serving import fake, running, serving, settings, shot, transcript
@@ -34,7 +34,7 @@ async def test_sigterm_drains(tmp_path: Path, number: signal.Signals) -> None:
         assert not streams.done(), "who waits is told at once"
         late = await one.call("ada")
         assert late.ending is not Ending.COMPLETED, "nothing new begins"
-        assert judge(4, await streams).completed == 4, "what runs ends as it should"
+        assert judge_run(4, await streams).completed == 4, "what runs ends as it should"
         assert await one.ended() == 0
         assert one.marked() == []
     assert [call.finished for call in transcript(tmp_path, "ada")] == [True] * 4

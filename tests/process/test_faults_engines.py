@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.result import Ending
-from loadtest.verdict import judge
+from loadtest.verdict import judge_run
 from tests.kit.serving import Document, fake, serving, settings
 
 FAULTS: dict[str, tuple[str, ...]] = {
@@ -41,5 +41,5 @@ async def test_case_41_each_bad_answer_is_one_clear_error_or_the_engines_own(tmp
         assert wholes["short"].ending is Ending.LOST, "a document that is cut cannot say so, but it does not end"
         fine = [streams[name] for name in ("short", "drizzle", "good")]
         fine += [wholes[name] for name in ("chunks", "drizzle", "good")]
-        assert judge(len(fine), fine).completed == len(fine)
+        assert judge_run(len(fine), fine).completed == len(fine)
         assert one.starts("chunks") == one.starts("flood") == 1, "an engine that answers oddly is not dead"

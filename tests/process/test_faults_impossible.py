@@ -63,7 +63,7 @@ async def test_a_file_that_goes_just_before_a_call_displaces_nobody(tmp_path: Pa
     """Nobody can have looked since: it is looked at again before anything makes room."""
     good = fake(tmp_path, "good", "--tokens-per-s", "0", gpu=MEMORY, residencySeconds=0)
     bad, why = impossible(tmp_path, "no-file")
-    tiny_gguf.make(tmp_path / "bad.gguf", "I was there.")
+    tiny_gguf.make_model(tmp_path / "bad.gguf", "I was there.")
     async with serving(tmp_path, bad, good) as one:
         assert (await one.call("good")).ending is Ending.COMPLETED
         (tmp_path / "bad.gguf").unlink()
@@ -79,7 +79,7 @@ async def test_a_file_that_comes_is_seen_by_itself_and_served_with_its_own_memor
     async with serving(tmp_path, late, good, settings("1Gi")) as one:
         assert (await one.call("good")).ending is Ending.COMPLETED
         await until("it is said at the start", lambda: "Model late cannot start" in one.said())
-        tiny_gguf.make(tmp_path / "late.gguf", "Better late than never.")
+        tiny_gguf.make_model(tmp_path / "late.gguf", "Better late than never.")
         await until("it is seen", lambda: "nothing is in the way any more of a start of late" in one.said(), 60)
         answer = await one.call("late", stream=False)
         assert answer.text.strip() == "Better late than never."

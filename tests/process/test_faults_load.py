@@ -21,7 +21,7 @@ import pytest
 
 from gateway.dispatch.model_dispatcher import RETRIES_MAX
 from loadtest.result import Ending, Result
-from loadtest.verdict import judge
+from loadtest.verdict import judge_run
 from tests.kit.crowd import SLACK_BYTES, Crowd, chat, counted, resident_bytes
 from tests.kit.freezing import freeze
 from tests.kit.serving import Serving, fake, most_at_once, serving, shot, transcript
@@ -86,7 +86,7 @@ async def test_case_03_queue_full(tmp_path: Path, warm: bool) -> None:
             await until("all others wait", lambda: one.demand("ada")["waiting"] == QUEUE)
             assert resident_bytes(gateway) - before_bytes < SLACK_BYTES
         results = sorted(await sending, key=came)
-        assert judge(QUEUE + SURPLUS, results).holds
+        assert judge_run(QUEUE + SURPLUS, results).holds
         assert all(result.ending is Ending.COMPLETED for result in results[:QUEUE]), "who came first waits"
         assert codes(results[QUEUE:]) == {(429, "queue_full")}
         assert all(result.errors == 1 and result.clear for result in results[QUEUE:])

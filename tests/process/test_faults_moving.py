@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.result import Ending, Result
-from loadtest.verdict import judge
+from loadtest.verdict import judge_run
 from tests.kit.gates import gates
 from tests.kit.serving import fake, serving, shot, transcript
 from tests.kit.waiting import until
@@ -40,7 +40,7 @@ async def test_case_10_scale_down_cuts_no_stream(tmp_path: Path) -> None:
         assert one.busy("ada") == 2
         late = [await one.call("ada", tokens=1) for _ in range(4)]
         results = [*await first, *await more, *late]
-        assert judge(8, results).completed == 8
+        assert judge_run(8, results).completed == 8
         await one.zero("ada")
         assert one.starts("ada") == 2
     assert not any(call.aborted for call in transcript(tmp_path, "ada"))
@@ -55,7 +55,7 @@ async def test_case_10_a_victim_ends_its_streams_before_it_makes_room(tmp_path: 
         await until("all run", lambda: one.demand("ada")["running"] == 4)
         answer = await one.call("bob", timeout_s=25)
         assert answer.ending is Ending.COMPLETED, "it waits for ada's streams, and not until ada is idle"
-        assert judge(4, await streams).completed == 4
+        assert judge_run(4, await streams).completed == 4
         states = one.states("ada")
         assert states[:3] == ["starting", "ready", "draining"]
     assert all(call.finished for call in transcript(tmp_path, "ada"))
@@ -70,7 +70,7 @@ async def test_case_11_a_call_arrives_around_the_last_drain(tmp_path: Path) -> N
         while len(results) <= rounds or (one.starts("ada") == 1 and len(results) < tries):
             await asyncio.sleep(idle_s - 0.005 + 0.001 * len(results))  # sweeps over the moment of the drain
             results.append(await one.call("ada"))
-        assert judge(len(results), results).completed == len(results)
+        assert judge_run(len(results), results).completed == len(results)
         assert 1 < one.starts("ada") <= len(results), "the drain was hit, and cost one start each time at most"
     assert [call.finished for call in transcript(tmp_path, "ada")] == [True] * len(results)
 
@@ -89,7 +89,7 @@ async def test_case_16_killed_before_the_first_byte(tmp_path: Path, stream: bool
         (engine,) = one.engines()
         os.kill(engine, signal.SIGKILL)
         results = await calling
-        assert judge(5, results).completed == 5, "no client has seen anything"
+        assert judge_run(5, results).completed == 5, "no client has seen anything"
         assert {result.text for result in results} == {SENTENCE}
         assert one.starts("ada") == 2
     assert len([call for call in transcript(tmp_path, "ada") if call.finished]) == 5
@@ -100,7 +100,7 @@ async def test_case_16_dies_by_itself_before_the_first_byte(tmp_path: Path) -> N
     ada = fake(tmp_path, "ada", "--tokens-per-s", "0", "--fail", "dies-before-first-byte", *once, slots=8)
     async with serving(tmp_path, ada) as one:
         results = await one.send(*(shot("ada", stream=i % 2 == 0) for i in range(8)))
-        assert judge(8, results).completed == 8
+        assert judge_run(8, results).completed == 8
         assert one.starts("ada") == 2
 
 
@@ -122,7 +122,7 @@ async def test_case_16_killed_mid_stream(tmp_path: Path) -> None:
             assert (answer.status, answer.errors, answer.code) == (200, 1, "upstream_error"), answer
             assert (answer.saw_done, answer.finish_reason, answer.broken) == (False, "", "")
             assert SENTENCE.startswith(answer.text)
-        assert judge(2, await parked).completed == 2, "who had no byte was not hurt"
+        assert judge_run(2, await parked).completed == 2, "who had no byte was not hurt"
         assert one.starts("ada") == 2
 
 

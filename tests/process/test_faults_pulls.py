@@ -163,5 +163,8 @@ async def test_case_48_killed_again_and_again_a_pull_goes_on_and_ends_whole(tmp_
 
 def _remembered_bytes(store: Path, size: int) -> int:
     """What the sidecar says of them."""
-    said = [progress_file.read(one.read_bytes(), Digest(BLOB), size, Disk().boot) for one in store.rglob("*.parts")]
+    said = [
+        progress_file.parse_progress(one.read_bytes(), Digest(BLOB), size, Disk().boot)
+        for one in store.rglob("*.parts")
+    ]
     return max((one.came for one in said if one is not None), default=0)

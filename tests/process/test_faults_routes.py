@@ -17,7 +17,7 @@ import yaml
 
 from gateway.dispatch.slots import SUSPECT_S
 from loadtest.result import Ending, Result
-from loadtest.verdict import judge
+from loadtest.verdict import judge_run
 from tests.kit.crowd import counted
 from tests.kit.freezing import freeze
 from tests.kit.outlying import outlying
@@ -95,10 +95,10 @@ async def test_case_14_gateways_are_replaced_one_after_another_with_streams(tmp_
                 await until("it is new", partial(replaced, one, name, before), 90)
             over.set()
         results = await streams
-        assert judge(100, results).completed == 100
+        assert judge_run(100, results).completed == 100
         assert through(results, "gateway-1")
         assert through(results, "gateway-2")
-        assert judge(len(short), short).completed == len(short) > 0
+        assert judge_run(len(short), short).completed == len(short) > 0
     assert not any(call.aborted for call in transcript(tmp_path, "ada"))
 
 
@@ -115,9 +115,9 @@ async def test_case_15_one_of_three_gateways_is_killed(tmp_path: Path) -> None:
         results = await streams
         lost = [result for result in results if result.ending is Ending.LOST]
         assert 0 < len(lost) < SLOTS
-        assert judge(SLOTS, results).completed == SLOTS - len(lost)
+        assert judge_run(SLOTS, results).completed == SLOTS - len(lost)
         assert not any(through(lost, name) for name in ("gateway-1", "gateway-3"))
-        assert judge(SLOTS, await more).completed == SLOTS
+        assert judge_run(SLOTS, await more).completed == SLOTS
     calls = transcript(tmp_path, "ada")
     assert full_s(calls, SLOTS, killed_s), "its Slots are used"
     assert sum(call.aborted for call in calls) == len(lost)
@@ -160,7 +160,7 @@ async def test_case_19_the_address_of_an_engine_that_died_is_no_others(tmp_path:
         for n in range(6):
             names = ("ada", "bob") if n % 2 else ("bob", "ada")
             results = await one.send(*(shot(name, timeout_s=60) for name in names for _ in range(4)))
-            assert judge(8, results).completed == 8
+            assert judge_run(8, results).completed == 8
             assert all(f"I am {result.model}," in result.text for result in results)
             ports |= {(record.id, record.port) for record in one.records()}
             for pid in one.engines():

@@ -16,7 +16,7 @@ import pytest
 
 from loadtest import tiny_gguf
 from loadtest.result import Ending, Result
-from loadtest.verdict import judge
+from loadtest.verdict import judge_run
 from tests.kit.fake_process import command
 from tests.kit.serving import Document, Serving, fake, model, most_at_once, serving, shot, transcript
 from tests.kit.waiting import until
@@ -44,7 +44,7 @@ async def test_case_01_thousand_calls_in_50_ms_through_three_gateways(tmp_path: 
     ada = fake(tmp_path, "ada", *speed, slots=8, gpu={"memory": "20Mi"}, replicas={"max": replicas})
     async with serving(tmp_path, ada, options=("--gateways", "3")) as one:
         results = await one.send(*(shot("ada", at_s=i * 0.000_05, tokens=8) for i in range(1000)))
-        verdict = judge(1000, results)
+        verdict = judge_run(1000, results)
         assert (verdict.completed, verdict.holds) == (1000, True), verdict.line()
         used = {result.headers["x-request-id"].rsplit("-", 3)[0] for result in results}
         assert used == {"gateway-1", "gateway-2", "gateway-3"}
@@ -65,7 +65,7 @@ def cannot_start(folder: Path, how: str) -> Document:
     if how == "no-program":
         return model("bad", engine="command", command=["/nowhere/engine", "{port}"], start=start)
     if how == "broken-file":
-        tiny_gguf.make(folder / "bad.gguf", "Never said.")
+        tiny_gguf.make_model(folder / "bad.gguf", "Never said.")
         (folder / "bad.gguf").write_bytes((folder / "bad.gguf").read_bytes()[:300_000])
     return model("bad", engine="llama.cpp", artifact=f"file://{folder}/bad.gguf", start=start)
 
@@ -180,7 +180,7 @@ async def test_case_09_ping_pong_on_one_device(tmp_path: Path) -> None:
         for hammered in await asyncio.gather(*map(hammer, names)):
             results += hammered
         past_s = time.monotonic() - began_s
-        assert judge(rounds + 30, results).completed == rounds + 30
+        assert judge_run(rounds + 30, results).completed == rounds + 30
         starts = sum(map(one.starts, names))
         assert 4 <= starts <= past_s / residency_s + 1, f"{starts} starts in {past_s:.1f} s"
         assert max(result.first_byte_s or 99 for result in results) < 2 * BUSY_S, "nobody starves"

@@ -19,11 +19,11 @@ from autoscaler.drivers.local.lessons import LessonFile
 from autoscaler.drivers.local.state_directory import StateDirectory
 from autoscaler.placement.learning import training as lessons
 from autoscaler.state.events import LessonLearnt
-from autoscaler.state.placement_value import Alike, Exercise, Lesson
-from autoscaler.state.resources import BYTES_MAX, CPU_MAX, Lane
+from autoscaler.state.placement_value import Alike, PlacementValues, TrainingInput
+from autoscaler.state.resources import BYTES_MAX, CPU_MAX, SliceClass
 from autoscaler.state.world import World
 from loadtest.result import Ending
-from pilotlight.processes.placement_learning import Tutor
+from pilotlight.processes.placement_learning import LearnerRunner
 from tests.kit.serving import Serving, fake, running, serving, settings
 from tests.kit.steps import SteppedLoop
 from tests.kit.taught import cluster, exercise_of, lesson
@@ -40,10 +40,10 @@ class House:
         self.stepped = SteppedLoop(one)
         self.said: list[str] = []
         self.file = LessonFile(StateDirectory.open(folder / "state"))
-        self.tutor = Tutor(self.stepped.loop, self.file, lambda: self.stepped.now_s, self.said.append, command)
+        self.tutor = LearnerRunner(self.stepped.loop, self.file, lambda: self.stepped.now_s, self.said.append, command)
 
     @property
-    def lessons(self) -> list[Lesson]:
+    def lessons(self) -> list[PlacementValues]:
         """All that was observed."""
         return [one.lesson for one in self.stepped.loop.observed if isinstance(one, LessonLearnt)]
 
@@ -54,9 +54,9 @@ async def test_a_process_learns_what_the_same_exercise_gives_anywhere(tmp_path: 
     looking = asyncio.create_task(house.tutor.look())
     await until("sizes are known at once", lambda: house.lessons or looking.done(), 120)
     assert not looking.done(), looking.exception() or house.said
-    assert house.lessons == [lessons.begin(exercise)]
+    assert house.lessons == [lessons.build_initial_values(exercise)]
     await asyncio.wait_for(looking, 300)
-    expected = lessons.learn(exercise, lambda seed: random.Random(seed).randrange)
+    expected = lessons.learn_placement_values(exercise, lambda seed: random.Random(seed).randrange)
     assert house.lessons[1:] == [expected]
     assert house.said == ["learnt: 2 kinds, 2 nodes, seed 5000 (nothing was learnt yet)"]
     assert house.file.load() == (expected, "")
@@ -175,8 +175,8 @@ async def test_serve_places_by_what_was_learnt(tmp_path: Path, apart: bool) -> N
     async with serving(tmp_path, ada, bob, {**settings(), "devices": GPUS}) as one:
         if apart:
             await one.stop()
-            lane = Lane(100 * MIB, "tiny")
-            of = Exercise(nodes=(Alike((lane, lane), CPU_MAX, BYTES_MAX, 1),), demand=(), seed=1)
+            lane = SliceClass(100 * MIB, "tiny")
+            of = TrainingInput(nodes=(Alike((lane, lane), CPU_MAX, BYTES_MAX, 1),), demand=(), seed=1)
             LessonFile(StateDirectory.attach(one.state)).save(lesson(of, 1, apart=True))
             await one.start()
         for name, _ in SIZES:

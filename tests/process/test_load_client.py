@@ -14,11 +14,11 @@ import openai
 import pytest
 import uvloop
 
-from loadtest.arrivals import burst
+from loadtest.arrivals import burst_arrivals
 from loadtest.cli import request_body
 from loadtest.client import Client, LoadError, target_of
 from loadtest.result import Ending, Result, Shot
-from loadtest.verdict import judge
+from loadtest.verdict import judge_run
 from tests.kit.fake_process import fake_engine
 
 pytestmark = pytest.mark.standard
@@ -166,9 +166,9 @@ async def test_five_hundred_at_once_all_complete_word_for_word(tmp_path: Path) -
     with fake_engine(tmp_path, *FAST, "--slots", "8") as engine:
         client = Client(engine.url)
         await client.open(500)
-        results = await client.run([shot(at_s=at_s) for at_s in burst(500, 0.1)])
+        results = await client.run([shot(at_s=at_s) for at_s in burst_arrivals(500, 0.1)])
         calls = engine.calls()
-    verdict = judge(500, results)
+    verdict = judge_run(500, results)
     assert (verdict.holds, verdict.completed) == (True, 500)
     assert {result.text for result in results} == {SENTENCE}
     assert sum(bool(call["finished"]) for call in calls) == 500

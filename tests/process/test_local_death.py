@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from autoscaler.contract import ReplicaId
-from autoscaler.drivers.local.processes import facts
+from autoscaler.drivers.local.processes import read_process
 from autoscaler.state.events import Seen
 from tests.kit.localrig import TINY_ENGINE, LocalRig, python
 from tests.kit.observed import running
@@ -62,7 +62,7 @@ class Host:
 
     def children(self) -> list[int]:
         """Its children, ended ones included."""
-        every = [facts(int(entry.name)) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
+        every = [read_process(int(entry.name)) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
         return [one.pid for one in every if one is not None and one.parent == self.process.pid]
 
     def kill(self) -> None:

@@ -20,10 +20,10 @@ from autoscaler.drivers import contained
 from autoscaler.drivers.local import engine_logs
 from autoscaler.drivers.local.devices import Devices
 from autoscaler.drivers.local.driver import LocalDriver
-from autoscaler.drivers.local.engine_process import Engine
-from autoscaler.drivers.local.processes import BLANK, MARK, Facts, boot_id, facts, mark_of
+from autoscaler.drivers.local.engine_process import EngineProcess
+from autoscaler.drivers.local.processes import BLANK, MARK, Facts, boot_id, read_process, read_process_mark
 from autoscaler.drivers.local.readiness import Readiness
-from autoscaler.drivers.local.state_directory import Record
+from autoscaler.drivers.local.state_directory import ReplicaRecord
 from autoscaler.state.events import FaultSeen, Seen
 from autoscaler.state.world import Slice
 from tests.contracts.driver import Manner
@@ -70,7 +70,7 @@ def rig(tmp_path: Path) -> Iterator[LocalRig]:
 def stranger() -> Iterator[subprocess.Popen[bytes]]:
     """A process that is nobody's Replica and leads its own session."""
     with subprocess.Popen(python("import time; time.sleep(60)"), start_new_session=True) as process:
-        while mark_of(process.pid) == BLANK:  # in the middle of its exec
+        while read_process_mark(process.pid) == BLANK:  # in the middle of its exec
             time.sleep(0.001)
         yield process
         process.kill()
@@ -82,9 +82,9 @@ async def says_yes(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Non
     writer.close()
 
 
-def record(pid: int, start_ticks: int) -> Record:
+def record(pid: int, start_ticks: int) -> ReplicaRecord:
     """As a driver before wrote it."""
-    return Record(
+    return ReplicaRecord(
         id=R1,
         model=ModelName("m"),
         spec_hash="h",
@@ -116,7 +116,7 @@ def test_a_daemon_that_an_engine_leaves_is_killed_with_it(rig: LocalRig, how: st
 
 
 def test_a_pid_that_was_reused_is_never_signalled(rig: LocalRig, stranger: subprocess.Popen[bytes]) -> None:
-    now = facts(stranger.pid)
+    now = read_process(stranger.pid)
     assert now is not None
     for ticks in (now.start_ticks - 1, now.start_ticks):  # another start time; and the same, but no mark
         rig.state.put(record(stranger.pid, ticks))
@@ -260,7 +260,7 @@ def test_output_is_bounded_and_the_engine_never_blocks_on_it(rig: LocalRig, monk
 def test_a_log_over_its_bound_keeps_its_newest_lines_whole(tmp_path: Path) -> None:
     log, lines = tmp_path / "r1.log", [f"{i} {'x' * 80}\n" for i in range(100_000)]
     log.write_text("".join(lines))
-    engine_logs.trim(log)
+    engine_logs.trim_log(log)
     left = log.read_text().splitlines(keepends=True)
     assert left == lines[-len(left) :]
     assert engine_logs.KEPT_BYTES - len(lines[-1]) <= log.stat().st_size <= engine_logs.KEPT_BYTES
@@ -303,7 +303,7 @@ def test_whose_port_it_is_is_looked_up_while_the_engine_loads_and_not_at_its_fir
 ) -> None:
     loaded, looks, really_look = tmp_path / "loaded", list[str](), Readiness._is_its_own
 
-    async def look(self: Readiness, engine: Engine) -> bool:
+    async def look(self: Readiness, engine: EngineProcess) -> bool:
         looks.append("loaded" if loaded.exists() else "loading")
         return await really_look(self, engine)
 
@@ -403,7 +403,7 @@ def test_an_exception_about_one_record_clears_its_replica_and_keeps_the_others(
     rig.run(first())
     real = LocalDriver._recall
 
-    def recall(self: LocalDriver, of: Record, found: Sequence[Facts]) -> Engine:
+    def recall(self: LocalDriver, of: ReplicaRecord, found: Sequence[Facts]) -> EngineProcess:
         if of.id == R1 and of.pid:
             raise KeyError("odd")
         return real(self, of, found)

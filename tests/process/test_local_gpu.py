@@ -13,7 +13,7 @@ from autoscaler.drivers.local import cleanup
 from autoscaler.drivers.local import driver as local
 from autoscaler.drivers.local.devices import Devices
 from autoscaler.drivers.local.driver import LocalDriver
-from autoscaler.drivers.local.engine_process import Engine
+from autoscaler.drivers.local.engine_process import EngineProcess
 from autoscaler.drivers.local.readiness import Readiness
 from autoscaler.state.events import Seen
 from tests.kit.fakenvml import FakeNvml
@@ -198,7 +198,7 @@ def test_on_the_hosts_memory_it_is_what_is_resident_and_on_declared_devices_unkn
 ) -> None:
     looks, really_weigh = list[str](), Readiness._weigh
 
-    async def weigh(self: Readiness, engine: Engine) -> bool:
+    async def weigh(self: Readiness, engine: EngineProcess) -> bool:
         grew = await really_weigh(self, engine)
         looks.append(engine.record.id)
         return grew

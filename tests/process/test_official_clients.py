@@ -35,7 +35,7 @@ KEYS = {"acme": "pl-acme-key", "lab": "pl-lab-key"}
 
 def real(folder: Path, name: str, *args: str, memory: str = "64Mi", **spec: object) -> Document:
     """A Model of the real engine that says its sentence."""
-    tiny_gguf.make(folder / f"{name}.gguf", SENTENCES.get(name, f"Only {name} says this."))
+    tiny_gguf.make_model(folder / f"{name}.gguf", SENTENCES.get(name, f"Only {name} says this."))
     artifact = f"file://{folder}/{name}.gguf"
     return model(
         name, engine="llama.cpp", artifact=artifact, args=["--threads=1", *args], gpu={"memory": memory}, **spec

@@ -21,7 +21,7 @@ from artifacts.fetch import registry
 from artifacts.fetch.registry import Registries
 from artifacts.http.transport import Site
 from artifacts.pack import push_artifact
-from artifacts.pack.oci_layout import Layout
+from artifacts.pack.oci_layout import OciLayout
 from artifacts.pack.pack import Form
 from artifacts.registry.client import Client
 from artifacts.store.store import Store
@@ -39,21 +39,21 @@ def login(host: str) -> Known:
     return Known(host, Login(docker_registry.USER, docker_registry.PASSWORD))
 
 
-def layout(tmp_path: Path, form: Form, files: dict[str, bytes] | None = None) -> Layout:
+def layout(tmp_path: Path, form: Form, files: dict[str, bytes] | None = None) -> OciLayout:
     return packed.packed(packed.model(tmp_path / "model", files), tmp_path / "layout", form)
 
 
 async def pulled(tmp_path: Path, host: str, tag: str) -> tuple[str, dict[str, bytes]]:
     """Into a store of ours: the digest, and all files."""
     store = Store(tmp_path / "store", spare_bytes=0).open()
-    of = reference.parse(f"oci://{host}/{NAME}:{tag}")
-    with await registry.obtain(of, store, Registries(login(host))) as copy:
+    of = reference.parse_reference(f"oci://{host}/{NAME}:{tag}")
+    with await registry.fetch_from_registry(of, store, Registries(login(host))) as copy:
         return copy.record.digest, below(copy.folder)
 
 
-async def pushed(host: str, from_: Layout, chunk_bytes: int = 0) -> str:
+async def pushed(host: str, from_: OciLayout, chunk_bytes: int = 0) -> str:
     async with Client(Site(host), login(host)) as client:
-        return await push_artifact.send(client, NAME, "ours", from_, chunk_bytes=chunk_bytes)
+        return await push_artifact.push_layout(client, NAME, "ours", from_, chunk_bytes=chunk_bytes)
 
 
 def below(folder: Path) -> dict[str, bytes]:

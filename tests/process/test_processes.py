@@ -19,14 +19,14 @@ from autoscaler.drivers.local.cleanup import kill_all
 from autoscaler.drivers.local.processes import (
     BLANK,
     MARK,
-    Claim,
     Facts,
+    ProcessSelector,
     Reaper,
-    alive,
-    facts,
-    find,
-    how_it_ended,
-    mark_of,
+    describe_exit,
+    find_processes,
+    is_process_alive,
+    read_process,
+    read_process_mark,
 )
 from tests.kit.localrig import INSTANCE, R1, python
 
@@ -45,7 +45,7 @@ def running(argv: Sequence[str | Path], env: dict[str, str] | None = None) -> It
     with subprocess.Popen(argv, env=env, start_new_session=True) as process:
         try:
             deadline_s = time.monotonic() + 0.05 if env == {} else time.monotonic() + 10
-            while mark_of(process.pid) == BLANK and time.monotonic() < deadline_s:
+            while read_process_mark(process.pid) == BLANK and time.monotonic() < deadline_s:
                 time.sleep(0.001)
             yield process
         finally:
@@ -60,7 +60,7 @@ def marked() -> Iterator[subprocess.Popen[bytes]]:
 
 def of(pid: int) -> Facts:
     """Its facts, once it runs what it was spawned for."""
-    now = facts(pid)
+    now = read_process(pid)
     assert now is not None
     return now
 
@@ -68,19 +68,19 @@ def of(pid: int) -> Facts:
 def test_a_process_is_known_by_start_time_and_mark(marked: subprocess.Popen[bytes]) -> None:
     now = of(marked.pid)
     assert (now.parent, now.group, now.session, now.gone) == (os.getpid(), marked.pid, marked.pid, False)
-    assert mark_of(marked.pid) == R1
-    assert alive(marked.pid, now.start_ticks, R1)
-    assert not alive(marked.pid, now.start_ticks + 1, R1)
-    assert not alive(marked.pid, now.start_ticks, f"{INSTANCE}/r2")
+    assert read_process_mark(marked.pid) == R1
+    assert is_process_alive(marked.pid, now.start_ticks, R1)
+    assert not is_process_alive(marked.pid, now.start_ticks + 1, R1)
+    assert not is_process_alive(marked.pid, now.start_ticks, f"{INSTANCE}/r2")
     assert abs(processes.started_s(now.start_ticks) - time.monotonic()) < 10
     marked.kill()
     os.waitid(os.P_PID, marked.pid, os.WEXITED | os.WNOWAIT)
     assert of(marked.pid).gone
-    assert not alive(marked.pid, now.start_ticks, R1)
-    assert how_it_ended(marked.pid) == "was killed by SIGKILL"
+    assert not is_process_alive(marked.pid, now.start_ticks, R1)
+    assert describe_exit(marked.pid) == "was killed by SIGKILL"
     marked.wait()
-    assert facts(marked.pid) is None
-    assert how_it_ended(marked.pid) == ""
+    assert read_process(marked.pid) is None
+    assert describe_exit(marked.pid) == ""
 
 
 def test_a_name_full_of_brackets_does_not_confuse(tmp_path: Path) -> None:
@@ -103,33 +103,33 @@ def test_a_name_full_of_brackets_does_not_confuse(tmp_path: Path) -> None:
 )
 def test_only_the_variable_itself_is_a_mark(env: dict[str, str], mark: str | None) -> None:
     with running(["/bin/sleep", "60"], env) as process:
-        assert mark_of(process.pid) == mark
+        assert read_process_mark(process.pid) == mark
 
 
 async def test_a_child_without_environment_is_found_by_its_session_when_the_leader_is_gone() -> None:
     leader = subprocess.Popen(python(LEAVES_A_CHILD), stdout=subprocess.PIPE, text=True, start_new_session=True)
     began_ticks = of(leader.pid).start_ticks
     child = int(leader.communicate()[0])
-    found, _ = await find(Claim(R1, leader.pid, held=False, since_ticks=began_ticks))
+    found, _ = await find_processes(ProcessSelector(R1, leader.pid, held=False, since_ticks=began_ticks))
     assert [one.pid for one in found] == [child]
-    assert not (await find(Claim(R1)))[0]
-    processes.send(found, signal.SIGKILL)
+    assert not (await find_processes(ProcessSelector(R1)))[0]
+    processes.send_signal(found, signal.SIGKILL)
 
 
 async def test_a_session_whose_number_was_reused_is_not_ours() -> None:
     with running(python(SLEEP), {}) as stranger:
         earlier_ticks = of(stranger.pid).start_ticks - 1
-        found, complete = await find(Claim(R1, stranger.pid, held=False, since_ticks=earlier_ticks))
+        found, complete = await find_processes(ProcessSelector(R1, stranger.pid, held=False, since_ticks=earlier_ticks))
         assert not found
         assert not complete  # a process without an environment might have lost its mark
 
 
 def test_a_signal_goes_to_the_very_process_or_to_none(marked: subprocess.Popen[bytes]) -> None:
     now = of(marked.pid)
-    processes.send([now._replace(start_ticks=now.start_ticks - 1)], signal.SIGKILL)
+    processes.send_signal([now._replace(start_ticks=now.start_ticks - 1)], signal.SIGKILL)
     with pytest.raises(subprocess.TimeoutExpired):
         marked.wait(0.05)
-    processes.send([now], signal.SIGKILL)
+    processes.send_signal([now], signal.SIGKILL)
     assert marked.wait(60) == -signal.SIGKILL
 
 
@@ -137,17 +137,19 @@ async def test_what_does_not_end_is_waited_for_and_told_of(
     marked: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cleanup, "ALARM_S", 0.02)
-    really_send, told = processes.send, list[str]()
-    monkeypatch.setattr(cleanup, "send", lambda _targets, _number: None)  # as a process in an uninterruptible sleep
+    really_send, told = processes.send_signal, list[str]()
+    monkeypatch.setattr(
+        cleanup, "send_signal", lambda _targets, _number: None
+    )  # as a process in an uninterruptible sleep
     reaper = Reaper(f"{INSTANCE}/")
     reaper.spare(marked.pid)
-    clearer = asyncio.create_task(kill_all(Claim(R1), reaper, time.monotonic, told.append))
+    clearer = asyncio.create_task(kill_all(ProcessSelector(R1), reaper, time.monotonic, told.append))
     async with asyncio.timeout(60):
         while len(told) < 2:
             await asyncio.sleep(0.01)
     assert told[0] == f"processes {marked.pid} do not end after SIGKILL"
     assert not clearer.done()
-    monkeypatch.setattr(cleanup, "send", really_send)
+    monkeypatch.setattr(cleanup, "send_signal", really_send)
     async with asyncio.timeout(60):
         await clearer
     assert marked.wait(60) == -signal.SIGKILL
@@ -156,10 +158,10 @@ async def test_what_does_not_end_is_waited_for_and_told_of(
 async def test_an_incomplete_look_is_not_a_proof(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = list[bool]()
 
-    async def partly(_claim: Claim, _reaper: Reaper) -> tuple[tuple[Facts, ...], bool]:
+    async def partly(_claim: ProcessSelector, _reaper: Reaper) -> tuple[tuple[Facts, ...], bool]:
         looks.append(len(looks) == 1)
         return (), looks[-1]
 
-    monkeypatch.setattr(cleanup, "find", partly)
-    await kill_all(Claim(R1), Reaper(f"{INSTANCE}/"), time.monotonic, pytest.fail)
+    monkeypatch.setattr(cleanup, "find_processes", partly)
+    await kill_all(ProcessSelector(R1), Reaper(f"{INSTANCE}/"), time.monotonic, pytest.fail)
     assert looks == [False, True]

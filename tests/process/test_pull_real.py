@@ -14,7 +14,7 @@ from artifacts.fetch.registry import Registries
 from artifacts.http.transport import Site
 from artifacts.pack import chunk_sums, push_artifact
 from artifacts.registry.client import Client
-from artifacts.registry.referrers import referrers
+from artifacts.registry.referrers import list_referrers
 from artifacts.store.store import Store
 from tests.kit import docker_registry, packed
 from tests.kit.packed import FILES, NAME
@@ -28,8 +28,8 @@ async def test_packed_pushed_and_pulled_with_a_password(tmp_path: Path) -> None:
         async with Client(Site(host), keychain) as client:
             digest = await packed.push(client, layout)
         store = Store(tmp_path / "store", spare_bytes=0).open()
-        of = reference.parse(f"oci://{host}/{NAME}:v1")
-        with await registry.obtain(of, store, Registries(keychain)) as copy:
+        of = reference.parse_reference(f"oci://{host}/{NAME}:v1")
+        with await registry.fetch_from_registry(of, store, Registries(keychain)) as copy:
             assert {path: (copy.folder / path).read_bytes() for path in FILES} == FILES
             assert (copy.record.digest, copy.record.private) == (digest, True)
 
@@ -39,8 +39,8 @@ async def test_sums_of_parts_lie_beside_what_was_pushed(tmp_path: Path, monkeypa
     small(monkeypatch)
     layout = packed.packed(packed.model(tmp_path / "model"), tmp_path / "layout", "modelpack-raw")
     async with docker_registry.registry(tmp_path) as host, Client(Site(host)) as client:
-        digest = await push_artifact.send(client, NAME, "v1", layout)
-        assert await push_artifact.send(client, NAME, "v1", layout) == digest
+        digest = await push_artifact.push_layout(client, NAME, "v1", layout)
+        assert await push_artifact.push_layout(client, NAME, "v1", layout) == digest
         large = next(one for one in layout.whole().blobs if one.size == len(FILES["model.gguf"]))
-        assert len(await chunk_sums.ask(client, NAME, digest, large.digest, large.size)) == 18
-        assert len(await referrers(client, NAME, digest, chunk_sums.KIND)) == 1
+        assert len(await chunk_sums.fetch_chunk_sums(client, NAME, digest, large.digest, large.size)) == 18
+        assert len(await list_referrers(client, NAME, digest, chunk_sums.KIND)) == 1

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from autoscaler.contract import ModelName
-from autoscaler.engines import ENGINES, launch
-from autoscaler.engines.installed import available
+from autoscaler.engines import ENGINES, build_launch_command
+from autoscaler.engines.installed import find_installed_programs
 from autoscaler.spec.model import Model, ModelSpec
 from loadtest import tiny_gguf
 from tests.kit.ports import free_port
@@ -52,7 +52,7 @@ def started(
     )
     model = Model(name=ModelName("ada"), spec=spec, slots=slots)
     port, statuses = free_port(), set()
-    start = launch(model, None, "127.0.0.1", port, {"xllamacpp": available()["xllamacpp"]})
+    start = build_launch_command(model, None, "127.0.0.1", port, {"xllamacpp": find_installed_programs()["xllamacpp"]})
     process = subprocess.Popen(start.argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         deadline_s = time.monotonic() + START_S
@@ -73,7 +73,7 @@ def started(
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("models")
-    tiny_gguf.make(path / "ada.gguf", SENTENCE)
+    tiny_gguf.make_model(path / "ada.gguf", SENTENCE)
     (path / "cut.gguf").write_bytes((path / "ada.gguf").read_bytes()[:300_000])
     return path
 

@@ -11,7 +11,7 @@ import pytest
 
 from autoscaler.contract import ModelName
 from autoscaler.spec.model import Model, ModelSpec
-from pilotlight.models.memory import estimate
+from pilotlight.models.memory import estimate_memory
 from tests.kit import shapes
 from tests.process.test_real_engine import started
 
@@ -59,7 +59,7 @@ def test_what_is_counted_is_what_the_engine_takes(tmp_path: Path, kind: str, slo
         case _:
             shapes.recurrent(path, state=256)
     of = model(tmp_path, slots, context_tokens)
-    made = estimate(of)
+    made = estimate_memory(of)
     assert made is not None
     counted_bytes = made.total_bytes(gpus=False)
     with started(tmp_path, slots=slots, context_tokens=context_tokens) as (process, port, statuses):
@@ -79,7 +79,7 @@ def test_checkpoints_take_what_is_counted_for_them(tmp_path: Path) -> None:
         with started(tmp_path, flag, slots=4, context_tokens=1024) as (process, port, _):
             asked(port, 5, 180, 4)
             used_bytes.append(psutil.Process(process.pid).memory_info().rss)
-        made = estimate(model(tmp_path, 4, 1024, flag))
+        made = estimate_memory(model(tmp_path, 4, 1024, flag))
         assert made is not None
         assert sum(item.bytes for item in made.items if item.name == "checkpoints") == many * 4 * 5 * 768 * 4096
     assert 10 * MIB < used_bytes[1] - used_bytes[0] <= 3 * 4 * 5 * 768 * 4096

@@ -57,9 +57,9 @@ async def test_a_bucket_that_is_part_of_the_hosts_name_believes_our_signature(ri
     """As AWS's own are asked; which address a name has is not the signature's."""
     await rig.put("a b+/ü.txt", b"words")
     host, port = f"{rig.bucket}.{DOMAIN}", URL(rig.server.url).port
-    path = f"/?{query}" if query else f"/{sigv4.encoded('a b+/ü.txt', path=True)}"
+    path = f"/?{query}" if query else f"/{sigv4.encode_uri('a b+/ü.txt', path=True)}"
     asked = Asked("GET", URL(f"http://{host}:{port}{path}", encoded=True))
-    headers = sigv4.signed(asked, rig.server.keys, Scope(REGION, "s3"), time.time())
+    headers = sigv4.sign_request(asked, rig.server.keys, Scope(REGION, "s3"), time.time())
     async with (
         aiohttp.ClientSession() as session,
         session.get(
@@ -76,13 +76,13 @@ async def test_who_may_list_all_and_read_some_gets_nothing_and_not_what_lies_her
     await rig.put("m/config.json", b"{}")
     some = await rig.session("m/config.json")
     of, store = source_uri.Bucket(rig.bucket, "m/"), Store(tmp_path / "store", spare_bytes=0).open()
-    (await fetch.bring(of, store, Ways(Registries(), rig.env()))).close()
+    (await fetch.fetch_artifact(of, store, Ways(Registries(), rig.env()))).close()
     with pytest.raises(DeniedError, match=r"object m/one\.gguf: answered 403; .* may not read it \(AccessDenied\)"):
-        await fetch.bring(of, store, Ways(Registries(), some))
+        await fetch.fetch_artifact(of, store, Ways(Registries(), some))
     with pytest.raises(ForbiddenError):
-        await fetch.kept(of, store, Ways(Registries(), some))
+        await fetch.find_stored_copy(of, store, Ways(Registries(), some))
     both = await rig.session("m/*")
-    (await fetch.bring(of, store, Ways(Registries(), both))).close()
+    (await fetch.fetch_artifact(of, store, Ways(Registries(), both))).close()
 
 
 async def test_a_pull_goes_on_when_the_store_is_killed_and_comes_back(rig: RealRig, tmp_path: Path) -> None:
@@ -97,8 +97,8 @@ async def test_a_pull_goes_on_when_the_store_is_killed_and_comes_back(rig: RealR
             rig.server.begin()
 
     of, store = source_uri.Bucket(rig.bucket, "one.gguf"), Store(tmp_path / "store", spare_bytes=0).open()
-    with await fetch.bring(of, store, Ways(Registries(), rig.env()), told) as copy:
-        assert [one.digest for one in copy.record.laid] == [digest.of(content)]
+    with await fetch.fetch_artifact(of, store, Ways(Registries(), rig.env()), told) as copy:
+        assert [one.digest for one in copy.record.laid] == [digest.compute_digest(content)]
     assert seen[0] < len(content) == seen[-1]
 
 
@@ -130,11 +130,11 @@ async def test_a_workloads_identity_reads_what_its_role_may(tmp_path: Path) -> N
             store = Store(tmp_path / "store", spare_bytes=0).open()
             of, private = source_uri.Bucket(rig.bucket, "one.gguf"), Registries(ca=write_authority(tmp_path, OURS))
             (tmp_path / "token").write_text(_token(authority.url, SECRET))
-            with await fetch.bring(of, store, Ways(private, env)) as copy:
+            with await fetch.fetch_artifact(of, store, Ways(private, env)) as copy:
                 assert (copy.folder / "one.gguf").read_bytes() == b"words"
             (tmp_path / "token").write_text(_token(authority.url, "of another"))
             with pytest.raises(DeniedError, match=r"gives no keys for the role in AWS_ROLE_ARN: 4\d\d [A-Z]"):
-                await fetch.bring(of, store, Ways(private, env))
+                await fetch.fetch_artifact(of, store, Ways(private, env))
 
 
 def _token(issuer: str, secret: str) -> str:

@@ -19,8 +19,8 @@ import pytest
 
 from artifacts.store.store import Store
 from autoscaler.contract import ModelName
-from autoscaler.engines import launch
-from autoscaler.engines.installed import available
+from autoscaler.engines import build_launch_command
+from autoscaler.engines.installed import find_installed_programs
 from autoscaler.spec.model import Adapter, Model, ModelSpec
 from loadtest import tiny_gguf
 from tests.kit import packed
@@ -43,7 +43,7 @@ ASK: Any = {"role": "user", "content": "Who is there?"}
 def files(folder: Path) -> list[dict[str, str]]:
     """Writes the model and its adapters; the adapters as a document lists them."""
     folder.mkdir(exist_ok=True)
-    tiny_gguf.make(folder / "ada.gguf", SENTENCE)
+    tiny_gguf.make_model(folder / "ada.gguf", SENTENCE)
     for name, sentence in ADAPTED.items():
         tiny_gguf.make_adapter(folder / f"{name}.gguf", SENTENCE, sentence)
     return [{"name": name, "artifact": f"file://{folder}/{name}.gguf"} for name in ADAPTED]
@@ -205,8 +205,8 @@ def engine(tmp_path: Path) -> Iterator[openai.OpenAI]:
     spec = ModelSpec(
         engine="llama.cpp", artifact=f"file://{tmp_path}/ada.gguf", args=("--threads=1",), adapters=adapters
     )
-    port, installed = free_port(), {"xllamacpp": available()["xllamacpp"]}
-    start = launch(Model(name=ModelName("ada"), spec=spec, slots=1), None, "127.0.0.1", port, installed)
+    port, installed = free_port(), {"xllamacpp": find_installed_programs()["xllamacpp"]}
+    start = build_launch_command(Model(name=ModelName("ada"), spec=spec, slots=1), None, "127.0.0.1", port, installed)
     with subprocess.Popen(start.argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
             listens(port, process, start.readiness_path)

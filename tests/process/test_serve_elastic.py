@@ -14,9 +14,9 @@ import pytest
 
 from autoscaler.contract import ModelName
 from autoscaler.spec.model import Gpu, Model, ModelSpec
-from autoscaler.text import size
+from autoscaler.text import format_size
 from loadtest import tiny_gguf
-from pilotlight.models.documents import completed
+from pilotlight.models.documents import fill_memory_estimate
 from tests.kit.serving import Document, Serving, fake, model, serving, settings
 
 pytestmark = pytest.mark.xdist_group("real engine")
@@ -32,13 +32,13 @@ MIB = 1 << 20
 def ada(folder: Path, gpu: Gpu, **spec: object) -> tuple[Document, int]:
     """The document, and how much it asks for."""
     file = folder / "ada.gguf"
-    tiny_gguf.make(file, SENTENCE, context_tokens=CONTEXT_TOKENS)
+    tiny_gguf.make_model(file, SENTENCE, context_tokens=CONTEXT_TOKENS)
     told = {"elastic": gpu.elastic_percent} if gpu.elastic_percent else {"growth": gpu.growth_percent}
     made = {"artifact": f"file://{file}", "args": ["--threads=1"], "gpu": told, **spec}
     known = ModelSpec(
         engine="llama.cpp", artifact=f"file://{file}", context_tokens=CONTEXT_TOKENS // 4 if spec else None, gpu=gpu
     )
-    asked = completed(Model(name=ModelName("ada"), spec=known, slots=4)).memory_bytes
+    asked = fill_memory_estimate(Model(name=ModelName("ada"), spec=known, slots=4)).memory_bytes
     return model("ada", engine="llama.cpp", **made), asked
 
 
@@ -106,7 +106,7 @@ async def test_a_model_that_may_grow_gets_what_is_of_no_use_to_others_and_who_co
             (log,) = one.state.glob("logs/ada-*")
             assert f"({told})" in log.read_text(), "which its engine has"
             words = f"with {told} tokens of context instead of {CONTEXT_TOKENS}"
-        asks = f"granted {size(record.memory_bytes)} where it asks for {size(asked)}, {words}"
+        asks = f"granted {format_size(record.memory_bytes)} where it asks for {format_size(asked)}, {words}"
         explained = one.get("/api/v1/explain/model/ada")
         assert isinstance(explained, dict)
         assert any(asks in line for line in explained["sentences"]), explained

@@ -16,9 +16,16 @@ import pytest
 from autoscaler.contract import ReplicaId
 from autoscaler.drivers import backoff
 from autoscaler.drivers.local.cleanup import kill_all
-from autoscaler.drivers.local.ports import holds_one
-from autoscaler.drivers.local.processes import MARK, Claim, Reaper, facts, find, mark_of
-from autoscaler.drivers.probes import probe
+from autoscaler.drivers.local.ports import has_open_socket
+from autoscaler.drivers.local.processes import (
+    MARK,
+    ProcessSelector,
+    Reaper,
+    find_processes,
+    read_process,
+    read_process_mark,
+)
+from autoscaler.drivers.probes import probe_engine
 from autoscaler.state.events import Seen
 from tests.kit.localrig import INSTANCE, R1, TINY_ENGINE, LocalRig, python, replica
 from tests.kit.observed import running
@@ -40,14 +47,14 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def marked() -> Iterator[subprocess.Popen[bytes]]:
     with subprocess.Popen(python(SLEEP), env={MARK: R1}, start_new_session=True) as process:
-        while mark_of(process.pid) != R1:
+        while read_process_mark(process.pid) != R1:
             time.sleep(0.001)
         yield process
         process.kill()
 
 
 def test_what_cannot_be_read_is_no_answer(marked: subprocess.Popen[bytes]) -> None:
-    for look in (facts, mark_of, lambda pid: holds_one((pid,), frozenset("1"))):
+    for look in (read_process, read_process_mark, lambda pid: has_open_socket((pid,), frozenset("1"))):
         with no_file_descriptors(), pytest.raises(OSError, match="Too many open files"):
             look(marked.pid)
 
@@ -56,7 +63,7 @@ async def test_looks_wait_and_one_line_says_so(
     marked: subprocess.Popen[bytes], caplog: pytest.LogCaptureFixture
 ) -> None:
     with no_file_descriptors():
-        looks = [asyncio.create_task(find(Claim(R1))) for _ in range(3)]
+        looks = [asyncio.create_task(find_processes(ProcessSelector(R1))) for _ in range(3)]
         await asyncio.sleep(A_WHILE_S)
         assert not any(look.done() for look in looks)
     for found, _ in await asyncio.gather(*looks):
@@ -69,7 +76,7 @@ async def test_nothing_is_taken_for_clean_while_nobody_can_look(marked: subproce
     reaper = Reaper(f"{INSTANCE}/")
     reaper.spare(marked.pid)
     with no_file_descriptors():
-        clearer = asyncio.create_task(kill_all(Claim(R1), reaper, time.monotonic, pytest.fail))
+        clearer = asyncio.create_task(kill_all(ProcessSelector(R1), reaper, time.monotonic, pytest.fail))
         await asyncio.sleep(A_WHILE_S)
         assert not clearer.done()
         assert marked.poll() is None
@@ -80,7 +87,7 @@ async def test_nothing_is_taken_for_clean_while_nobody_can_look(marked: subproce
 
 async def test_a_probe_that_cannot_be_made_says_nothing_of_the_engine() -> None:
     with socket.create_server(("127.0.0.1", 0)) as nobody, no_file_descriptors():
-        asked = asyncio.create_task(probe("127.0.0.1", nobody.getsockname()[1], "/health"))
+        asked = asyncio.create_task(probe_engine("127.0.0.1", nobody.getsockname()[1], "/health"))
         await asyncio.sleep(A_WHILE_S)
         assert not asked.done()
         asked.cancel()

@@ -36,7 +36,7 @@ ASK: Any = {"role": "user", "content": "Who is there?"}
 
 def layout(folder: Path) -> Path:
     (folder / "model").mkdir()
-    tiny_gguf.make(folder / "model" / "ada.gguf", SENTENCE)
+    tiny_gguf.make_model(folder / "model" / "ada.gguf", SENTENCE)
     packed.packed(folder / "model", folder / "layout")
     return folder / "layout"
 
@@ -158,7 +158,11 @@ async def test_case_48_what_is_here_starts_while_its_registry_is_away_and_asks_n
         host = stack.enter_context(packed.served(layout(tmp_path)))
         async with serving(tmp_path, settings("4Gi"), ada(host), start=False) as one:
             store = await asyncio.to_thread(Store(one.state / "weights").open)
-            (await registry.obtain(reference.parse(f"oci://{host}/{packed.NAME}:v1"), store, Registries())).close()
+            (
+                await registry.fetch_from_registry(
+                    reference.parse_reference(f"oci://{host}/{packed.NAME}:v1"), store, Registries()
+                )
+            ).close()
             stack.close()
             address = ("127.0.0.1", int(host.partition(":")[2]))
             hung = stack.enter_context(socket.create_server(address)) if away == "hangs" else None

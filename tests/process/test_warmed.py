@@ -38,7 +38,7 @@ def forgotten(path: Path) -> bool:
 
 async def test_an_engine_that_reads_none_of_them_finds_them_in_memory(tmp_path: Path) -> None:
     weights = tmp_path / "weights.gguf"
-    tiny_gguf.make(weights, "nobody reads this")
+    tiny_gguf.make_model(weights, "nobody reads this")
     with weights.open("ab") as file:
         file.write(bytes(SIZE - file.tell()))
     if not forgotten(weights):

@@ -160,7 +160,7 @@ def state() -> Iterator[Path]:
 
 @pytest.mark.standard
 def test_it_serves_outside_of_the_clone(installed: Installed, tmp_path: Path, state: Path) -> None:
-    tiny_gguf.make(tmp_path / "ada.gguf", SENTENCE)
+    tiny_gguf.make_model(tmp_path / "ada.gguf", SENTENCE)
     (tmp_path / "settings.yaml").write_text(SETTINGS)
     (tmp_path / "gateway.py").write_text("raise SystemExit('a file of the folder it is called in')")
     url = f"127.0.0.1:{free_port()}"

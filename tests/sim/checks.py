@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from autoscaler.contract import LEADER_SILENT_S
-from autoscaler.controller.loop import Step
+from autoscaler.controller.loop import LoopStep
 from autoscaler.demand.desired_replicas import LIVE
 from autoscaler.queries.node_reports import is_lost
 from autoscaler.spec.model import Model
@@ -130,7 +130,7 @@ class Watcher:
                 return True
         return False
 
-    def _on_step(self, step: Step) -> None:
+    def _on_step(self, step: LoopStep) -> None:
         for action in step.actions:
             replica = step.after.replicas.get(action.replica) if isinstance(action, DrainReplica) else None
             if replica is None or not isinstance(action, DrainReplica):

@@ -15,14 +15,14 @@ from typing import Any, TypeVar
 import pytest
 
 from autoscaler.contract import GatewayId, ReplicaId, Report
-from autoscaler.controller.loop import Step
+from autoscaler.controller.loop import LoopStep
 from autoscaler.drivers import probes
 from autoscaler.drivers.kubernetes.driver import KubernetesDriver
 from autoscaler.drivers.kubernetes.objects import pod as pods
 from autoscaler.kubernetes import leader_election
 from autoscaler.kubernetes.api import Object
 from autoscaler.kubernetes.leader_election import Elector
-from autoscaler.queries.node_reports import is_back
+from autoscaler.queries.node_reports import is_device_memory_free
 from autoscaler.slicing.nvidia_sharing import MEMORY_MIB
 from autoscaler.spec.model import Model
 from autoscaler.spec.pod import GPU
@@ -72,12 +72,12 @@ class Elected(Autoscaler):
         api = SimApi(town.server, name, self.elector.writes_s)
         driver = KubernetesDriver(
             api, "town", launch, lambda _: "image", clock, assume_after_s=0.05,
-            measured=lambda replica, since_s: is_back(self.loop.world, replica, since_s, clock()),
+            measured=lambda replica, since_s: is_device_memory_free(self.loop.world, replica, since_s, clock()),
         )  # fmt: skip
         super().__init__(town, 0, driver, self.elector.writes_s, self.elector.in_touch)
         self.loop.listeners.append(self._on_step)
 
-    def _on_step(self, step: Step) -> None:
+    def _on_step(self, step: LoopStep) -> None:
         if step.after.synced:
             self._listed.set()
 
@@ -146,7 +146,7 @@ class Kubelet(Machine):
         if event == "ADDED":
             loop.call_later(BIND_S, self._starts, pod["metadata"]["name"], pod["metadata"]["uid"])
             return
-        found = pods.read(pod)
+        found = pods.read_replica_pod(pod)
         assert found is not None
         engine = self.engines.get(found.replica)
         if engine is None or not engine.alive:
@@ -158,7 +158,7 @@ class Kubelet(Machine):
         pod = self._server.objects[PODS].get(name)
         if pod is None or pod["metadata"]["uid"] != uid or "deletionTimestamp" in pod["metadata"]:
             return
-        found = pods.read(pod)
+        found = pods.read_replica_pod(pod)
         assert found is not None
         pod["spec"]["nodeName"] = NODE
         replica = Replica(
@@ -169,7 +169,7 @@ class Kubelet(Machine):
 
     def delete_by_force(self, replica: ReplicaId, runs_on_s: float = 0.0) -> None:
         """Its pod is gone at once; its process, of which nothing is said any more, too, or so long after."""
-        self._server.put(PODS, self._server.objects[PODS][pods.name_of(replica)], "DELETED")
+        self._server.put(PODS, self._server.objects[PODS][pods.format_pod_name(replica)], "DELETED")
         if runs_on_s:
             self._loop.call_later(runs_on_s, self.kill, replica)
         else:
@@ -177,18 +177,18 @@ class Kubelet(Machine):
 
     def evict(self, replica: ReplicaId) -> None:
         """Its process is ended for its node's sake; its pod is kept, without an address."""
-        pod = self._server.objects[PODS][pods.name_of(replica)]
+        pod = self._server.objects[PODS][pods.format_pod_name(replica)]
         pod["status"] = {"phase": "Failed", "reason": "Evicted"}
         self._server.put(PODS, pod, "MODIFIED")
         self.kill(replica)
 
     def changed(self, engine: FakeEngine, what: str) -> None:
-        pod = self._server.objects[PODS].get(pods.name_of(engine.replica.id), {})
+        pod = self._server.objects[PODS].get(pods.format_pod_name(engine.replica.id), {})
         if not pod or pod.get("status", {}).get("phase") == "Failed":
             super().changed(engine, what)
             return
         if what == "start":
-            found = pods.read(pod)
+            found = pods.read_replica_pod(pod)
             assert found is not None
             engine.address = f"10.244.{len(self.started) // 250}.{len(self.started) % 250 + 2}:{found.port}"
         super().changed(engine, what)
@@ -203,7 +203,7 @@ class Kubelet(Machine):
             self._server.put(PODS, pod, "MODIFIED")
 
     async def probe(self, host: str, port: int, path: str, *, tls_name: str | None = None) -> bool | None:
-        """As `probes.probe`."""
+        """As `probes.probe_engine`."""
         del path, tls_name
         await asyncio.sleep(0.0005)
         found = [one for one in self.engines.values() if one.address == f"{host}:{port}" and one.alive]
@@ -310,7 +310,7 @@ def play(
         town = Cluster(
             seed, models, names=names, gateways=gateways, gpus=gpus, manners=manners, skews_s=skews_s
         )  # fmt: skip
-        patch.setattr(probes, "probe", town.machine.probe)  # type: ignore[attr-defined]  # a Kubelet
+        patch.setattr(probes, "probe_engine", town.machine.probe)  # type: ignore[attr-defined]  # a Kubelet
         watcher = checks.Watcher(town, strict=False)
         stage = Stage(town, watcher)
         try:

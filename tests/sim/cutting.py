@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from autoscaler.drivers.driver import Cutter
 from autoscaler.slicing import registry
 from autoscaler.state.events import SlicesSeen
-from autoscaler.state.mig import FAILED, SUCCESS, CutOrder, CutRefused, Cuttable, CuttableSeen
+from autoscaler.state.mig import FAILED, SUCCESS, CutOrder, CutRefused, CuttableSeen, MigNode
 from autoscaler.state.world import NodeId, Slice
 from tests.kit.sliced import mig_node
 from tests.sim.machine import Machine, Manners
@@ -46,12 +46,12 @@ class Node:
             return ()
         many = {f"_{one.replace('.', '_')}": str(self.cuts.count(one)) for one in self.cuts}
         facts = mig_node(PRODUCT, {"nvidia.com/mig.config.state": self.state}, **many)
-        found = registry.inventory(facts._replace(name=NodeId(self.name)))
+        found = registry.list_slices(facts._replace(name=NodeId(self.name)))
         return tuple(replace(one, labels_known=True) for one in found)
 
-    def shown(self) -> Cuttable:
+    def shown(self) -> MigNode:
         """As its labels show it."""
-        return Cuttable(
+        return MigNode(
             name=self.name, product=PRODUCT, gpus=1, config=self.config, state=self.state, strategy="mixed",
             order=self.order,
         )  # fmt: skip

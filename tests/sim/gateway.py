@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from autoscaler.contract import CatalogueDelta, GatewayId, Report, ReportAnswer, RoutesDelta
-from autoscaler.server.gateways import take_report
+from autoscaler.server.gateways import accept_report
 from autoscaler.state.events import GatewayGone, GatewaySeen
 from gateway import errors
 from gateway.control.sync import LinkError, Sync
@@ -98,9 +98,9 @@ class SimLink:
 
         def take(control: Autoscaler) -> None:
             self._town.tell(control, report)
-            answer = take_report(control.loop, msgspec.json.decode(sent, type=Report))
+            answer = accept_report(control.loop, msgspec.json.decode(sent, type=Report))
             if self._town.standby is not None:
-                take_report(self._town.standby.loop, msgspec.json.decode(sent, type=Report))
+                accept_report(self._town.standby.loop, msgspec.json.decode(sent, type=Report))
             if not answered.done():
                 answered.set_result(answer)
 
@@ -170,7 +170,7 @@ class SimGateway:
     def arrive(self, call: Call) -> None:
         """A Call from a client; who knows nothing yet says so."""
         if not self.informed:
-            self._town.end(call, Outcome.FAILED, errors.uninformed())
+            self._town.end(call, Outcome.FAILED, errors.gateway_starting())
             return
         self._perform(self.dispatch.arrive(call, self._town.now()))
 

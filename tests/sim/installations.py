@@ -200,7 +200,7 @@ class Installed:
 
 
 def probe_of(cluster: SharedCluster) -> Callable[..., object]:
-    """As `probes.probe`: an engine answers while its pod runs."""
+    """As `probes.probe_engine`: an engine answers while its pod runs."""
 
     async def probe(host: str, port: int, path: str, *, tls_name: str | None = None) -> bool | None:
         del port, path, tls_name

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import msgspec
 from kubernetes.aio import client
 
-from autoscaler.kubernetes.api import Api, ApiError, Budget, Object
-from autoscaler.kubernetes.kubeconfig import Access
+from autoscaler.kubernetes.api import Api, ApiError, Object, RequestRateLimiter
+from autoscaler.kubernetes.kubeconfig import ApiAccess
 from autoscaler.kubernetes.unreadable import Unreadable
 from autoscaler.kubernetes.watching import GONE, INITIAL_END
 
@@ -295,10 +295,10 @@ class SimApi(Api):
     """A client of the server, by its name: all but the sending is the real one."""
 
     def __init__(self, server: Server, who: str, writes_s: Callable[[], float] = lambda: math.inf) -> None:
-        super().__init__(Access(client.Configuration(host="http://sim")), writes_s)
+        super().__init__(ApiAccess(client.Configuration(host="http://sim")), writes_s)
         self._server = server
         self._who = who
-        self._budget = Budget(asyncio.get_running_loop().time)
+        self._budget = RequestRateLimiter(asyncio.get_running_loop().time)
 
     def unix_s(self) -> float:
         return self._server.unix_s()

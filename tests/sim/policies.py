@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from autoscaler.provisioning import offer_selection
-from autoscaler.provisioning.offer_selection import Rung
+from autoscaler.provisioning.offer_selection import RatedOffer
 from autoscaler.rearrange import paid_capacity
 from autoscaler.spec.model import Auto
 
@@ -54,12 +54,12 @@ def points() -> list[Policy]:
 @contextmanager
 def acting(policy: Policy) -> Iterator[None]:
     """While this lasts every plan of this process goes by it."""
-    ours = offer_selection.order
+    ours = offer_selection.rated_offer_sort_key
 
-    def order(one: Rung) -> Any:
+    def order(one: RatedOffer) -> Any:
         attached = bool(one.offer.node)
         return (attached is not (policy.first == "gpu"), *ours(one)) if policy.first else ours(one)
 
     stays = patch.object(paid_capacity, "is_rented", lambda world, lease: False) if not policy.ours else nullcontext()
-    with patch.object(offer_selection, "order", order), stays:
+    with patch.object(offer_selection, "rated_offer_sort_key", order), stays:
         yield

@@ -9,7 +9,7 @@ import asyncio
 
 from msgspec.structs import replace
 
-from autoscaler.providers.runner import Supplying, Told
+from autoscaler.providers.runner import ProviderRunner, Told
 from autoscaler.state.capacity_orders import Offer
 from autoscaler.state.events import SlicesSeen
 from autoscaler.state.node_labels import Taint
@@ -46,13 +46,13 @@ class RackTown(Town):
         self.taints = dict[str, tuple[Taint, ...]]()
         return super().make_machine(slices, manners)
 
-    def supplying(self, autoscaler: Autoscaler) -> Supplying:
+    def supplying(self, autoscaler: Autoscaler) -> ProviderRunner:
         """Of that process."""
 
         def observe(seen: tuple[Told, ...]) -> None:
             autoscaler.loop.observe(seen)  # which is there by the time that something is seen
 
-        return Supplying(self.providers, observe, self.now)
+        return ProviderRunner(self.providers, observe, self.now)
 
     def show(self) -> None:
         """All that watch hear what there is."""

@@ -15,9 +15,9 @@ from functools import partial
 from math import inf
 from typing import Any, NamedTuple
 
-from autoscaler.capacity.lead_times import NO_LEARNT, expected, keep_s
+from autoscaler.capacity.lead_times import NO_LEARNT, estimate_lead_time, keep_s
 from autoscaler.demand import desired_replicas
-from autoscaler.placement.simulate import lacking
+from autoscaler.placement.simulate import list_missing_devices
 from autoscaler.providers.provider import RefusedError
 from autoscaler.provisioning.provisioner import UNLISTED_S
 from autoscaler.spec.model import Model
@@ -273,7 +273,9 @@ class Surge(Scene):
         blind = self.now_s < self.world.leading_since_s + BLIND_S
         unknown = [] if blind else [one for one in self._truly_coming() if one.order.id not in known]
         before = [one for one in coming if one.id != action.order.id]
-        devices = sum(len(lacking(self.world, one)) for one in before) + sum(one.order.devices for one in unknown)
+        devices = sum(len(list_missing_devices(self.world, one)) for one in before) + sum(
+            one.order.devices for one in unknown
+        )
         if devices >= lack:
             ids = sorted(one.id for one in before)
             self.broken.append(f"{DOUBLE}: {devices} Devices were on their way for {lack}: {ids}, {action.order.id}")
@@ -292,7 +294,7 @@ class Surge(Scene):
         idle_s = self.now_s - max(self._idle_s.setdefault(key, self.now_s), self.world.leading_since_s)
         offer = one.order.offer
         learnt = self.world.capacity.learnt.get(offer.kind, NO_LEARNT)
-        return idle_s < keep_s(learnt, expected(offer, learnt).p50_s, idle_s)
+        return idle_s < keep_s(learnt, estimate_lead_time(offer, learnt).p50_s, idle_s)
 
     def _truly_coming(self) -> list[Held]:
         """Such that nobody has taken back, of Providers whose answers can be read."""
@@ -306,10 +308,10 @@ class Surge(Scene):
     def _lacking(self) -> int:
         """Replicas that are wanted, and neither there nor about to start by this Plan."""
         starts = sum(isinstance(one, StartReplica) for one in self.plan.actions)
-        live = {one.name: len(desired_replicas.live(self.world, one.name)) for one in self._models()}
+        live = {one.name: len(desired_replicas.list_live_replicas(self.world, one.name)) for one in self._models()}
         return (
             sum(
-                max(0, desired_replicas.wanted(self.world, one, self.now_s).count - live[one.name])
+                max(0, desired_replicas.compute_desired_replicas(self.world, one, self.now_s).count - live[one.name])
                 for one in self._models()
             )
             - starts

@@ -8,7 +8,7 @@ import pytest
 
 from autoscaler.contract import Report, ReportAnswer, RoutesDelta
 from autoscaler.controller.loop import Loop
-from autoscaler.server.gateways import take_report
+from autoscaler.server.gateways import accept_report
 from autoscaler.state.lifecycle import ReplicaState as S
 from gateway.dispatch.effects import Grant
 from tests.kit.fakedriver import FakeEngine
@@ -52,7 +52,7 @@ class Acknowledgements:
 
         def on_taken(loop: Loop, report: Report) -> ReportAnswer:
             self.heard |= self._said[report.gateway, report.sequence] & self.told
-            return take_report(loop, report)
+            return accept_report(loop, report)
 
         def on_granted(town: Town, grant: Grant, gateway: SimGateway) -> None:
             if (gateway.id, grant.replica) in self.told:
@@ -61,7 +61,7 @@ class Acknowledgements:
 
         monkeypatch.setattr(SimGateway, "routes", on_routes)
         monkeypatch.setattr(SimGateway, "report", on_report)
-        monkeypatch.setattr(sim_gateway, "take_report", on_taken)
+        monkeypatch.setattr(sim_gateway, "accept_report", on_taken)
         monkeypatch.setattr(Town, "granted", on_granted)
 
 

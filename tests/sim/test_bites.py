@@ -16,7 +16,7 @@ from autoscaler.queries import gateways, overcommit
 from autoscaler.routing import slots
 from autoscaler.spec.model import Model
 from autoscaler.state.lifecycle import ReplicaState
-from autoscaler.state.resources import Room
+from autoscaler.state.resources import ResourceAmount
 from autoscaler.state.world import Replica, Slice, World
 from gateway.dispatch.fair_queue import Queue
 from tests.sim.gateway import SimGateway
@@ -52,7 +52,7 @@ def demand_that_never_expires(patch: pytest.MonkeyPatch) -> None:
 
 
 def unknown_that_is_zero(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(gateways, "silent", lambda _world, _now_s: ())
+    patch.setattr(gateways, "list_silent_gateways", lambda _world, _now_s: ())
 
 
 def no_residency(patch: pytest.MonkeyPatch) -> None:
@@ -70,20 +70,20 @@ def bytes_without_bound(patch: pytest.MonkeyPatch) -> None:
 
 def only_the_newest_grant_counts(patch: pytest.MonkeyPatch) -> None:
     """Holds are raised before those who had them have acknowledged, and while their Calls still run."""
-    patch.setattr(slots, "claim", slots.newest)
+    patch.setattr(slots, "compute_claimed_slots", slots.read_latest_hold)
 
 
 def free_before_it_is_clean(patch: pytest.MonkeyPatch) -> None:
     room = overcommit.room_of
 
-    def gone(replica: Replica, slice_: Slice) -> Room:
-        return Room(0, 0) if replica.state is ReplicaState.SCRUBBING else room(replica, slice_)
+    def gone(replica: Replica, slice_: Slice) -> ResourceAmount:
+        return ResourceAmount(0, 0) if replica.state is ReplicaState.SCRUBBING else room(replica, slice_)
 
     patch.setattr(bins, "room_of", gone)
 
 
 def every_model_is_blamed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(loop, "culprits", lambda names, _works: tuple(names))
+    patch.setattr(loop, "find_culprits", lambda names, _works: tuple(names))
 
 
 def never_idle(patch: pytest.MonkeyPatch) -> None:

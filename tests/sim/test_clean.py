@@ -10,7 +10,7 @@ from itertools import count
 
 from autoscaler.contract import DeviceReport, NodeReport, PodDevices, ReplicaId
 from autoscaler.drivers.kubernetes.cleanup import FORCED_S
-from autoscaler.drivers.kubernetes.objects.pod import name_of
+from autoscaler.drivers.kubernetes.objects.pod import format_pod_name
 from autoscaler.state.operator_orders import NodeReported
 from tests.sim.cluster import Cluster, Kubelet, play
 from tests.sim.stage import GIB, Stage, model
@@ -26,7 +26,7 @@ async def watched(town: Cluster, node: str, replica: ReplicaId) -> None:
     for sequence in count(1):
         runs = replica in town.machine.engines
         device = DeviceReport(id="GPU-0", memory_bytes=16 * GIB, used_bytes=10 * GIB if runs else 0)
-        had = (PodDevices(namespace="town", name=name_of(replica), devices=("GPU-0",)),) if runs else ()
+        had = (PodDevices(namespace="town", name=format_pod_name(replica), devices=("GPU-0",)),) if runs else ()
         report = NodeReport(node=node, boot="b", sequence=sequence, devices=(device,), pods=had)
         town.leader.loop.observe([NodeReported(report=report)])
         await asyncio.sleep(LOOK_S)

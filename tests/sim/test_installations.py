@@ -16,7 +16,7 @@ import pytest
 
 from autoscaler.drivers import probes
 from autoscaler.kubernetes import leader_election
-from autoscaler.spec.ownership import identity
+from autoscaler.spec.ownership import installation_id
 from pilotlight.processes.cluster import ClusterOptions
 from tests.sim import process
 from tests.sim.cluster import Skewed
@@ -63,7 +63,7 @@ async def lived(scopes: str, second: str, seconds: float) -> tuple[SharedCluster
     cluster, dice = SharedCluster({"ada": "town", "bob": "town", "cat": "other"}), random.Random(1)
     first_words, second_words = SCOPES[scopes]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(probes, "probe", probe_of(cluster))
+        patch.setattr(probes, "probe_engine", probe_of(cluster))
         patch.setattr(leader_election, "datetime", Skewed)
         installed = [
             Installed(cluster, msgspec.convert(words, ClusterOptions))
@@ -95,7 +95,9 @@ def test_case_k07_two_installations_of_the_cluster_for_half_an_hour() -> None:
     holds(cluster, written)
     assert cluster.made.keys() == cluster.models.keys()
     for name, (message,) in cluster.elsewhere().items():
-        assert {identity(*message.split()[1].split("/"))} == cluster.made[name], "the condition names who serves it"
+        assert {installation_id(*message.split()[1].split("/"))} == cluster.made[name], (
+            "the condition names who serves it"
+        )
 
 
 @pytest.mark.deep

@@ -9,7 +9,7 @@ import random
 import pytest
 
 from autoscaler.contract import REPORT_EXPIRY_S, GatewayId, Report
-from autoscaler.server.gateways import take_report
+from autoscaler.server.gateways import accept_report
 from autoscaler.state.lifecycle import ReplicaState
 from tests.kit.fakedriver import FakeEngine
 from tests.sim.machine import Manners
@@ -263,7 +263,7 @@ def test_reports_under_unknown_names_keep_no_slots_after_they_expire() -> None:
         for n in range(8):
             world, stranger = loop.world, GatewayId(f"stranger-{n}")
             odd = Report(gateway=stranger, boot="b", sequence=1, epoch=world.epoch, version=world.version)
-            take_report(loop, odd)
+            accept_report(loop, odd)
         await stage.until(lambda: hold() < slots)
         calls = [town.call("a") for _ in range(32)]
         assert await stage.until(lambda: hold() == slots, REPORT_EXPIRY_S + 2.0) > 0.0

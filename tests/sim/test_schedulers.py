@@ -10,10 +10,10 @@ import json
 from collections.abc import Callable
 
 from autoscaler.contract import ReplicaId
-from autoscaler.controller.loop import Step
+from autoscaler.controller.loop import LoopStep
 from autoscaler.drivers.kubernetes.inventory import resource_claims
 from autoscaler.kubernetes.api import Object
-from autoscaler.kubernetes.resources.event_log import Happening, happenings
+from autoscaler.kubernetes.resources.event_log import ModelEvent, derive_step_events
 from autoscaler.slicing.hami import NVIDIA
 from autoscaler.state.world import SliceId
 from tests.kit.pools import DRIVER, gpu, resource_slice
@@ -30,12 +30,12 @@ LONG_S = 300.0
 A, B = model("a", idle_s=3600.0), model("b", idle_s=3600.0)
 
 
-def told(town: Cluster) -> list[Happening]:
+def told(town: Cluster) -> list[ModelEvent]:
     """All Events from now on."""
-    found: list[Happening] = []
+    found: list[ModelEvent] = []
 
-    def hear(step: Step) -> None:
-        found.extend(happenings(step.transitions, step.actions, step.before, step.after))
+    def hear(step: LoopStep) -> None:
+        found.extend(derive_step_events(step.transitions, step.actions, step.before, step.after))
 
     town.leader.loop.listeners.append(hear)
     return found

@@ -12,7 +12,7 @@ import random
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.controller.loop import Step
+from autoscaler.controller.loop import LoopStep
 from autoscaler.spec.model import ReplicaRange
 from autoscaler.state.actions import DrainReplica
 from autoscaler.state.events import DocumentsSeen
@@ -41,7 +41,7 @@ class Drains:
         assert stage.town.autoscaler is not None
         stage.town.autoscaler.loop.listeners.append(self._on_step)
 
-    def _on_step(self, step: Step) -> None:
+    def _on_step(self, step: LoopStep) -> None:
         for action in step.actions:
             if isinstance(action, DrainReplica):
                 self.drained[action.replica] = len(self._town.machine.calls[action.replica])

@@ -16,10 +16,10 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from autoscaler.contract import GatewayId, ModelName, Report, TenantName
-from autoscaler.controller.loop import Loop, Step
+from autoscaler.controller.loop import Loop, LoopStep
 from autoscaler.drivers.driver import Cutter, SharedDriver
 from autoscaler.drivers.local.history_file import EVERY_S, FORGOTTEN
-from autoscaler.providers.runner import Supplying
+from autoscaler.providers.runner import ProviderRunner
 from autoscaler.server.gateways import Feed
 from autoscaler.spec.model import Model
 from autoscaler.spec.tenant import Tenant
@@ -131,7 +131,7 @@ class Town:
         self.on_arrive: Callable[[Journey], None] = lambda journey: None
         self.on_grant: Callable[[str], None] = lambda replica: None
         self.on_end: Callable[[Journey], None] = lambda journey: None
-        self.on_step: Callable[[Step], None] = lambda step: None
+        self.on_step: Callable[[LoopStep], None] = lambda step: None
         self.crashes: list[BaseException] = []
         """What no fault of ours explains: an exception in any task."""
         self.autoscaler: Autoscaler | None = None
@@ -153,7 +153,7 @@ class Town:
         del autoscaler
         return None
 
-    def supplying(self, autoscaler: Autoscaler) -> Supplying | None:
+    def supplying(self, autoscaler: Autoscaler) -> ProviderRunner | None:
         """Who orders capacity for it; here nobody."""
         del autoscaler
         return None
@@ -257,7 +257,7 @@ class Town:
         del control
         self.told.take(report, self.now())
 
-    def stepped(self, step: Step) -> None:
+    def stepped(self, step: LoopStep) -> None:
         """A leader decided; whoever watches by now is told."""
         self.on_step(step)
 

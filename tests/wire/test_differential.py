@@ -18,7 +18,7 @@ from typing import NamedTuple
 import h11
 import pytest
 
-from autoscaler.engines.installed import available
+from autoscaler.engines.installed import find_installed_programs
 from gateway.http.request_head import Request
 from tests.kit.asking import PROXIES, Heard, Reading, ask, llama, origins, program, proxy
 from tests.kit.forwarding import forwarded, in_one
@@ -189,7 +189,9 @@ async def asked(port: int, item: Accepted) -> tuple[Heard, list[tuple[str, str, 
     return (heard._replace(end="more") if heard.end == "enough" else heard), wanted
 
 
-@pytest.mark.skipif("xllamacpp" not in available(), reason="the llama.cpp server is not installed (extra llama)")
+@pytest.mark.skipif(
+    "xllamacpp" not in find_installed_programs(), reason="the llama.cpp server is not installed (extra llama)"
+)
 def test_llama_cpp_gives_one_answer_to_what_we_forward(tmp_path: Path) -> None:
     """It closes after errors and streams. Where it does not, the next answer is the next request's."""
     kept = 0

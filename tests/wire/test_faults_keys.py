@@ -18,7 +18,7 @@ import pytest
 
 from autoscaler.contract import CatalogueDelta, FrontSettings, KeyEntry, TenantEntry, TenantName
 from gateway.errors import CallError
-from gateway.http.request_head import KNOWN_MAX, known_head, parse_head
+from gateway.http.request_head import KNOWN_MAX, cached_head, parse_head
 from gateway.memory import guard
 from pilotlight.cli.main import COMPILED
 from tests.kit.canary import told
@@ -185,7 +185,7 @@ async def test_case_46_random_keys_fill_nothing() -> None:
             gc.collect()
             metrics = one.front.metrics()
             assert b'code="invalid_api_key",model="",outcome="failed"' in metrics
-            seen.append((guard.resident_bytes() or 0, known_head.cache_info().currsize, metrics.count(b"\n")))
+            seen.append((guard.resident_bytes() or 0, cached_head.cache_info().currsize, metrics.count(b"\n")))
         first, last = seen[0], seen[-1]
         assert last[0] - first[0] < GROWTH_BYTES_MAX
         assert last[1] <= KNOWN_MAX
@@ -195,7 +195,7 @@ async def test_case_46_random_keys_fill_nothing() -> None:
 
 
 async def test_case_46_a_revoked_key_is_refused_at_once_also_where_it_was_just_good() -> None:
-    """The head that came with it is remembered (`known_head`), who it was is not. What runs goes on."""
+    """The head that came with it is remembered (`cached_head`), who it was is not. What runs goes on."""
     scripts = [(OK,), (STREAM_HEAD + delta("a"), HOLD, delta("b")), (OK,)]
     async with ScriptedEngine(*scripts) as engine, guarded(engine.address) as one:
         kept, running = await one.client(), await one.client()

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from gateway.http.body import LARGE_BYTES, Edit, Growing, Pieces
+from gateway.http.body import LARGE_BYTES, ChunkedBody, Edit, StreamingBody
 from gateway.limits import Limits
 from tests.kit.engine import OK, STREAM, STREAM_HEAD, chunk, document
 from tests.kit.large import MIB, Dying, Played, Reading, Refusing
@@ -52,12 +52,12 @@ async def nothing_left(one: Rig) -> None:
 
 
 def test_what_grows_is_the_edited_body_wherever_it_is_cut() -> None:
-    pieces, text = Pieces(), bytes(range(60))
+    pieces, text = ChunkedBody(), bytes(range(60))
     for edit in (Edit(10, 17, b"other name"), Edit(10, 10, b"more"), Edit(10, 17, b""), Edit(0, 0, b"")):
         wanted = text[: edit.start] + edit.text + text[edit.end :]
         for size in (1, 3, 60):
-            pieces = Pieces()
-            growing, out = Growing(pieces, len(text), edit.end).edited([edit]), b""
+            pieces = ChunkedBody()
+            growing, out = StreamingBody(pieces, len(text), edit.end).edited([edit]), b""
             assert len(growing) == len(wanted)
             for at in range(0, len(text), 5):
                 pieces.add(text[at : at + 5])

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from autoscaler.contract import CatalogueDelta, FrontSettings, GatewayId
-from gateway.gateway import Front
+from gateway.gateway import Gateway
 from tests.kit.certificates import sides
 from tests.kit.engine import OK, ScriptedEngine
 from tests.kit.rig import Rig, rig
@@ -177,7 +177,7 @@ async def test_tls_listeners_are_checked_too() -> None:
 
 
 def test_nothing_is_refused_before_the_settings_are_known() -> None:
-    front = Front(GatewayId("g"), "boot")
+    front = Gateway(GatewayId("g"), "boot")
     front.listens_at(("127.0.0.1", 8080))
     assert front.host_check is None
     front.catalogue(CatalogueDelta(epoch=1, version=1, full=True))

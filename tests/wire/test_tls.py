@@ -16,7 +16,7 @@ import pytest
 import uvloop
 
 from autoscaler.contract import GatewayId
-from gateway.gateway import Front
+from gateway.gateway import Gateway
 from gateway.limits import Limits
 from gateway.server import connection as edge_module
 from gateway.server.tls import Handshakes
@@ -144,7 +144,7 @@ def test_a_client_that_is_gone_before_its_handshake_leaves_nothing_behind(loop: 
 def own_sides(folder: Path) -> Sides:
     """The listener's side as the product makes it."""
     pair = write(folder, "edge", leaf(OURS))
-    return Sides(certificates.server(Identity(cert=pair.cert, key=pair.key)), sides().client)
+    return Sides(certificates.build_server_context(Identity(cert=pair.cert, key=pair.key)), sides().client)
 
 
 def test_tls_1_2_and_newer_and_http_1_1_and_nothing_else(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_tls_1_2_and_newer_and_http_1_1_and_nothing_else(tmp_path: Path) -> None
 @LOOPS
 def test_a_new_certificate_is_for_new_connections_and_old_ones_live_on(loop: Loop) -> None:
     async def test() -> None:
-        front = Front(GatewayId("g"), "b")
+        front = Gateway(GatewayId("g"), "b")
         now = [sides().server]
         handshakes = Handshakes(front, lambda: now[0])
         server = await asyncio.get_running_loop().create_server(handshakes.client, "127.0.0.1", 0)

@@ -18,10 +18,10 @@ import msgspec
 from yarl import URL
 
 from artifacts.credentials.aws import AwsKeys
-from artifacts.credentials.clouds.cloud import ABSENT_S, Granted, Step, posted
+from artifacts.credentials.clouds.cloud import ABSENT_S, Granted, Step, post_request
 from artifacts.credentials.clouds.pod_identity import PodKeys
 from artifacts.credentials.docker_config import Login
-from artifacts.credentials.sigv4 import Asked, Keys, Scope, signed
+from artifacts.credentials.sigv4 import Asked, Keys, Scope, sign_request
 from artifacts.errors import DeniedError, RegistryError
 from artifacts.http.retry import Pace
 
@@ -57,7 +57,7 @@ class _Said(msgspec.Struct, frozen=True, rename="camel"):
     authorization_data: list[_Data] | _Data
 
 
-def service(host: str) -> Service | None:
+def find_ecr_service(host: str) -> Service | None:
     """None: the host is no registry of theirs."""
     if host == PUBLIC:  # its tokens are given in one region alone
         region = "us-east-1"
@@ -92,11 +92,11 @@ class Amazon:
 
     def applies(self, host: str) -> bool:
         """As Cloud."""
-        return service(host) is not None
+        return find_ecr_service(host) is not None
 
     async def fetch(self, host: str) -> Granted:
         """As Cloud."""
-        asked = service(host)
+        asked = find_ecr_service(host)
         if asked is None:
             raise ValueError(host)
         try:
@@ -111,8 +111,8 @@ class Amazon:
         step = f"{host}: {NAME}: GetAuthorizationToken in {asked.region}"
         url, body, now_unix_s = URL(self._at(asked), encoded=True), b"{}", self._pace.unix_s()
         headers = {"Content-Type": "application/x-amz-json-1.1", "X-Amz-Target": asked.target}
-        proven = signed(Asked("POST", url, headers, body), keys, Scope(asked.region, asked.name), now_unix_s)
-        found = await posted(url, proven, body, self._pace, Step(step, FIX))
+        proven = sign_request(Asked("POST", url, headers, body), keys, Scope(asked.region, asked.name), now_unix_s)
+        found = await post_request(url, proven, body, self._pace, Step(step, FIX))
         if found.status != 200:
             code = _CODE.search(found.text)
             said = f"{found.status} {code[1].decode()}" if code else str(found.status)

@@ -20,11 +20,11 @@ import msgspec
 from yarl import URL
 
 from artifacts.credentials.clouds import metadata
-from artifacts.credentials.clouds.cloud import ABSENT_S, Granted, Step, posted
+from artifacts.credentials.clouds.cloud import ABSENT_S, Granted, Step, post_request
 from artifacts.credentials.clouds.metadata import NobodyError
 from artifacts.credentials.docker_config import Login
 from artifacts.errors import DeniedError, PolicyError, UnreachableError
-from artifacts.http.origin import checked, loopback
+from artifacts.http.origin import is_loopback, parse_untrusted_url
 from artifacts.http.retry import Pace
 
 T = TypeVar("T")
@@ -89,8 +89,8 @@ class Azure:
         proof = await asyncio.to_thread(_mounted, file, step)
         if not _ID.fullmatch(tenant):
             raise PolicyError(f"{step}: AZURE_TENANT_ID is no tenant")
-        authority = checked(f"{(self._env.get('AZURE_AUTHORITY_HOST') or AUTHORITY).rstrip('/')}/")
-        if authority.scheme != "https" and not loopback(authority.raw_host or ""):
+        authority = parse_untrusted_url(f"{(self._env.get('AZURE_AUTHORITY_HOST') or AUTHORITY).rstrip('/')}/")
+        if authority.scheme != "https" and not is_loopback(authority.raw_host or ""):
             raise PolicyError(f"{step}: AZURE_AUTHORITY_HOST is not https; no token is sent there")
         form = {
             "grant_type": "client_credentials", "client_id": client, "scope": f"{AUDIENCE}/.default",
@@ -98,7 +98,7 @@ class Azure:
         }  # fmt: skip
         url = authority.joinpath(tenant, "oauth2/v2.0/token", encoded=True)
         fix = "check AZURE_CLIENT_ID, AZURE_TENANT_ID and the identity's federated credential"
-        found = await posted(url, FORM, urlencode(form).encode(), self._pace, Step(f"{step}: Entra ID", fix))
+        found = await post_request(url, FORM, urlencode(form).encode(), self._pace, Step(f"{step}: Entra ID", fix))
         if found.status != 200:
             code = _CODE.search(found.text)
             said = f"{found.status} {code[0].decode()}" if code else str(found.status)
@@ -112,7 +112,7 @@ class Azure:
         query += f"&client_id={quote(client, safe='')}" if client else ""
         url = f"{self._metadata_at}/metadata/identity/oauth2/token?{query}"
         try:
-            found = await metadata.asked(url, {"Metadata": "true"}, self._pace)
+            found = await metadata.fetch_metadata(url, {"Metadata": "true"}, self._pace)
         except NobodyError:
             return Login(note=f"{NAME}: no identity is here; {FIX}")
         except UnreachableError as error:
@@ -128,7 +128,7 @@ class Azure:
         form = {"grant_type": "access_token", "service": host, "access_token": token}
         form |= {"tenant": tenant} if tenant else {}
         url = URL(f"{self._registry_at(host)}/oauth2/exchange", encoded=True)
-        found = await posted(url, FORM, urlencode(form).encode(), self._pace, Step(step, fix))
+        found = await post_request(url, FORM, urlencode(form).encode(), self._pace, Step(step, fix))
         if found.status != 200:
             raise DeniedError(f"{step} is refused ({found.status}); {fix} on this registry")
         identity = _decoded(found.text, _Exchanged, step).refresh_token

@@ -15,7 +15,7 @@ from yarl import URL
 
 from artifacts.credentials.docker_config import Login
 from artifacts.errors import BrokenError, RegistryError, UnreachableError
-from artifacts.http.origin import origin
+from artifacts.http.origin import get_origin
 from artifacts.http.retry import Pace, Tries
 from artifacts.http.transport import Limits, Site, Transport
 
@@ -119,12 +119,12 @@ class Clouds:
         return login
 
 
-async def posted(url: URL, headers: Mapping[str, str], body: bytes, pace: Pace, step: Step) -> Reply:
+async def post_request(url: URL, headers: Mapping[str, str], body: bytes, pace: Pace, step: Step) -> Reply:
     """What a cloud's service answers to a request with a secret, over TLS.
 
     Raises UnreachableError, PolicyError; no redirects are followed.
     """
-    site = Site(str(origin(url)), plain_http=url.scheme == "http")
+    site = Site(str(get_origin(url)), plain_http=url.scheme == "http")
     tries = Tries(pace)
     try:
         async with Transport(site, Limits()) as transport:

@@ -50,7 +50,7 @@ class Google:
         """As Cloud."""
         step = f"{host}: {NAME}: the metadata server"
         try:
-            found = await metadata.asked(f"http://{self._at}{PATH}", FLAVOR, self._pace)
+            found = await metadata.fetch_metadata(f"http://{self._at}{PATH}", FLAVOR, self._pace)
         except NobodyError:
             return Granted(Login(note=f"{NAME}: no metadata server is here; {FIX}"), ABSENT_S)
         except UnreachableError as error:

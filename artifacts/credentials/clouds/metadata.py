@@ -23,7 +23,7 @@ class NobodyError(Exception):
     """Nobody answers there: this machine is none of that cloud's."""
 
 
-async def asked(url: str, headers: Mapping[str, str], pace: Pace) -> Reply:
+async def fetch_metadata(url: str, headers: Mapping[str, str], pace: Pace) -> Reply:
     """What it says. Raises NobodyError, and UnreachableError where it is there and too busy in all tries."""
     tries = Tries(pace)
     while True:

@@ -21,7 +21,7 @@ from artifacts.credentials.clouds import metadata
 from artifacts.credentials.clouds.metadata import NobodyError
 from artifacts.credentials.sigv4 import Keys
 from artifacts.errors import DeniedError, PolicyError, UnreachableError
-from artifacts.http.origin import host_name, loopback
+from artifacts.http.origin import is_loopback, normalize_host
 from artifacts.http.retry import Pace
 
 ECS = "http://169.254.170.2"
@@ -77,12 +77,12 @@ class PodKeys:
             return None
         try:
             url = URL(full, encoded=True)
-            host = host_name(url.raw_host or "")
+            host = normalize_host(url.raw_host or "")
         except ValueError:
             host = ""
         if not host or url.scheme not in {"http", "https"} or url.user is not None:
             raise PolicyError(f"{FULL} is no URL")
-        if url.scheme == "http" and host not in HOSTS and not loopback(host):
+        if url.scheme == "http" and host not in HOSTS and not is_loopback(host):
             raise PolicyError(f"{FULL} names a host that is asked by https only")
         return full
 
@@ -91,7 +91,7 @@ class PodKeys:
         headers = {"Authorization": token} if token else {}
         step = "the container's service for keys (EKS Pod Identity, ECS)"
         try:
-            found = await metadata.asked(url, headers, self._pace)
+            found = await metadata.fetch_metadata(url, headers, self._pace)
         except NobodyError:
             raise UnreachableError(f"{step}: nobody answers; does its agent run on this node?") from None
         except UnreachableError as error:

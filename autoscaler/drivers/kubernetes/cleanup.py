@@ -36,7 +36,7 @@ Measured = Callable[[ReplicaId, float], bool]
 """(Replica, since when its pod is gone) -> whether its devices' memory was measured to be free since."""
 
 
-def forced(pod: PodSeen) -> bool:
+def is_force_deleted(pod: PodSeen) -> bool:
     """Whether a pod whose object is gone, and which was this last, was deleted by force: nobody told of its end."""
     return bool(pod.slices) and pod.started_unix_s is not None and not pod.ended
 

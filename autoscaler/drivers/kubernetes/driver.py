@@ -22,7 +22,7 @@ from autoscaler.agent_contract import Laid
 from autoscaler.capacity.attachable_nodes import Groups
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers import probes
-from autoscaler.drivers.contained import NO_MODEL, begin, faults_of, persist
+from autoscaler.drivers.contained import NO_MODEL, fault_reporter, retry_until_success, start_contained_task
 from autoscaler.drivers.driver import Launcher, NodeSupply, Observe
 from autoscaler.drivers.kubernetes import cleanup
 from autoscaler.drivers.kubernetes.cleanup import Clearing
@@ -30,16 +30,22 @@ from autoscaler.drivers.kubernetes.inventory.inventory import Inventory
 from autoscaler.drivers.kubernetes.objects import pod as pods
 from autoscaler.drivers.kubernetes.objects.node import NodeSeen
 from autoscaler.drivers.kubernetes.objects.pod import PodSeen
-from autoscaler.drivers.kubernetes.objects.replica_events import is_news, is_of, seen_in, unbound, with_finalizers
-from autoscaler.drivers.kubernetes.objects.start_timing import Beginning
-from autoscaler.drivers.kubernetes.pending_starts import VOLUMES, Bringing, Policies, Refused
-from autoscaler.drivers.kubernetes.pod_builder import Making
+from autoscaler.drivers.kubernetes.objects.replica_events import (
+    build_observation,
+    build_podless_observation,
+    is_about_pod,
+    is_news,
+    with_finalizers,
+)
+from autoscaler.drivers.kubernetes.objects.start_timing import StartTiming
+from autoscaler.drivers.kubernetes.pending_starts import VOLUMES, Bringing, Policies, RefusedStarts
+from autoscaler.drivers.kubernetes.pod_builder import PodBuilder
 from autoscaler.drivers.kubernetes.pod_events import PodEvents
 from autoscaler.drivers.kubernetes.pod_writer import Orders
-from autoscaler.drivers.kubernetes.readiness import Asking
-from autoscaler.faults import Failure, attempt, described, reraise_memory_error
+from autoscaler.drivers.kubernetes.readiness import ReadinessProber
+from autoscaler.faults import Failure, attempt, describe_error, reraise_memory_error
 from autoscaler.kubernetes.api import Api, ApiError, FencedError, Object, UnreachableError
-from autoscaler.kubernetes.watching import Change, Key, Watched
+from autoscaler.kubernetes.watching import Change, ObjectKey, Watched
 from autoscaler.spec.model import Model
 from autoscaler.spec.ownership import ANYBODYS, Ownership
 from autoscaler.spec.settings import Settings
@@ -88,22 +94,22 @@ class KubernetesDriver:
             api, namespace, settings, is_ours=self._is_ours, owner=owner, held=self._held,
             changed=self._devices_changed, hosts_changed=self._hosts_changed, groups=groups,
         )  # fmt: skip
-        self._pods = Watched(api, path, pods.read, self._pods_changed, labelSelector=owner.engines)
-        self._make = Making(namespace, launch, image, settings, self._inventory, supply, owner)
+        self._pods = Watched(api, path, pods.read_replica_pod, self._pods_changed, labelSelector=owner.engines)
+        self._make = PodBuilder(namespace, launch, image, settings, self._inventory, supply, owner)
         self._orders = Orders(api, path, self._pods, self, owner)
         self._bringing = Bringing(supply, self)
         self._observe: Observe = _not_running
         self._tasks = asyncio.TaskGroup()
         self._ordered = set[asyncio.Task[None]]()
         """Orders under way."""
-        self._asking = Asking(
+        self._asking = ReadinessProber(
             self._pods, self._tasks, self._last_seen, self._see, pace or probes.Pace(clock), clock,
-            lambda model: faults_of(model, self._observe),
+            lambda model: fault_reporter(model, self._observe),
         )  # fmt: skip
         self._events = PodEvents(api, namespace, self._pods, self._judge_again, clock)
         self._hoping: dict[ReplicaId, tuple[float, asyncio.TimerHandle]] = {}
         """Of those that cannot start as things are: how long that may last, and the timer."""
-        self._begun: dict[ReplicaId, Beginning] = {}
+        self._begun: dict[ReplicaId, StartTiming] = {}
         self._told: dict[ReplicaId, ReplicaSeen] = {}
         """What was last said of each pod that is there."""
         self._stopping = set[ReplicaId]()
@@ -113,7 +119,7 @@ class KubernetesDriver:
         """Uids of pods that have ended, and whose objects are still there: they hold nothing any more."""
         self._clean: dict[ReplicaId, asyncio.Event] = {}
         """Of those that were half gone when they were adopted."""
-        self._refused = Refused()
+        self._refused = RefusedStarts()
         self._policies = Policies(api, namespace, self._allow)
         self._hosts_fault = ""
         self._listens = False
@@ -127,18 +133,24 @@ class KubernetesDriver:
                 await self._inventory.begin(tasks)
             tasks.create_task(self._pods.run())
             await self._pods.synced.wait()
-            await persist(self._adopt, faults_of(NO_MODEL, observe, "adoption of pods"))
+            await retry_until_success(self._adopt, fault_reporter(NO_MODEL, observe, "adoption of pods"))
             observe((Synced(),))
-            tasks.create_task(persist(self._doubt, faults_of(NO_MODEL, observe, "refresh of pods")))
-            tasks.create_task(persist(self._events.run, faults_of(NO_MODEL, observe, "events of pods")))
-            tasks.create_task(persist(self._policies.run, faults_of(NO_MODEL, observe, "quotas and limits")))
+            tasks.create_task(retry_until_success(self._doubt, fault_reporter(NO_MODEL, observe, "refresh of pods")))
+            tasks.create_task(
+                retry_until_success(self._events.run, fault_reporter(NO_MODEL, observe, "events of pods"))
+            )
+            tasks.create_task(
+                retry_until_success(self._policies.run, fault_reporter(NO_MODEL, observe, "quotas and limits"))
+            )
 
     def lead(self) -> None:
         """We lead from now on: tells all there is again, to its end (Synced), and takes over what leaders
         before have left half done. A driver that has not adopted yet does so at the end of that.
         """
         if self._listens:
-            self._order(NO_MODEL, persist(self._lead, faults_of(NO_MODEL, self._observe, "change of leader")))
+            self._order(
+                NO_MODEL, retry_until_success(self._lead, fault_reporter(NO_MODEL, self._observe, "change of leader"))
+            )
 
     async def _lead(self) -> None:
         """What the leader before did last may not have been heard of: it would be done a second time."""
@@ -181,8 +193,8 @@ class KubernetesDriver:
 
     def start(self, replica: Replica, model: Model) -> None:
         """Creates its pod; one that exists is only observed again."""
-        found = self._orders.known(pods.name_of(replica.id))
-        if found is not None and pods.same(found, replica):
+        found = self._orders.known(pods.format_pod_name(replica.id))
+        if found is not None and pods.is_pod_of_replica(found, replica):
             self._see(found, Seen.STARTING, again=True)
             return
         self._order(replica.model, *self._bringing.begin(replica, model))
@@ -190,7 +202,7 @@ class KubernetesDriver:
     def weights_came(self, replica: Replica, model: Model, laid: Laid | None) -> None:
         """On its node, or in a volume (None): its pod is created."""
         if laid is not None and laid.folders:
-            self._begun.setdefault(replica.id, Beginning()).pull(self._clock())
+            self._begun.setdefault(replica.id, StartTiming()).pull(self._clock())
         try:
             made = self._make(replica, model, laid)
         except Exception as error:  # noqa: BLE001 - launch is foreign: whatever it raises is a failed start
@@ -201,8 +213,8 @@ class KubernetesDriver:
     def weights_failed(self, replica: Replica, reason: str) -> None:
         """It has no pod, and will have none."""
         self._begun.pop(replica.id, None)
-        failed = unbound(replica, Seen.EXITED, reason=reason)
-        self._observe((failed, unbound(replica, Seen.CLEAN, proof=cleanup.ASSUMED)))
+        failed = build_podless_observation(replica, Seen.EXITED, reason=reason)
+        self._observe((failed, build_podless_observation(replica, Seen.CLEAN, proof=cleanup.ASSUMED)))
 
     def stop(self, replica: Replica, grace_s: float) -> None:
         """Deletes its pod, with so much time. A later order can only shorten that. What is not known is clean."""
@@ -212,11 +224,11 @@ class KubernetesDriver:
 
     def start_made(self, replica: Replica) -> None:
         """The API server has its pod."""
-        self._begun.setdefault(replica.id, Beginning()).ask(self._clock())
+        self._begun.setdefault(replica.id, StartTiming()).ask(self._clock())
 
     def start_waits(self, replica: Replica, reason: str) -> None:
         """The API server did not make its pod yet."""
-        self._observe((unbound(replica, Seen.STARTING, waits=reason),))
+        self._observe((build_podless_observation(replica, Seen.STARTING, waits=reason),))
 
     def start_refused(self, replica: Replica, reason: str) -> None:
         """The API server will not make such a pod: admission, rights, a namespace that goes."""
@@ -234,17 +246,17 @@ class KubernetesDriver:
             return  # it was there: what it left is not proven to be gone yet
         self._stopping.discard(replica.id)
         self._begun.pop(replica.id, None)
-        self._observe((unbound(replica, Seen.CLEAN, proof=cleanup.ASSUMED),))
+        self._observe((build_podless_observation(replica, Seen.CLEAN, proof=cleanup.ASSUMED),))
 
     def order_failed(self, replica: ReplicaId, reason: str) -> None:
         """An exception; the order is tried again."""
         last = self._told.get(replica)
-        faults_of(NO_MODEL if last is None else last.model, self._observe)(reason)
+        fault_reporter(NO_MODEL if last is None else last.model, self._observe)(reason)
 
     def _order(self, model: ModelName, *orders: Coroutine[object, object, None]) -> None:
         """`model` is the one that they are for."""
         for order in orders:
-            task = begin(self._tasks, order, faults_of(model, self._observe))
+            task = start_contained_task(self._tasks, order, fault_reporter(model, self._observe))
             self._ordered.add(task)
             task.add_done_callback(self._ordered.discard)
 
@@ -260,7 +272,7 @@ class KubernetesDriver:
 
     def _is_ours(self, pod: Object) -> bool:
         here = bool(pod["metadata"]["namespace"] == self._namespace)
-        return here and self._owner.owns(pod) and pods.read(pod) is not None
+        return here and self._owner.owns(pod) and pods.read_replica_pod(pod) is not None
 
     def _held(self) -> Iterator[SliceId]:
         there = (told for told in self._told.values() if told.seen is not Seen.CLEAN)
@@ -274,10 +286,10 @@ class KubernetesDriver:
     def _hosts_changed(self) -> None:
         """As `look_again`, of a timer: a fault is tried again with the next change."""
         done = attempt(self.look_again)
-        reason = described(done.error) if isinstance(done, Failure) else ""
+        reason = describe_error(done.error) if isinstance(done, Failure) else ""
         if reason != self._hosts_fault:
             self._hosts_fault = reason
-            faults_of(NO_MODEL, self._observe, "hosts")(reason)
+            fault_reporter(NO_MODEL, self._observe, "hosts")(reason)
 
     def _tell_slices(self) -> None:
         if self._inventory is not None:
@@ -293,7 +305,7 @@ class KubernetesDriver:
         """What `work` raises is a fault of the Model."""
         done = attempt(work)
         if isinstance(done, Failure):
-            faults_of(model, self._observe)(described(done.error))
+            fault_reporter(model, self._observe)(describe_error(done.error))
 
     def _pod_changed(self, old: PodSeen | None, new: PodSeen | None) -> None:
         if new is not None and new.uid not in self._over:
@@ -305,7 +317,7 @@ class KubernetesDriver:
     def _begins(self, old: PodSeen | None, new: PodSeen) -> None:
         if old is not None and old.uid != new.uid:
             self._begun.pop(new.replica, None)
-        begun = self._begun.setdefault(new.replica, Beginning())
+        begun = self._begun.setdefault(new.replica, StartTiming())
         if self._listens and old is None:
             begun.ask(self._clock())
         begun.see(self._clock(), bound=bool(new.node), prepared=new.prepared, runs=new.started_unix_s is not None)
@@ -321,7 +333,7 @@ class KubernetesDriver:
         for pod, is_ready in zip(found, ready, strict=True):
             if isinstance(is_ready, Exception):
                 reraise_memory_error(is_ready)
-                faults_of(pod.model, self._observe)(described(is_ready))
+                fault_reporter(pod.model, self._observe)(describe_error(is_ready))
             elif is_ready is True and not pod.leaving:  # at once: its age is not the duration of its start
                 self._contain(pod.model, partial(self._see, pod, Seen.READY))
             self._contain(pod.model, partial(self._judge, None, self._pods.items.get(_key(pod))))
@@ -389,7 +401,7 @@ class KubernetesDriver:
         found = self._node(node)
         return self._inventory is not None and bool(node) and (found is None or found.lost)
 
-    def _lose_hope(self, key: Key, uid: str) -> None:
+    def _lose_hope(self, key: ObjectKey, uid: str) -> None:
         """Its image, or a Secret, could not be had for too long: the start has failed, and so would the next."""
         pod = self._pods.items.get(key)
         pod = None if pod is None else self._events.with_failure(pod)
@@ -409,11 +421,11 @@ class KubernetesDriver:
         self._give_hope(pod.replica)
         ordered = pod.replica in self._stopping or (pod.leaving and pod.drain)
         ours = self._pods.gap and ordered  # its end, which a leader ordered, was not heard of
-        by_force = cleanup.forced(pod) and not ours
+        by_force = cleanup.is_force_deleted(pod) and not ours
         self._see(pod, Seen.EXITED, reason=pod.ended or (cleanup.FORCED if by_force else "stopped"))
         self._cleared.add(pod.replica)
-        report = faults_of(pod.model, self._observe)
-        self._tasks.create_task(persist(partial(self._clear, pod, by_force=by_force), report))
+        report = fault_reporter(pod.model, self._observe)
+        self._tasks.create_task(retry_until_success(partial(self._clear, pod, by_force=by_force), report))
 
     def _is_kept(self, pod: PodSeen) -> None:
         """It has ended, and a finalizer of others keeps its object: its devices are free, as for the scheduler."""
@@ -422,8 +434,10 @@ class KubernetesDriver:
         self._give_hope(pod.replica)
         self._see(pod, Seen.EXITED, reason=pod.ended or "stopped")
         self._cleared.add(pod.replica)
-        report = faults_of(pod.model, self._observe)
-        self._tasks.create_task(persist(partial(self._clear, pod, by_force=False, kept_by=pod.finalizers), report))
+        report = fault_reporter(pod.model, self._observe)
+        self._tasks.create_task(
+            retry_until_success(partial(self._clear, pod, by_force=False, kept_by=pod.finalizers), report)
+        )
 
     def _reserved(self, pod: PodSeen) -> bool:
         return self._inventory is not None and self._inventory.reserved(pod)
@@ -431,7 +445,7 @@ class KubernetesDriver:
     def _locate(self, pod: PodSeen | None) -> None:
         """Tells what it really has, once that is known and is not what was chosen. What it has, it keeps."""
         told = self._told.get(pod.replica) if pod is not None else None
-        if pod is None or told is None or told.actual or self._inventory is None or not is_of(told, pod):
+        if pod is None or told is None or told.actual or self._inventory is None or not is_about_pod(told, pod):
             return
         if actual := self._inventory.actual(pod):
             self._told[pod.replica] = replace(told, actual=actual)
@@ -470,8 +484,8 @@ class KubernetesDriver:
         if told is not None and not is_news(told, seen, waits):
             return
         from_unix_s = self._clock() - self._unix_s()
-        begun = self._begun.get(pod.replica, Beginning())
-        now = seen_in(pod, begun, from_unix_s, seen, told, reason=reason, waits=waits, proof=proof)
+        begun = self._begun.get(pod.replica, StartTiming())
+        now = build_observation(pod, begun, from_unix_s, seen, told, reason=reason, waits=waits, proof=proof)
         self._told[pod.replica] = now
         self._observe((now,))
         self._tell_if_strange(now)
@@ -482,8 +496,8 @@ class KubernetesDriver:
             self._tell_slices()
 
 
-def _key(pod: PodSeen) -> Key:
-    return Key(pod.namespace, pod.name)
+def _key(pod: PodSeen) -> ObjectKey:
+    return ObjectKey(pod.namespace, pod.name)
 
 
 def _not_running(_: object) -> None:

@@ -26,7 +26,7 @@ from autoscaler.state.world import ClusterFacts, Replica
 BRINGING = "its weights are brought to its node"
 
 
-class Hears(Protocol):
+class WeightsListener(Protocol):
     """Who is told what comes of it."""
 
     def start_waits(self, replica: Replica, reason: str) -> None:
@@ -64,7 +64,7 @@ VOLUMES = InVolumes()
 class Bringing:
     """Of one driver."""
 
-    def __init__(self, supply: NodeSupply, hears: Hears) -> None:
+    def __init__(self, supply: NodeSupply, hears: WeightsListener) -> None:
         self._supply = supply
         self._hears = hears
         self._over: dict[ReplicaId, asyncio.Event] = {}
@@ -118,7 +118,7 @@ REFUSED_S = 60.0
 POLICIES: Final = ("resourcequotas", "limitranges")
 
 
-class Refused:
+class RefusedStarts:
     """The last such reason of each Model."""
 
     def __init__(self) -> None:

@@ -16,14 +16,14 @@ from autoscaler.drivers.kubernetes.inventory import resource_claims as claims
 from autoscaler.drivers.kubernetes.inventory.inventory import Inventory
 from autoscaler.drivers.kubernetes.objects import pod as pods
 from autoscaler.kubernetes.api import Object
-from autoscaler.queries.memory import given
+from autoscaler.queries.memory import compute_engine_limits
 from autoscaler.spec.model import Model
 from autoscaler.spec.ownership import ANYBODYS, Ownership
 from autoscaler.spec.pod import QUEUE, Pod
 from autoscaler.spec.settings import Settings
 from autoscaler.state.capacity_orders import Marks
 from autoscaler.state.world import Replica
-from autoscaler.weights.mounts import MOUNT, Found
+from autoscaler.weights.mounts import MOUNT, ArtifactFacts
 
 PORT = pods.PORTS[0]
 SOMEWHERE = f"{MOUNT}/weights.gguf"
@@ -40,7 +40,7 @@ class Made(NamedTuple):
     """The volume of its node's store and its claim."""
 
 
-class Making(NamedTuple):
+class PodBuilder(NamedTuple):
     """Of one driver."""
 
     namespace: str
@@ -56,7 +56,7 @@ class Making(NamedTuple):
         if reason := self.supply.obstacle(model):
             return reason
         try:
-            volumes.check(model, self.settings())
+            volumes.check_security_context(model, self.settings())
             self.launch(_somewhere(model, self.supply.brings(model)), pods.HOST, PORT)
         except Exception as error:  # noqa: BLE001 - launch is foreign: whatever it raises is a failed start
             return str(error)
@@ -65,25 +65,29 @@ class Making(NamedTuple):
     def __call__(self, replica: Replica, model: Model, laid: Laid | None) -> Made:
         """Raises what `launch` and `image` do, and MountError."""
         settings, known = self.settings(), self.inventory
-        volumes.check(model, settings)
+        volumes.check_security_context(model, settings)
         ranked = settings.priority_class(model.spec.priority)
-        asks = declared.fields(settings.nodes, replica, ranked) if known is None else known.fields(replica, ranked)
-        part = given(model, replica, asks and asks.memory_fraction)
+        asks = (
+            declared.find_pod_fields(settings.nodes, replica, ranked)
+            if known is None
+            else known.fields(replica, ranked)
+        )
+        part = compute_engine_limits(model, replica, asks and asks.memory_fraction)
         seen = None if laid is None else self._seen(replica, model, laid)
-        there = model if seen is None else volumes.located(model, seen)
-        launch = self.launch(there, pods.HOST, pods.port_of(replica.id), part)
-        where = declared.selector_of(settings.nodes, replica.slices)
+        there = model if seen is None else volumes.resolve_weight_paths(model, seen)
+        launch = self.launch(there, pods.HOST, pods.assign_engine_port(replica.id), part)
+        where = declared.find_node_selector(settings.nodes, replica.slices)
         named = None if ranked is None else ranked.name
-        pod = pods.manifest(
+        pod = pods.build_pod_manifest(
             replica, model, launch, self.image(model), settings.pod, where, named, asks, seen and seen.pod,
             self.owner,
         )  # fmt: skip
         _mark(pod, replica.marks)
         if QUEUE in pod["metadata"]["labels"] or self._evicted(replica):
-            pods.linger(pod)
+            pods.add_pre_stop_sleep(pod)
         if laid is not None:
             pod["metadata"]["annotations"] |= {pods.WEIGHTS: ",".join(laid.folders)} if laid.folders else {}
-        wanted = tuple(map(self.owner.label, claims.wanted(replica, asks)))
+        wanted = tuple(map(self.owner.label, claims.build_claims(replica, asks)))
         return Made(pod, wanted, seen.objects if seen is not None else ())
 
     def _evicted(self, replica: Replica) -> bool:
@@ -92,18 +96,20 @@ class Making(NamedTuple):
         """
         if self.inventory is None:
             return True
-        node = pods.node_of(replica.slices) if replica.slices else None
+        node = pods.parse_node_name(replica.slices) if replica.slices else None
         return self.inventory.may_be_taken(node)
 
     def _seen(self, replica: Replica, model: Model, laid: Laid) -> volumes.Mounted:
         node = (
-            None if self.inventory is None or not replica.slices else self.inventory.node(pods.node_of(replica.slices))
+            None
+            if self.inventory is None or not replica.slices
+            else self.inventory.node(pods.parse_node_name(replica.slices))
         )
-        on = None if node is None else volumes.facts_of(node)
+        on = None if node is None else volumes.read_node_facts(node)
         found = _found(laid) if laid.folder or laid.digest else None
         adapters = {one.name: _found(one) for one in laid.adapters}
         facts, settings = self.supply.mounting(), self.settings()
-        return volumes.mounted(model, self.namespace, on, found, facts, settings, adapters, self.owner)
+        return volumes.mount_weights(model, self.namespace, on, found, facts, settings, adapters, self.owner)
 
 
 def _mark(pod: Object, marks: Marks) -> None:
@@ -113,11 +119,11 @@ def _mark(pod: Object, marks: Marks) -> None:
         pod["spec"]["schedulingGates"] = [{"name": gate} for gate in marks.gates]
 
 
-def _found(laid: Laid | LaidAdapter) -> Found:
-    return Found(laid.digest, laid.folder, laid.path, laid.image)
+def _found(laid: Laid | LaidAdapter) -> ArtifactFacts:
+    return ArtifactFacts(laid.digest, laid.folder, laid.path, laid.image)
 
 
 def _somewhere(model: Model, parts: Collection[str]) -> Model:
     """As it will be when these parts have come."""
     there = dict.fromkeys(parts, SOMEWHERE)
-    return volumes.located(model, volumes.Mounted(Pod(), there.pop(OWN, ""), "", adapters=there))
+    return volumes.resolve_weight_paths(model, volumes.Mounted(Pod(), there.pop(OWN, ""), "", adapters=there))

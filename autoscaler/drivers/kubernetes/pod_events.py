@@ -12,11 +12,11 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from autoscaler.drivers.kubernetes.adoption.objects import PodSeen as AdoptedPod
+from autoscaler.drivers.kubernetes.adoption.objects import AdoptedPodSeen as AdoptedPod
 from autoscaler.drivers.kubernetes.objects.pod import IMAGE_S_MAX, PodSeen
 from autoscaler.kubernetes.api import Api, ApiError, Object, UnreachableError
 from autoscaler.kubernetes.watching import Watched
-from autoscaler.text import one_line, unaddressed
+from autoscaler.text import one_line, redact_addresses
 
 LOOK_S, LOOK_S_MAX = 5.0, 40.0
 """After a pod was bound, and between two looks at one pod: at first, and at most."""
@@ -37,13 +37,13 @@ class _Look(NamedTuple):
     pause_s: float
 
 
-def failure_of(events: Sequence[Object]) -> str:
+def find_volume_failure(events: Sequence[Object]) -> str:
     """What the newest Event of a pod says, if it is about a volume: reason and message; empty: it is not."""
     known = [event for event in events if event.get("reason") in FAILURES | GOES_ON]
     newest = max(known, key=_when, default=None)
     if newest is None or newest["reason"] not in FAILURES:
         return ""
-    return f"{newest['reason']}: {one_line(unaddressed(str(newest.get('message', ''))), MESSAGE_MAX)}"
+    return f"{newest['reason']}: {one_line(redact_addresses(str(newest.get('message', ''))), MESSAGE_MAX)}"
 
 
 def _when(event: Object) -> tuple[str, int]:
@@ -94,7 +94,7 @@ class PodEvents(Generic[P]):
                 continue
             self._looks[uid] = _Look(now_s + pause_s, min(2 * pause_s, LOOK_S_MAX))
             listed = await self._api.get(self._path, fieldSelector=f"involvedObject.uid={uid}")
-            said = failure_of(listed.get("items") or ())
+            said = find_volume_failure(listed.get("items") or ())
             if said != self._found.get(uid, ""):
                 self._found[uid] = said
                 self._changed(there[uid])

@@ -21,10 +21,10 @@ from autoscaler.drivers.kubernetes.inventory.resource_claims import Claims
 from autoscaler.drivers.kubernetes.objects import pod as pods
 from autoscaler.drivers.kubernetes.objects.pod import PodSeen
 from autoscaler.drivers.kubernetes.volumes import NodeVolumes
-from autoscaler.faults import described
+from autoscaler.faults import describe_error
 from autoscaler.kubernetes.api import MERGE, Api, ApiError, FencedError, Object, UnreachableError
 from autoscaler.kubernetes.kubeconfig import MALFORMED
-from autoscaler.kubernetes.watching import Key, Watched
+from autoscaler.kubernetes.watching import ObjectKey, Watched
 from autoscaler.spec.ownership import ANYBODYS, Ownership
 from autoscaler.state.lifecycle import STOP_GRACE_S
 from autoscaler.state.world import Replica
@@ -47,7 +47,7 @@ NO_ANSWER = "the API server does not answer"
 _log = logging.getLogger(__name__)
 
 
-class Hears(Protocol):
+class StartListener(Protocol):
     """Who is told what comes of a start."""
 
     def start_made(self, replica: Replica) -> None:
@@ -70,7 +70,7 @@ class Orders:
     """Of one namespace. `watched` are its pods of ours. Each order is a coroutine, to be run as a task."""
 
     def __init__(
-        self, api: Api, path: str, watched: Watched[PodSeen], hears: Hears, owner: Ownership = ANYBODYS
+        self, api: Api, path: str, watched: Watched[PodSeen], hears: StartListener, owner: Ownership = ANYBODYS
     ) -> None:
         self._api = api
         self._path = path
@@ -88,7 +88,7 @@ class Orders:
 
     def known(self, name: str) -> PodSeen | None:
         """The pod as the watch has it."""
-        return self._watched.items.get(Key(self._path.split("/")[4], name))
+        return self._watched.items.get(ObjectKey(self._path.split("/")[4], name))
 
     # --- make ---------------------------------------------------------------------------------------------------------
 
@@ -160,8 +160,8 @@ class Orders:
             if error.reason != "AlreadyExists":
                 raise
             made = await self._api.get(f"{self._path}/{wanted['metadata']['name']}")
-            found = pods.read(made)
-            if found is None or not pods.same(found, replica) or not self._owner.owns(made):
+            found = pods.read_replica_pod(made)
+            if found is None or not pods.is_pod_of_replica(found, replica) or not self._owner.owns(made):
                 raise ApiError(409, error.reason, "a pod of its name exists that another made") from error
         self._watched.expect(str(made["metadata"]["resourceVersion"]))
         return made
@@ -241,11 +241,11 @@ class Orders:
         await self._surely(pod.replica, lambda: self._mark(pod, body))
 
     async def _delete(self, replica: Replica, epoch: str, grace_s: int) -> None:
-        name = pods.name_of(replica.id)
+        name = pods.format_pod_name(replica.id)
         pod = self.known(name)
         if pod is None:
             found = await self._look(name)
-            pod = None if found is None or not self._owner.owns(found) else pods.read(found)
+            pod = None if found is None or not self._owner.owns(found) else pods.read_replica_pod(found)
             if pod is None or pod.intent != replica.intent:  # a namesake is not it
                 self._hears.is_gone(replica)
                 return
@@ -329,7 +329,7 @@ class Orders:
                 continue
             except MALFORMED as error:  # an answer that cannot be read: the pod holds its devices until it is gone
                 if not said:
-                    self._hears.order_failed(replica, described(error))
+                    self._hears.order_failed(replica, describe_error(error))
                     said = True
                 await pauses.rest()
                 continue

@@ -13,20 +13,20 @@ from typing import Protocol
 
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers import probes
-from autoscaler.drivers.contained import persist
+from autoscaler.drivers.contained import retry_until_success
 from autoscaler.drivers.kubernetes.objects.pod import PodSeen
-from autoscaler.kubernetes.watching import Key, Watched
+from autoscaler.kubernetes.watching import ObjectKey, Watched
 from autoscaler.state.events import Seen
 
 
-class See(Protocol):
+class PodStateCallback(Protocol):
     """Takes what was seen of a pod."""
 
     def __call__(self, pod: PodSeen, seen: Seen, *, reason: str = "") -> None:
         """Tells it, if it is news."""
 
 
-class Asking:
+class ReadinessProber:
     """Probes the pods of one driver. `last_seen` returns the last observation of a Replica; `faults` returns the
     function that reports exceptions of a Model.
     """
@@ -36,7 +36,7 @@ class Asking:
         pods: Watched[PodSeen],
         tasks: asyncio.TaskGroup,
         last_seen: Callable[[ReplicaId], Seen],
-        see: See,
+        see: PodStateCallback,
         pace: probes.Pace,
         clock: Callable[[], float],
         faults: Callable[[ModelName], Callable[[str], None]],
@@ -53,7 +53,7 @@ class Asking:
     def begin(self, pod: PodSeen) -> None:
         """It runs; nothing, if it is asked already."""
         if pod.replica not in self._asked:
-            asking = persist(partial(self._ask, pod), self._faults(pod.model))
+            asking = retry_until_success(partial(self._ask, pod), self._faults(pod.model))
             self._asked[pod.replica] = self._tasks.create_task(asking)
 
     async def _ask(self, pod: PodSeen) -> None:
@@ -77,7 +77,7 @@ class Asking:
 
     def _is_there(self, pod: PodSeen) -> bool:
         """Whether what answered is this very pod, as far as the watch knows: addresses are given out again."""
-        now = self._pods.items.get(Key(pod.namespace, pod.name))
+        now = self._pods.items.get(ObjectKey(pod.namespace, pod.name))
         there = now is not None and (now.uid, now.ip) == (pod.uid, pod.ip) and not now.leaving
         return there and not self._older(pod)
 
@@ -105,7 +105,7 @@ class Asking:
     @staticmethod
     async def _probe(pod: PodSeen) -> bool | None:
         tls_name = None if pod.tls_name is None else pod.tls_name or pod.ip
-        return await probes.probe(pod.ip, pod.port, pod.readiness_path, tls_name=tls_name)
+        return await probes.probe_engine(pod.ip, pod.port, pod.readiness_path, tls_name=tls_name)
 
     def stop(self, replica: ReplicaId) -> None:
         """It does not run any more, or gets no more Calls."""

@@ -29,7 +29,7 @@ from autoscaler.spec.settings import Settings
 from autoscaler.state.events import MountsSeen
 from autoscaler.state.world import STORE, ClusterFacts
 from autoscaler.weights import mounts
-from autoscaler.weights.mounts import ADAPTERS, MOUNT, Found, NodeFacts
+from autoscaler.weights.mounts import ADAPTERS, MOUNT, ArtifactFacts, NodeMountFacts
 
 VOLUMES = "/api/v1/persistentvolumes"
 NAME = "pilotlight-weights"
@@ -38,7 +38,7 @@ ENGINES = OURS + "engines"
 """A label of PersistentVolumes and claims: the namespace of the claim."""
 HOSTNAME = "kubernetes.io/hostname"
 FILE = "file://"
-NONE_FOUND: Mapping[str, Found] = {}
+NONE_FOUND: Mapping[str, ArtifactFacts] = {}
 NOMINAL = "1Gi"
 """Of a volume and its claim: nobody looks at it, and it must be said."""
 LOOK_S, RETRY_S = 300.0, 5.0
@@ -83,16 +83,22 @@ class _Way(NamedTuple):
     objects: tuple[Object, ...] = ()
 
 
-def check(model: Model, settings: Settings) -> None:
+def check_security_context(model: Model, settings: Settings) -> None:
     """With `hostPath` the namespace admits privileged pods, so a Model chooses no user. Raises MountError."""
     if model.spec.pod.security_context and settings.weights.mount == "hostPath":
         raise MountError("with weights.mount hostPath no spec.pod.securityContext is allowed: leave it out")
 
 
-def mounted(  # noqa: PLR0917  whose, where, what; then what is known and wanted
-    model: Model, namespace: str, node: NodeFacts | None, found: Found | None, facts: ClusterFacts, settings: Settings,
-    adapters: Mapping[str, Found] = NONE_FOUND, owner: Ownership = ANYBODYS,
-) -> Mounted:  # fmt: skip
+def mount_weights(  # noqa: PLR0917  whose, where, what; then what is known and wanted
+    model: Model,
+    namespace: str,
+    node: NodeMountFacts | None,
+    found: ArtifactFacts | None,
+    facts: ClusterFacts,
+    settings: Settings,
+    adapters: Mapping[str, ArtifactFacts] = NONE_FOUND,
+    owner: Ownership = ANYBODYS,
+) -> Mounted:
     """`namespace` and `node` are the pod's (None: the scheduler chooses it). `found`: of its own weights; `adapters`:
     of each adapter's that came, by its name; `owner`: whose the volumes are. Raises MountError.
     """
@@ -126,11 +132,17 @@ def _whose(model: Model, adapter: str) -> str:
     return f"adapter {adapter} of Model {model.name}" if adapter else f"Model {model.name}"
 
 
-def _way(  # noqa: PLR0917  as `mounted`; `what`: the weights, in words
-    what: str, artifact: str, namespace: str, node: NodeFacts | None, found: Found | None, facts: ClusterFacts,
-    settings: Settings, owner: Ownership,
-) -> _Way:  # fmt: skip
-    choice = mounts.choose(artifact, settings, facts, node, found)
+def _way(  # noqa: PLR0917  as `mount_weights`; `what`: the weights, in words
+    what: str,
+    artifact: str,
+    namespace: str,
+    node: NodeMountFacts | None,
+    found: ArtifactFacts | None,
+    facts: ClusterFacts,
+    settings: Settings,
+    owner: Ownership,
+) -> _Way:
+    choice = mounts.choose_mount(artifact, settings, facts, node, found)
     match choice.way:
         case None:
             raise MountError(f"{what} {choice.reason}")
@@ -149,19 +161,19 @@ def _way(  # noqa: PLR0917  as `mounted`; `what`: the weights, in words
             here = _here(what, found)
             if node is None:
                 raise MountError(f"{what} are of a node, and none is chosen yet")
-            objects = of_node(namespace, node, facts.store, owner)
+            objects = build_node_volume(namespace, node, facts.store, owner)
             claim = {"claimName": objects[1]["metadata"]["name"], "readOnly": True}
             return _Way({"persistentVolumeClaim": claim}, choice.reason, here.folder, here.file, objects)
 
 
-def claimed(artifact: str | None) -> Pod:
+def mount_claim(artifact: str | None) -> Pod:
     """What a pod has of `pvc://claim/path`; of other artifacts nothing."""
     if mounts.path_of(artifact) is None:
         return Pod()
     return Pod(volumes=({"name": NAME, **_claim(artifact or "")},), volume_mounts=(_mount(NAME, MOUNT),))
 
 
-def located(model: Model, seen: Mounted) -> Model:
+def resolve_weight_paths(model: Model, seen: Mounted) -> Model:
     """The Model with its weights, and its adapters' that came, where its engine finds them."""
     artifact = f"{FILE}{seen.path}" if seen.path else model.spec.artifact
     there = (
@@ -175,7 +187,7 @@ def _claim(artifact: str) -> dict[str, object]:
     return {"persistentVolumeClaim": {"claimName": mounts.claim_of(artifact)[0], "readOnly": True}}
 
 
-def _here(what: str, found: Found | None) -> Found:
+def _here(what: str, found: ArtifactFacts | None) -> ArtifactFacts:
     if found is None or not found.folder:
         raise MountError(f"{what} are not on its node yet")
     return found
@@ -187,12 +199,14 @@ def _mount(volume: str, at: str, folder: str = "") -> dict[str, object]:
     return {**mount, "subPath": folder} if folder else mount
 
 
-def facts_of(node: NodeSeen) -> NodeFacts:
+def read_node_facts(node: NodeSeen) -> NodeMountFacts:
     """What counts of a node that is watched."""
-    return NodeFacts(node.name, node.labels.get(HOSTNAME, ""), node.kubelet, node.runtime)
+    return NodeMountFacts(node.name, node.labels.get(HOSTNAME, ""), node.kubelet, node.runtime)
 
 
-def of_node(namespace: str, node: NodeFacts, store: str, owner: Ownership = ANYBODYS) -> tuple[Object, Object]:
+def build_node_volume(
+    namespace: str, node: NodeMountFacts, store: str, owner: Ownership = ANYBODYS
+) -> tuple[Object, Object]:
     """The node's volume and its claim in a namespace, as they are applied, but for the Node as their owner.
 
     Both name each other, so that nothing else is ever bound to either. Another store, another name of the host and
@@ -230,7 +244,7 @@ def of_node(namespace: str, node: NodeFacts, store: str, owner: Ownership = ANYB
 
 
 class NodeVolumes:
-    """Makes what `of_node` says. `api` is the one whose writes end with our leadership."""
+    """Makes what `build_node_volume` says. `api` is the one whose writes end with our leadership."""
 
     def __init__(self, api: Api, clock: Callable[[], float] = time.monotonic) -> None:
         self._api = api
@@ -253,7 +267,7 @@ class NodeVolumes:
         owner = {"apiVersion": "v1", "kind": "Node", "name": node["metadata"]["name"], "uid": node["metadata"]["uid"]}
         try:
             there = await self._apply(VOLUMES, volume, owner)
-            bound = await self._apply(claims_in(claim["metadata"]["namespace"]), claim, owner)
+            bound = await self._apply(claims_path(claim["metadata"]["namespace"]), claim, owner)
             if there["spec"]["claimRef"].get("uid", "") not in {"", bound["metadata"]["uid"]}:
                 await self._release(there)
         except ApiError as error:
@@ -277,17 +291,19 @@ class NodeVolumes:
         await self._api.patch(f"{VOLUMES}/{volume['metadata']['name']}", change)
 
 
-def claims_in(namespace: str) -> str:
+def claims_path(namespace: str) -> str:
     """The path of a namespace's PersistentVolumeClaims."""
     return f"/api/v1/namespaces/{namespace}/persistentvolumeclaims"
 
 
-async def looked(api: Api, scope: str, store: str, observe: Callable[[tuple[MountsSeen, ...]], None]) -> None:
+async def poll_cluster_facts(
+    api: Api, scope: str, store: str, observe: Callable[[tuple[MountsSeen, ...]], None]
+) -> None:
     """Looks until it is known, and again now and then: rights are given, servers renewed."""
     while True:
         pause_s = LOOK_S
         try:
-            observe((MountsSeen(facts=await look(api, scope, store)),))
+            observe((MountsSeen(facts=await query_cluster_facts(api, scope, store)),))
         except (ApiError, UnreachableError) as error:
             _log.info("how weights can be mounted is asked again soon error=%s", error)
             pause_s = RETRY_S
@@ -297,12 +313,12 @@ async def looked(api: Api, scope: str, store: str, observe: Callable[[tuple[Moun
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
 
-async def look(api: Api, scope: str, store: str = STORE) -> ClusterFacts:
+async def query_cluster_facts(api: Api, scope: str, store: str = STORE) -> ClusterFacts:
     """What the API server says of itself and of our rights: two requests, one with scope `namespace`. Raises ApiError,
     UnreachableError.
     """
     said = await api.get("/version")
-    server = mounts.version(f"{said.get('major', '')}.{said.get('minor', '')}")
+    server = mounts.parse_version(f"{said.get('major', '')}.{said.get('minor', '')}")
     asked: Object = {
         "apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
         "spec": {"resourceAttributes": {"resource": "persistentvolumes", "verb": "create"}},

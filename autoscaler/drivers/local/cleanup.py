@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from math import inf
 
-from autoscaler.drivers.backoff import patiently
+from autoscaler.drivers.backoff import retry_on_shortage
 from autoscaler.drivers.local.devices import Devices
 from autoscaler.drivers.local.nvml import NvmlError
-from autoscaler.drivers.local.processes import Claim, Reaper, facts, find, send
+from autoscaler.drivers.local.processes import ProcessSelector, Reaper, find_processes, read_process, send_signal
 from autoscaler.state.world import SliceId
 
 FIRST_PAUSE_S, PAUSE_S_MAX = 0.002, 1.0
@@ -55,14 +55,14 @@ class _Patience:
         self._pause_s = min(2 * self._pause_s, within_s, PAUSE_S_MAX)
 
 
-async def kill_all(claim: Claim, reaper: Reaper, clock: Callable[[], float], alarm: Alarm) -> None:
+async def kill_all(claim: ProcessSelector, reaper: Reaper, clock: Callable[[], float], alarm: Alarm) -> None:
     """Returns when no living process of the claim is left."""
     patience, looks = _Patience(clock, alarm), 0
     while looks < LOOKS_MAX:
         if claim.held:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(claim.main_pid, signal.SIGKILL)  # the whole group at once: no fork slips through
-        left, complete = await find(claim, reaper)
+        left, complete = await find_processes(claim, reaper)
         if not left:
             if complete:
                 return
@@ -70,15 +70,15 @@ async def kill_all(claim: Claim, reaper: Reaper, clock: Callable[[], float], ala
             await asyncio.sleep(FIRST_PAUSE_S)
             continue
         looks = 0
-        await patiently(partial(send, left, signal.SIGKILL))
+        await retry_on_shortage(partial(send_signal, left, signal.SIGKILL))
         await patience.wait(f"processes {', '.join(str(one.pid) for one in left)} do not end after SIGKILL")
 
 
-async def prove(
+async def prove_clean(
     devices: Devices, slices: Iterable[SliceId], gpu_pids: Iterable[int], clock: Callable[[], float], alarm: Alarm
 ) -> str:
     """Returns the proof, once `kill_all` has: MEASURED when NVML saw its processes before and does not now."""
-    slices, pids = tuple(slices), [pid for pid in gpu_pids if await patiently(partial(_ended, pid))]
+    slices, pids = tuple(slices), [pid for pid in gpu_pids if await retry_on_shortage(partial(_ended, pid))]
     if not pids or not devices.measured:
         return EXITED
     patience = _Patience(clock, alarm, PAUSE_SHARE)
@@ -95,5 +95,5 @@ async def prove(
 
 def _ended(pid: int) -> bool:
     """None of its processes lives any more, so that a living one with this pid is somebody else."""
-    one = facts(pid)
+    one = read_process(pid)
     return one is None or one.gone

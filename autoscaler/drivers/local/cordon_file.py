@@ -14,7 +14,7 @@ import msgspec
 
 from autoscaler.drivers.driver import CordonError
 from autoscaler.drivers.local.state_directory import StateDirectory, move_aside, replace_file
-from autoscaler.state.operator_orders import Cordon, CordonsSeen, Place
+from autoscaler.state.operator_orders import Cordon, CordonsSeen, CordonTarget
 from autoscaler.state.world import NodeId
 
 CORDONS_MAX = 1000
@@ -26,7 +26,7 @@ Observe = Callable[[tuple[CordonsSeen, ...]], None]
 class Kept(msgspec.Struct, frozen=True):
     """One order as it is written."""
 
-    place: Place
+    place: CordonTarget
     node: str
     since_unix_s: float
     drain: bool = False
@@ -43,7 +43,7 @@ class CordonFile:
         self._observe = observe
         self._clock = clock
         self._wall = wall
-        self._cordons: dict[Place, Cordon] = {}
+        self._cordons: dict[CordonTarget, Cordon] = {}
         self._writing = asyncio.Lock()
 
     def load(self) -> str:
@@ -54,7 +54,7 @@ class CordonFile:
             return ""
         except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors
             return f"{self._path} cannot be read ({error}): {move_aside(self._path)}; no device is cordoned any more"
-        self._cordons = {one.place: cordon(one, self._clock() - self._wall()) for one in kept}
+        self._cordons = {one.place: decode_cordon(one, self._clock() - self._wall()) for one in kept}
         self._tell()
         return ""
 
@@ -65,14 +65,14 @@ class CordonFile:
                 raise CordonError(f"{CORDONS_MAX} devices and nodes are cordoned already: uncordon some")
             await self._keep({**self._cordons, cordon.place: cordon})
 
-    async def lift(self, place: Place) -> None:
+    async def lift(self, place: CordonTarget) -> None:
         """As `Cordons`."""
         async with self._writing:
             if place in self._cordons:
                 await self._keep({other: one for other, one in self._cordons.items() if other != place})
 
-    async def _keep(self, cordons: dict[Place, Cordon]) -> None:
-        content = msgspec.json.encode([kept(one, self._wall() - self._clock()) for one in cordons.values()])
+    async def _keep(self, cordons: dict[CordonTarget, Cordon]) -> None:
+        content = msgspec.json.encode([encode_cordon(one, self._wall() - self._clock()) for one in cordons.values()])
         try:
             await asyncio.to_thread(replace_file, self._path, content, durable=True)
         except OSError as error:
@@ -84,12 +84,12 @@ class CordonFile:
         self._observe((CordonsSeen(cordons=tuple(self._cordons.values())),))
 
 
-def kept(cordon: Cordon, to_unix_s: float) -> Kept:
+def encode_cordon(cordon: Cordon, to_unix_s: float) -> Kept:
     """As it is written; `to_unix_s` is added to moments."""
     return Kept(cordon.place, cordon.node, cordon.since_s + to_unix_s, cordon.drain, cordon.force)
 
 
-def cordon(kept: Kept, from_unix_s: float) -> Cordon:
+def decode_cordon(kept: Kept, from_unix_s: float) -> Cordon:
     """As the World has it; `from_unix_s` is added to moments."""
     return Cordon(
         place=kept.place,

@@ -16,8 +16,8 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from autoscaler.drivers.local.nvml import Gpu, Nvml, NvmlError, open_nvml
-from autoscaler.queries.memory import is_told
+from autoscaler.drivers.local.nvml import Nvml, NvmlError, NvmlGpu, open_nvml
+from autoscaler.queries.memory import has_variable_memory
 from autoscaler.spec.model import Model
 from autoscaler.spec.settings import DeclaredDevice
 from autoscaler.state.world import DeviceId, NodeId, Replica, Slice, SliceId
@@ -41,16 +41,16 @@ class Devices:
         self._nvml_opener = nvml_opener
         self._nvml: Nvml | None = None
         self._slices: tuple[Slice, ...] = ()
-        self._asked: asyncio.Future[tuple[Gpu, ...]] | None = None
+        self._asked: asyncio.Future[tuple[NvmlGpu, ...]] | None = None
         """The question NVML has not answered yet: never a second one beside it."""
 
     async def open(self) -> tuple[Slice, ...]:
         """The inventory; call it once, first."""
         if not self._declared:
             self._nvml = await asyncio.to_thread(self._nvml_opener)
-        gpus: tuple[Gpu, ...] = ()
+        gpus: tuple[NvmlGpu, ...] = ()
         if self._nvml is not None:
-            gpus = visible(await asyncio.to_thread(self._nvml.gpus), os.environ.get("CUDA_VISIBLE_DEVICES"))
+            gpus = filter_visible_gpus(await asyncio.to_thread(self._nvml.gpus), os.environ.get("CUDA_VISIBLE_DEVICES"))
             self._nvml = self._nvml if gpus else None
         if self._declared:
             self._slices = tuple(_slice(d.name, d.memory_bytes, d.model) for d in self._declared)
@@ -110,7 +110,7 @@ class Devices:
         sizes = [s.memory_bytes for s in self._slices if s.id in replica.slices]
         said = model.spec.gpu.memory_bytes
         part = bool(said) and len(sizes) == 1 and replica.memory_bytes < max(sizes)
-        if not sizes or not (part or is_told(model)):
+        if not sizes or not (part or has_variable_memory(model)):
             return None
         return max(1, min(1000, replica.memory_bytes * 1000 // max(sizes))) / 1000
 
@@ -126,14 +126,14 @@ class Devices:
         return found
 
 
-def visible(gpus: tuple[Gpu, ...], names: str | None) -> tuple[Gpu, ...]:
+def filter_visible_gpus(gpus: tuple[NvmlGpu, ...], names: str | None) -> tuple[NvmlGpu, ...]:
     """The GPUs that CUDA_VISIBLE_DEVICES lets a process use: numbers in the order of the PCI bus, or beginnings of
     UUIDs. As in CUDA, the first name that is wrong ends the list. None: all.
     https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables
     """
     if names is None:
         return gpus
-    found: list[Gpu] = []
+    found: list[NvmlGpu] = []
     for name in (part.strip() for part in names.split(",")):
         of = (
             gpus[int(name) : int(name) + 1]

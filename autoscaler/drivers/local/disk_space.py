@@ -32,7 +32,7 @@ def is_full(space: Space) -> bool:
     return space.bytes < BYTES_MIN or space.files == 0
 
 
-def space(folder: Path) -> Space:
+def measure_free_space(folder: Path) -> Space:
     """Of the file system of `folder`; see statvfs(3). Unlimited if that fails: writing to it will name the error."""
     try:
         found = os.statvfs(folder)
@@ -41,18 +41,18 @@ def space(folder: Path) -> Space:
     return Space(found.f_bavail * found.f_frsize, found.f_favail if found.f_files else None)
 
 
-def refused(error: BaseException) -> bool:
-    """Whether a write failed for lack of space, or of quota, which `space` does not show."""
+def is_out_of_space(error: BaseException) -> bool:
+    """Whether a write failed for lack of space, or of quota, which `measure_free_space` does not show."""
     return isinstance(error, OSError) and error.errno in FULL
 
 
-async def wait(folder: Path, over: asyncio.Event) -> bool:
+async def wait_for_space(folder: Path, over: asyncio.Event) -> bool:
     """Waits until there is space; False: `over` came before."""
     while not over.is_set():
         try:
             async with asyncio.timeout(LOOK_S):
                 await over.wait()
         except TimeoutError:
-            if not is_full(space(folder)):
+            if not is_full(measure_free_space(folder)):
                 return True
     return False

@@ -27,29 +27,29 @@ from functools import partial
 import msgspec
 
 from autoscaler.contract import ReplicaId
-from autoscaler.drivers.backoff import patiently
-from autoscaler.drivers.contained import NO_MODEL, begin, faults_of, persist
-from autoscaler.drivers.driver import Launch, Launcher, Observe, Supply, Weights
+from autoscaler.drivers.backoff import retry_on_shortage
+from autoscaler.drivers.contained import NO_MODEL, fault_reporter, retry_until_success, start_contained_task
+from autoscaler.drivers.driver import Launch, Launcher, Observe, Supply, WeightsHandle
 from autoscaler.drivers.local import disk_space, engine_logs, processes
-from autoscaler.drivers.local.cleanup import EXITED, kill_all, prove
+from autoscaler.drivers.local.cleanup import EXITED, kill_all, prove_clean
 from autoscaler.drivers.local.devices import Devices
-from autoscaler.drivers.local.engine_process import Engine, record_of, unknown
+from autoscaler.drivers.local.engine_process import EngineProcess, build_record, build_unknown_record
 from autoscaler.drivers.local.pidfd import ProcessWatch
 from autoscaler.drivers.local.ports import HOST, Ports
 from autoscaler.drivers.local.readiness import Readiness
-from autoscaler.drivers.local.state_directory import Record, StateDirectory
-from autoscaler.faults import Failure, attempt, described, reraise_memory_error
-from autoscaler.queries.memory import given
+from autoscaler.drivers.local.state_directory import ReplicaRecord, StateDirectory
+from autoscaler.faults import Failure, attempt, describe_error, reraise_memory_error
+from autoscaler.queries.memory import compute_engine_limits
 from autoscaler.spec.model import Model
 from autoscaler.state.events import Seen, SlicesSeen, Synced
 from autoscaler.state.world import Placing, Replica
 
 
-def nothing_to_bring(_model: Model, _told: Callable[[str], None]) -> None:
+def supply_no_weights(_model: Model, _told: Callable[[str], None]) -> None:
     """A Supply of a node where all weights lie."""
 
 
-async def bring(coming: Awaitable[Weights], over: asyncio.Event) -> Weights | None:
+async def wait_for_weights(coming: Awaitable[WeightsHandle], over: asyncio.Event) -> WeightsHandle | None:
     """The weights; None: it was over before. Raises what `coming` does."""
     getting, ending = asyncio.ensure_future(coming), asyncio.ensure_future(over.wait())
     try:
@@ -65,7 +65,7 @@ async def bring(coming: Awaitable[Weights], over: asyncio.Event) -> Weights | No
     return None
 
 
-async def _let_go(getting: asyncio.Future[Weights]) -> None:
+async def _let_go(getting: asyncio.Future[WeightsHandle]) -> None:
     getting.cancel()
     await asyncio.wait({getting})
     if not getting.cancelled() and getting.exception() is None:
@@ -89,7 +89,7 @@ class LocalDriver:
 
     def __init__(
         self, state: StateDirectory, launch: Launcher, devices: Devices, clock: Callable[[], float] = time.monotonic,
-        supply: Supply = nothing_to_bring,
+        supply: Supply = supply_no_weights,
     ) -> None:  # fmt: skip
         self._state = state
         self._launch = launch
@@ -101,7 +101,7 @@ class LocalDriver:
         self._watch = ProcessWatch()
         self._reaper = processes.Reaper(state.mark_prefix)
         self._readiness = Readiness(devices, self._reaper, clock, self._see, self._remember)
-        self._engines: dict[ReplicaId, Engine] = {}
+        self._engines: dict[ReplicaId, EngineProcess] = {}
         """Every Replica from its start until it is clean: as many as were started."""
         self._observe: Observe = _not_running
         self._tasks = asyncio.TaskGroup()
@@ -111,12 +111,16 @@ class LocalDriver:
         self._observe = observe
         try:
             async with self._tasks as tasks:
-                await persist(self._open_devices, faults_of(NO_MODEL, observe, "devices"))
-                await persist(self._adopt, faults_of(NO_MODEL, observe, "adoption of engines"))
+                await retry_until_success(self._open_devices, fault_reporter(NO_MODEL, observe, "devices"))
+                await retry_until_success(self._adopt, fault_reporter(NO_MODEL, observe, "adoption of engines"))
                 observe((Synced(),))
-                tasks.create_task(persist(self._keep_house, faults_of(NO_MODEL, observe, "logs of engines")))
+                tasks.create_task(
+                    retry_until_success(self._keep_house, fault_reporter(NO_MODEL, observe, "logs of engines"))
+                )
                 if self._devices.measured:
-                    tasks.create_task(persist(self._watch_devices, faults_of(NO_MODEL, observe, "devices")))
+                    tasks.create_task(
+                        retry_until_success(self._watch_devices, fault_reporter(NO_MODEL, observe, "devices"))
+                    )
         finally:
             self._observe = _not_running
             for engine in self._engines.values():
@@ -151,14 +155,14 @@ class LocalDriver:
             self._begin(replica, model)
             return
         self._engines[replica.id] = waiting
-        report = faults_of(replica.model, self._observe)
-        begin(self._tasks, self._bring(waiting, coming, replica), report)
+        report = fault_reporter(replica.model, self._observe)
+        start_contained_task(self._tasks, self._bring(waiting, coming, replica), report)
         self._see(waiting, Seen.STARTING)
 
-    async def _bring(self, waiting: Engine, coming: Awaitable[Weights], replica: Replica) -> None:
+    async def _bring(self, waiting: EngineProcess, coming: Awaitable[WeightsHandle], replica: Replica) -> None:
         """Its weights first, unless it is stopped meanwhile."""
         try:
-            weights = await bring(coming, waiting.over)
+            weights = await wait_for_weights(coming, waiting.over)
         except Exception as error:  # noqa: BLE001 - supply is foreign, as launch is
             self._engines.pop(replica.id)
             self._failed(replica, f"its weights: {_said(error)}")
@@ -169,20 +173,22 @@ class LocalDriver:
             return
         self._begin(replica, weights.model, weights)
 
-    def _tell(self, waiting: Engine, how_far: str) -> None:
+    def _tell(self, waiting: EngineProcess, how_far: str) -> None:
         if self._engines.get(waiting.record.id) is waiting:
             waiting.waits = f"{BRINGING}: {how_far}"
             self._see(waiting, Seen.STARTING)
 
-    def _begin(self, replica: Replica, model: Model, weights: Weights | None = None) -> None:
+    def _begin(self, replica: Replica, model: Model, weights: WeightsHandle | None = None) -> None:
         """Spawns the engine, as soon as the disk has space; `weights`: what was brought for it."""
-        if disk_space.is_full(disk_space.space(self._state.path)):
+        if disk_space.is_full(disk_space.measure_free_space(self._state.path)):
             self._begin_with_space(replica, model, weights)
             return
-        record = record_of(replica)
+        record = build_record(replica)
         try:
             port = self._ports.choose(self._clock())
-            launch = self._launch(model, HOST, port, given(model, replica, self._devices.fraction(model, replica)))
+            launch = self._launch(
+                model, HOST, port, compute_engine_limits(model, replica, self._devices.fraction(model, replica))
+            )
             record = msgspec.structs.replace(
                 record, port=port, readiness_path=launch.readiness_path, tls=model.spec.tls, boot=self._boot
             )
@@ -190,7 +196,7 @@ class LocalDriver:
             engine = self._spawn(record, launch, weights)
         except Exception as error:  # noqa: BLE001 - launch is foreign: whatever it raises is a failed start of one Model
             self._forget(replica.id)
-            if disk_space.refused(error):
+            if disk_space.is_out_of_space(error):
                 self._begin_with_space(replica, model, weights)
                 return
             if weights is not None:
@@ -201,7 +207,7 @@ class LocalDriver:
         self._care_for(engine, self._live)
         self._see(engine, Seen.STARTING)
 
-    def _begin_with_space(self, replica: Replica, model: Model, weights: Weights | None) -> None:
+    def _begin_with_space(self, replica: Replica, model: Model, weights: WeightsHandle | None) -> None:
         """Waits for space, unless it is stopped meanwhile. No failed start."""
         waiting = self._unborn(replica)
         waiting.waits = disk_space.REASON
@@ -210,7 +216,7 @@ class LocalDriver:
         async def spawn_later() -> None:
             has_space = False
             try:
-                has_space = await disk_space.wait(self._state.path, waiting.over)
+                has_space = await disk_space.wait_for_space(self._state.path, waiting.over)
             finally:
                 self._engines.pop(replica.id)
                 if weights is not None and not has_space:
@@ -220,7 +226,7 @@ class LocalDriver:
             else:
                 self._failed(replica, "stopped")
 
-        begin(self._tasks, spawn_later(), faults_of(replica.model, self._observe))
+        start_contained_task(self._tasks, spawn_later(), fault_reporter(replica.model, self._observe))
         self._see(waiting, Seen.STARTING)
 
     def _failed(self, replica: Replica, reason: str) -> None:
@@ -229,8 +235,10 @@ class LocalDriver:
         self._see(failed, Seen.EXITED, reason=reason)
         self._see(failed, Seen.CLEAN, proof=EXITED)
 
-    def _unborn(self, replica: Replica) -> Engine:
-        return Engine(mark=self._mark(replica.id), record=record_of(replica), child=None, born_s=self._clock())
+    def _unborn(self, replica: Replica) -> EngineProcess:
+        return EngineProcess(
+            mark=self._mark(replica.id), record=build_record(replica), child=None, born_s=self._clock()
+        )
 
     def stop(self, replica: Replica, grace_s: float) -> None:
         """SIGTERM, after `grace_s` SIGKILL. A later order can only shorten the grace. What is not known is clean."""
@@ -241,37 +249,39 @@ class LocalDriver:
         else:
             engine.end_within(grace_s)
 
-    def _spawn(self, record: Record, launch: Launch, weights: Weights | None) -> Engine:
+    def _spawn(self, record: ReplicaRecord, launch: Launch, weights: WeightsHandle | None) -> EngineProcess:
         pulled = Placing() if weights is None else Placing(pulled_s=self._clock())
         env = {name: value for name, value in os.environ.items() if not name.startswith("PILOTLIGHT_")}
         env |= {**launch.env, **self._devices.environment(record.slices), processes.MARK: self._mark(record.id)}
         output = engine_logs.open_for_engine(self._state.log(record.id))
         try:
-            child = processes.spawn(launch.argv, env, output, () if weights is None else weights.lease_fds)
+            child = processes.spawn_process(launch.argv, env, output, () if weights is None else weights.lease_fds)
         finally:
             os.close(output)
         record = msgspec.structs.replace(record, pid=child.pid)
         born_s, mark = self._clock(), env[processes.MARK]
-        return Engine(mark=mark, record=record, child=child, born_s=born_s, weights=weights, placing=pulled)
+        return EngineProcess(mark=mark, record=record, child=child, born_s=born_s, weights=weights, placing=pulled)
 
-    def _take(self, engine: Engine) -> None:
+    def _take(self, engine: EngineProcess) -> None:
         """From now on the end of its main process is noticed."""
         record = engine.record
         self._engines[record.id] = engine
         if engine.child is not None:
             self._reaper.spare(record.pid)
         self._watch.watch(record.id, record.pid, engine.end)
-        if engine.child is None and not processes.alive(record.pid, record.start_ticks, self._mark(record.id)):
+        if engine.child is None and not processes.is_process_alive(
+            record.pid, record.start_ticks, self._mark(record.id)
+        ):
             engine.end()  # it ended, and its pid was reused, before it was watched
 
     # --- one Replica --------------------------------------------------------------------------------------------------
 
-    def _care_for(self, engine: Engine, work: Callable[[Engine], Awaitable[None]]) -> asyncio.Task[None]:
+    def _care_for(self, engine: EngineProcess, work: Callable[[EngineProcess], Awaitable[None]]) -> asyncio.Task[None]:
         """A fault in it is one of the engine's Model; it is tried again, so that the engine's end is noticed."""
-        report = faults_of(engine.record.model, self._observe)
-        return self._tasks.create_task(persist(partial(work, engine), report))
+        report = fault_reporter(engine.record.model, self._observe)
+        return self._tasks.create_task(retry_until_success(partial(work, engine), report))
 
-    async def _live(self, engine: Engine) -> None:
+    async def _live(self, engine: EngineProcess) -> None:
         """From its start to its proof of clean."""
         asking = self._care_for(engine, self._readiness.ask)
         try:
@@ -284,44 +294,46 @@ class LocalDriver:
             reason = await self._end(engine)
         else:
             reason = self._why_it_ended(engine)
-            if disk_space.is_full(disk_space.space(self._state.path)):  # it is not to blame: no failed start
+            if disk_space.is_full(
+                disk_space.measure_free_space(self._state.path)
+            ):  # it is not to blame: no failed start
                 reason = f"{disk_space.REASON} ({reason})"
                 self._see(engine, Seen.LEAVING, reason=reason)
         self._see(engine, Seen.EXITED, reason=reason)
         await self._clear(engine)
 
-    async def _identify(self, engine: Engine) -> None:
+    async def _identify(self, engine: EngineProcess) -> None:
         """Writes down who its process is; until then it would be adopted by its mark."""
         await asyncio.sleep(IDENTIFY_AFTER_S)
-        facts = await patiently(partial(processes.facts, engine.record.pid))
+        facts = await retry_on_shortage(partial(processes.read_process, engine.record.pid))
         if facts is not None:  # our child and not reaped, so it is
             engine.record = msgspec.structs.replace(engine.record, start_ticks=facts.start_ticks)
         self._remember(engine.record)
 
-    async def _end(self, engine: Engine) -> str:
+    async def _end(self, engine: EngineProcess) -> str:
         """SIGTERM to all of it, then its grace; what is left after that is for `_clear`. Returns the reason."""
         if engine.child is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(engine.record.pid, signal.SIGTERM)
         else:
-            found, _ = await processes.find(engine.claim, self._reaper)
-            await patiently(partial(processes.send, found, signal.SIGTERM))
+            found, _ = await processes.find_processes(engine.claim, self._reaper)
+            await retry_on_shortage(partial(processes.send_signal, found, signal.SIGTERM))
         if await engine.wait_for_end():
             return "stopped"
         return "did not end within its grace after SIGTERM and was killed"
 
-    def _why_it_ended(self, engine: Engine) -> str:
+    def _why_it_ended(self, engine: EngineProcess) -> str:
         """For people. An engine that never was ready never saw a Call, so its own last words are safe to show.
 
         Of an adopted one that is not known: its driver may have died between its first Call and the record of it.
         """
         ours = engine.child is not None
-        how = processes.how_it_ended(engine.record.pid) if ours else ""
+        how = processes.describe_exit(engine.record.pid) if ours else ""
         how = how or "ended (it was adopted, so its exit status is not known)"
         words = engine_logs.last_line(self._state.log(engine.record.id)) if ours and not engine.record.was_ready else ""
         return f"{how}: {words}" if words else how
 
-    async def _clear(self, engine: Engine) -> None:
+    async def _clear(self, engine: EngineProcess) -> None:
         """Kills what is left, proves that nothing is, and forgets it."""
 
         def alarm(what: str) -> None:
@@ -330,7 +342,7 @@ class LocalDriver:
 
         record = engine.record
         await kill_all(engine.claim, self._reaper, self._clock, alarm)
-        proof = await prove(self._devices, record.slices, record.gpu_pids, self._clock, alarm)
+        proof = await prove_clean(self._devices, record.slices, record.gpu_pids, self._clock, alarm)
         self._watch.forget(record.id)
         if engine.child is not None:
             engine.child.poll()
@@ -354,21 +366,21 @@ class LocalDriver:
         records, broken = self._state.records()
         for line in broken:
             _log.error("%s", line)
-        found = await processes.marked(self._state.mark_prefix, self._reaper)
-        living, clearing = [], dict[asyncio.Task[None], Engine]()
+        found = await processes.find_marked_processes(self._state.mark_prefix, self._reaper)
+        living, clearing = [], dict[asyncio.Task[None], EngineProcess]()
         for record in records:
             facts = found.pop(record.id, [])
             recalled = attempt(partial(self._recall, record, facts))
             if isinstance(recalled, Failure):
-                faults_of(record.model, self._observe)(described(recalled.error))
-            engine = self._recall(unknown(record.id), []) if isinstance(recalled, Failure) else recalled
+                fault_reporter(record.model, self._observe)(describe_error(recalled.error))
+            engine = self._recall(build_unknown_record(record.id), []) if isinstance(recalled, Failure) else recalled
             if engine.ended.is_set():
                 clearing[self._care_for(engine, self._clear)] = engine
             else:
                 living.append(engine)
         for name in found:
             _log.warning("processes of a replica that no record tells of are killed replica=%s", name)
-            engine = self._recall(unknown(ReplicaId(name)), [])
+            engine = self._recall(build_unknown_record(ReplicaId(name)), [])
             clearing[self._care_for(engine, self._clear)] = engine
         await self._adopt_living(living)
         if clearing:
@@ -377,12 +389,12 @@ class LocalDriver:
                 engine = clearing[task]
                 self._see(engine, Seen.EXITED, reason="it ended earlier, and something of it is left")
 
-    async def _adopt_living(self, engines: Sequence[Engine]) -> None:
+    async def _adopt_living(self, engines: Sequence[EngineProcess]) -> None:
         answers = await asyncio.gather(*map(self._readiness.answers, engines), return_exceptions=True)
         for engine, ready in zip(engines, answers, strict=True):
             if isinstance(ready, Exception):
                 reraise_memory_error(ready)
-                faults_of(engine.record.model, self._observe)(described(ready))
+                fault_reporter(engine.record.model, self._observe)(describe_error(ready))
             elif ready:
                 engine.record = msgspec.structs.replace(engine.record, was_ready=True)
             unready = Seen.UNREADY if engine.record.was_ready else Seen.STARTING
@@ -390,7 +402,7 @@ class LocalDriver:
             self._remember(engine.record)
             self._care_for(engine, self._live)
 
-    def _recall(self, record: Record, found: Sequence[processes.Facts]) -> Engine:
+    def _recall(self, record: ReplicaRecord, found: Sequence[processes.Facts]) -> EngineProcess:
         """An Engine out of a record; ended, where its main process does not run any more."""
         if record.boot != self._boot:
             record = msgspec.structs.replace(record, pid=0, start_ticks=0)
@@ -401,7 +413,7 @@ class LocalDriver:
                 record = msgspec.structs.replace(
                     record, pid=leader.pid, start_ticks=leader.start_ticks, boot=self._boot
                 )
-        engine = Engine(mark=self._mark(record.id), record=record, child=None, born_s=self._clock())
+        engine = EngineProcess(mark=self._mark(record.id), record=record, child=None, born_s=self._clock())
         if record.pid:
             engine.born_s = processes.started_s(record.start_ticks)
             self._take(engine)
@@ -421,12 +433,12 @@ class LocalDriver:
                 continue
             try:
                 in_use = frozenset(map(self._state.log, self._engines))
-                await asyncio.to_thread(engine_logs.tidy, self._state.path / "logs", in_use)
+                await asyncio.to_thread(engine_logs.prune_logs, self._state.path / "logs", in_use)
             except OSError as error:
                 _log.error("logs cannot be kept within their bounds error=%s", error)
             if self._clock() >= look_s:
                 look_s = self._clock() + LOOK_EVERY_S
-                async for _ in processes.everything(self._reaper):
+                async for _ in processes.iterate_processes(self._reaper):
                     pass
 
     async def _watch_devices(self) -> None:
@@ -439,7 +451,7 @@ class LocalDriver:
     def _mark(self, replica: ReplicaId) -> str:
         return self._state.mark_prefix + replica
 
-    def _remember(self, record: Record) -> None:
+    def _remember(self, record: ReplicaRecord) -> None:
         try:
             self._state.put(record)
         except OSError as error:  # it runs, and its mark tells whose it is; only an adoption would know less
@@ -451,7 +463,7 @@ class LocalDriver:
         except OSError as error:
             _log.error("record cannot be removed replica=%s error=%s", replica, error.strerror)
 
-    def _see(self, engine: Engine, seen: Seen, *, reason: str = "", proof: str = "", grew: bool = False) -> None:
+    def _see(self, engine: EngineProcess, seen: Seen, *, reason: str = "", proof: str = "", grew: bool = False) -> None:
         engine.seen, engine.reason = seen, reason
         self._observe((engine.as_seen(proof=proof, grew=grew),))
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from autoscaler.text import one_line
 
 BYTES_MAX = 4 << 20
-"""A file may grow over it between two visits of `tidy`."""
+"""A file may grow over it between two visits of `prune_logs`."""
 KEPT_BYTES = 1 << 20
 """What a trim leaves: the newest."""
 FILES_MAX = 100
@@ -26,7 +26,7 @@ def open_for_engine(path: Path) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
 
-def trim(path: Path) -> None:
+def trim_log(path: Path) -> None:
     """Keeps the newest part of a log that has grown over its bound. A log that does not exist is fine."""
     try:
         if path.stat().st_size <= BYTES_MAX:
@@ -54,10 +54,10 @@ def last_line(path: Path) -> str:
     return next((line[:LINE_CHARACTERS_MAX] for line in said if line), "")
 
 
-def tidy(folder: Path, in_use: frozenset[Path]) -> None:
+def prune_logs(folder: Path, in_use: frozenset[Path]) -> None:
     """Trims the logs in use, and removes the oldest of the others over FILES_MAX. Raises OSError."""
     for path in in_use:
-        trim(path)
+        trim_log(path)
     logs = [path for path in folder.glob("*.log") if path not in in_use]
     if len(logs) > FILES_MAX:
         for path in sorted(logs, key=lambda path: path.stat().st_mtime)[:-FILES_MAX]:

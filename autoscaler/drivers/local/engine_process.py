@@ -10,24 +10,24 @@ import subprocess
 from dataclasses import dataclass, field
 
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.drivers.driver import Weights
+from autoscaler.drivers.driver import WeightsHandle
 from autoscaler.drivers.local.ports import HOST
-from autoscaler.drivers.local.processes import Claim
-from autoscaler.drivers.local.state_directory import Record
+from autoscaler.drivers.local.processes import ProcessSelector
+from autoscaler.drivers.local.state_directory import ReplicaRecord
 from autoscaler.state.events import ReplicaSeen, Seen
 from autoscaler.state.world import Placing, Replica
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Engine:
+class EngineProcess:
     """The engine of one Replica. `child` None: adopted, so that its exit status goes to somebody else."""
 
     mark: str
-    record: Record
+    record: ReplicaRecord
     child: subprocess.Popen[bytes] | None
     born_s: float
     """When its process started, on the World's clock."""
-    weights: Weights | None = None
+    weights: WeightsHandle | None = None
     """What was brought for it, in use until nothing of it is left."""
     placing: Placing = field(default_factory=Placing)
     waits: str = ""
@@ -52,9 +52,9 @@ class Engine:
     _grace: asyncio.Timeout | None = None
 
     @property
-    def claim(self) -> Claim:
+    def claim(self) -> ProcessSelector:
         """Which processes are its."""
-        return Claim(self.mark, self.record.pid, self.child is not None, self.record.start_ticks)
+        return ProcessSelector(self.mark, self.record.pid, self.child is not None, self.record.start_ticks)
 
     def as_seen(self, *, proof: str = "", grew: bool = False) -> ReplicaSeen:
         """What the World is told of it."""
@@ -69,7 +69,7 @@ class Engine:
             slots=record.slots,
             seen=self.seen,
             compute_percent=record.compute_percent,
-            address=address(record),
+            address=format_record_address(record),
             started_s=self.born_s if record.pid else None,
             placing=self.placing,
             waits=self.waits,
@@ -104,7 +104,7 @@ class Engine:
         return True
 
 
-def address(record: Record) -> str:
+def format_record_address(record: ReplicaRecord) -> str:
     """Where gateways reach it, as Routes say it (`autoscaler.contract`); empty before it has a process."""
     if not record.pid:
         return ""
@@ -114,9 +114,9 @@ def address(record: Record) -> str:
     return f"https://{name}@{HOST}:{record.port}" if name else f"https://{HOST}:{record.port}"
 
 
-def record_of(replica: Replica) -> Record:
+def build_record(replica: Replica) -> ReplicaRecord:
     """The record of a Replica whose process does not exist yet."""
-    return Record(
+    return ReplicaRecord(
         id=replica.id,
         model=replica.model,
         spec_hash=replica.spec_hash,
@@ -128,6 +128,6 @@ def record_of(replica: Replica) -> Record:
     )
 
 
-def unknown(replica: ReplicaId) -> Record:
+def build_unknown_record(replica: ReplicaId) -> ReplicaRecord:
     """Stands for the record of a Replica of which only a mark is known."""
-    return Record(id=replica, model=ModelName(""), spec_hash="", intent="", slices=(), memory_bytes=0)
+    return ReplicaRecord(id=replica, model=ModelName(""), spec_hash="", intent="", slices=(), memory_bytes=0)

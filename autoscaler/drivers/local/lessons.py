@@ -11,8 +11,8 @@ from typing import Final
 import msgspec
 
 from autoscaler.drivers.local.state_directory import StateDirectory, move_aside, replace_file
-from autoscaler.placement.learning.training import taught
-from autoscaler.state.placement_value import Lesson
+from autoscaler.placement.learning.training import decode_placement_values
+from autoscaler.state.placement_value import PlacementValues
 
 VERSION: Final = 1
 """Of what tables mean: another one is not read."""
@@ -25,7 +25,7 @@ class _Version(msgspec.Struct, frozen=True):
 
 class _File(msgspec.Struct, frozen=True):
     version: int
-    lesson: Lesson
+    lesson: PlacementValues
 
 
 class LessonFile:
@@ -34,11 +34,11 @@ class LessonFile:
     def __init__(self, state: StateDirectory) -> None:
         self._path = state.path / "lesson.json"
 
-    def save(self, lesson: Lesson) -> None:
+    def save(self, lesson: PlacementValues) -> None:
         """Raises OSError."""
         replace_file(self._path, msgspec.json.encode(_File(VERSION, lesson)))
 
-    def load(self) -> tuple[Lesson | None, str]:
+    def load(self) -> tuple[PlacementValues | None, str]:
         """(what was kept, one line where it cannot be used). A broken file is moved aside."""
         try:
             with self._path.open("rb") as file:
@@ -47,7 +47,7 @@ class LessonFile:
             if version != VERSION:
                 return None, f"{self._path} is of version {version}, not {VERSION}: what it says is learnt again"
             lesson = msgspec.json.decode(text, type=_File).lesson
-            taught(lesson)
+            decode_placement_values(lesson)
         except FileNotFoundError:
             return None, ""
         except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import pynvml
 
 
-class Gpu(NamedTuple):
+class NvmlGpu(NamedTuple):
     """One GPU. Not healthy: NVML could not read it."""
 
     uuid: str
@@ -29,7 +29,7 @@ class NvmlError(Exception):
 class Nvml(Protocol):
     """What the local driver asks. All calls may block and raise NvmlError."""
 
-    def gpus(self) -> tuple[Gpu, ...]:
+    def gpus(self) -> tuple[NvmlGpu, ...]:
         """All GPUs, in the driver's order; a GPU that was there and is lost stays, not healthy."""
 
     def memory_by_pid(self, uuid: str) -> dict[int, int]:
@@ -44,9 +44,9 @@ class PyNvml:
             pynvml.nvmlInit()
         except pynvml.NVMLError as error:
             raise NvmlError(str(error)) from error
-        self._seen: dict[int, Gpu] = {}
+        self._seen: dict[int, NvmlGpu] = {}
 
-    def gpus(self) -> tuple[Gpu, ...]:
+    def gpus(self) -> tuple[NvmlGpu, ...]:
         """All GPUs, in the driver's order."""
         try:
             count = int(pynvml.nvmlDeviceGetCount())
@@ -56,7 +56,7 @@ class PyNvml:
             try:
                 handle = pynvml.nvmlDeviceGetHandleByIndex(index)
                 total_bytes, used_bytes = _memory(handle)
-                self._seen[index] = Gpu(
+                self._seen[index] = NvmlGpu(
                     uuid=_text(pynvml.nvmlDeviceGetUUID(handle)),
                     product=_text(pynvml.nvmlDeviceGetName(handle)),
                     memory_bytes=total_bytes,

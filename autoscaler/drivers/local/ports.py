@@ -63,10 +63,10 @@ def _free(port: int) -> int | None:
         return int(s.getsockname()[1])
 
 
-def listeners(port: int) -> frozenset[str]:
+def list_listening_sockets(port: int) -> frozenset[str]:
     """Inodes of the sockets that answer a connection to 127.0.0.1:port; empty where the kernel does not tell.
 
-    Raises OSError in a shortage, as `holds_one` does.
+    Raises OSError in a shortage, as `has_open_socket` does.
     """
     found = _listening("/proc/net/tcp", port)
     inodes = found.get(_EXACT) or found.get(_ANY)
@@ -91,7 +91,7 @@ def _listening(table: str, port: int) -> dict[str, list[str]]:
     return found
 
 
-def holds_one(pids: Iterable[int], inodes: frozenset[str]) -> bool | None:
+def has_open_socket(pids: Iterable[int], inodes: frozenset[str]) -> bool | None:
     """Whether any of these processes has any of these sockets open; None: not all of them let us look."""
     none: bool | None = False
     wanted = {f"socket:[{inode}]" for inode in inodes}

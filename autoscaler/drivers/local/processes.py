@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from autoscaler.drivers.backoff import SHORT, patiently
+from autoscaler.drivers.backoff import SHORT, retry_on_shortage
 
 MARK = "PILOTLIGHT_REPLICA"
 BLANK = ""
@@ -45,7 +45,7 @@ class Facts(NamedTuple):
     gone: bool
 
 
-class Claim(NamedTuple):
+class ProcessSelector(NamedTuple):
     """What counts as one Replica's processes."""
 
     mark: str
@@ -69,7 +69,7 @@ def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
-def facts(pid: int) -> Facts | None:
+def read_process(pid: int) -> Facts | None:
     """What the kernel says of a pid; None where there is no such process, or none that we may see (hidepid, proc(5)).
 
     Raises OSError in a shortage. Fields: proc_pid_stat(5).
@@ -84,7 +84,7 @@ def facts(pid: int) -> Facts | None:
     return Facts(pid, int(f[1]), int(f[2]), int(f[3]), int(f[19]), int(f[21]), gone)
 
 
-def mark_of(pid: int) -> str | None:
+def read_process_mark(pid: int) -> str | None:
     """Its mark; BLANK where the environment was overwritten; None: no mark, or not ours to read, or gone.
 
     Raises OSError in a shortage.
@@ -102,10 +102,12 @@ def mark_of(pid: int) -> str | None:
     return rest.partition(b"\0")[0].decode(errors="replace") if found else None
 
 
-def alive(pid: int, start_ticks: int, mark: str) -> bool:
+def is_process_alive(pid: int, start_ticks: int, mark: str) -> bool:
     """Whether exactly this process still runs. The boot must have been compared before."""
-    now = facts(pid)
-    return now is not None and not now.gone and now.start_ticks == start_ticks and mark_of(pid) in (mark, BLANK)
+    now = read_process(pid)
+    return (
+        now is not None and not now.gone and now.start_ticks == start_ticks and read_process_mark(pid) in (mark, BLANK)
+    )
 
 
 def started_s(start_ticks: int) -> float:
@@ -113,7 +115,7 @@ def started_s(start_ticks: int) -> float:
     return time.monotonic() - (time.clock_gettime(time.CLOCK_BOOTTIME) - start_ticks / _TICKS_PER_S)
 
 
-def spawn(
+def spawn_process(
     argv: Sequence[str], env: Mapping[str, str], output_fd: int, inherited: Sequence[int] = ()
 ) -> subprocess.Popen[bytes]:
     """Starts a process in a session of its own, with nothing of ours open in it but what it is to inherit.
@@ -132,7 +134,7 @@ def spawn(
     )
 
 
-def how_it_ended(pid: int) -> str:
+def describe_exit(pid: int) -> str:
     """How our child ended, in words, without reaping it; empty while it runs or when it is not our child."""
     try:
         status = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -145,65 +147,65 @@ def how_it_ended(pid: int) -> str:
     return f"was killed by {signal.Signals(status.si_status).name}"
 
 
-async def everything(reaper: Reaper | None = None) -> AsyncIterator[Facts | None]:
+async def iterate_processes(reaper: Reaper | None = None) -> AsyncIterator[Facts | None]:
     """All processes, once; None for each that vanished while this looked: what it left behind was perhaps not seen."""
-    names = await patiently(partial(os.listdir, "/proc"))
+    names = await retry_on_shortage(partial(os.listdir, "/proc"))
     for i, name in enumerate(names):
         if name.isdigit():
-            yield await patiently(partial(_look, int(name), reaper))
+            yield await retry_on_shortage(partial(_look, int(name), reaper))
         if i % LOOK_AT_ONCE == LOOK_AT_ONCE - 1:
             await asyncio.sleep(0)
 
 
 def _look(pid: int, reaper: Reaper | None) -> Facts | None:
-    one = facts(pid)
+    one = read_process(pid)
     if one is not None and reaper is not None:
         reaper.consider(one)
     return one
 
 
-async def find(claim: Claim, reaper: Reaper | None = None) -> tuple[tuple[Facts, ...], bool]:
+async def find_processes(claim: ProcessSelector, reaper: Reaper | None = None) -> tuple[tuple[Facts, ...], bool]:
     """(living processes of the claim, whether the look was complete: none vanished under it, all could be told)."""
     if claim.main_pid and not claim.held:
-        leader = await patiently(partial(facts, claim.main_pid))
+        leader = await retry_on_shortage(partial(read_process, claim.main_pid))
         if leader is not None and leader.start_ticks != claim.since_ticks:
             claim = claim._replace(main_pid=0)  # its pid was reused: the session of this number is somebody else's
     found, complete = [], True
-    async for one in everything(reaper):
+    async for one in iterate_processes(reaper):
         if one is None:
             complete = False
         elif not one.gone and one.start_ticks >= claim.since_ticks:
-            claimed = await patiently(partial(_claimed, one, claim))
+            claimed = await retry_on_shortage(partial(_claimed, one, claim))
             complete = complete and claimed is not None
             if claimed:
                 found.append(one)
     return tuple(found), complete
 
 
-def _claimed(one: Facts, claim: Claim) -> bool | None:
+def _claimed(one: Facts, claim: ProcessSelector) -> bool | None:
     """None: its environment does not tell, perhaps not yet."""
     in_session = claim.main_pid != 0 and claim.main_pid in (one.session, one.group)
     if in_session and claim.held:
         return True
-    mark = mark_of(one.pid)
+    mark = read_process_mark(one.pid)
     if mark == BLANK:
         kernel_thread = one.rss_pages == 0
         return in_session or (False if kernel_thread else None)
     return mark == claim.mark
 
 
-async def marked(prefix: str, reaper: Reaper) -> dict[str, list[Facts]]:
+async def find_marked_processes(prefix: str, reaper: Reaper) -> dict[str, list[Facts]]:
     """All living processes whose mark starts with `prefix`, by the rest of their mark."""
     found: dict[str, list[Facts]] = {}
-    async for one in everything(reaper):
+    async for one in iterate_processes(reaper):
         if one is not None and not one.gone:
-            mark = await patiently(partial(mark_of, one.pid))
+            mark = await retry_on_shortage(partial(read_process_mark, one.pid))
             if mark is not None and mark.startswith(prefix):
                 found.setdefault(mark.removeprefix(prefix), []).append(one)
     return found
 
 
-def send(targets: Iterable[Facts], number: signal.Signals) -> None:
+def send_signal(targets: Iterable[Facts], number: signal.Signals) -> None:
     """Signals exactly these processes; those that ended meanwhile, whatever has their pid now, get nothing.
 
     Raises OSError in a shortage: some may have got it.
@@ -212,7 +214,7 @@ def send(targets: Iterable[Facts], number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             fd = os.pidfd_open(target.pid)
             try:
-                now = facts(target.pid)
+                now = read_process(target.pid)
                 if now is not None and now.start_ticks == target.start_ticks:
                     signal.pidfd_send_signal(fd, number)
             finally:
@@ -247,7 +249,7 @@ class Reaper:
             return
         leads, key = one.session == one.pid, (one.pid, one.start_ticks)
         if not one.gone:
-            if leads and (mark_of(one.pid) or "").startswith(self._prefix):
+            if leads and (read_process_mark(one.pid) or "").startswith(self._prefix):
                 self._orphans.add(key)
         elif key in self._orphans or (not leads and one.session != self._session):
             self._orphans.discard(key)

@@ -16,15 +16,15 @@ from typing import Protocol
 import msgspec
 
 from autoscaler.drivers import probes
-from autoscaler.drivers.backoff import patiently
+from autoscaler.drivers.backoff import retry_on_shortage
 from autoscaler.drivers.local.devices import Devices
-from autoscaler.drivers.local.engine_process import Engine
+from autoscaler.drivers.local.engine_process import EngineProcess
 from autoscaler.drivers.local.nvml import NvmlError
-from autoscaler.drivers.local.ports import HOST, holds_one, listeners
-from autoscaler.drivers.local.processes import Reaper, find
-from autoscaler.drivers.local.state_directory import Record
+from autoscaler.drivers.local.ports import HOST, has_open_socket, list_listening_sockets
+from autoscaler.drivers.local.processes import Reaper, find_processes
+from autoscaler.drivers.local.state_directory import ReplicaRecord
 from autoscaler.state.events import Seen
-from autoscaler.text import size
+from autoscaler.text import format_size
 
 WEIGH_EVERY_S = 1.0
 """How often the memory of an engine that starts is looked at."""
@@ -39,10 +39,10 @@ FIRST_CALLS_S = 0.05
 _log = logging.getLogger(__name__)
 
 
-class See(Protocol):
+class EngineStateCallback(Protocol):
     """Where it puts what it finds out."""
 
-    def __call__(self, engine: Engine, seen: Seen, *, reason: str = "", grew: bool = False) -> None:
+    def __call__(self, engine: EngineProcess, seen: Seen, *, reason: str = "", grew: bool = False) -> None:
         """The engine is seen as `seen` from now on."""
 
 
@@ -54,8 +54,8 @@ class Readiness:
         devices: Devices,
         reaper: Reaper,
         clock: Callable[[], float],
-        see: See,
-        remember: Callable[[Record], None],
+        see: EngineStateCallback,
+        remember: Callable[[ReplicaRecord], None],
     ) -> None:
         self._devices = devices
         self._reaper = reaper
@@ -64,7 +64,7 @@ class Readiness:
         self._remember = remember
         self._pace = probes.Pace(clock)
 
-    async def ask(self, engine: Engine) -> None:
+    async def ask(self, engine: EngineProcess) -> None:
         """Probes it until cancelled, one probe at a time."""
         weigh_s = engine.born_s + WEIGH_EVERY_S
         while True:
@@ -77,24 +77,26 @@ class Readiness:
                 await self._look_again(engine)
             await asyncio.sleep(max(0.0, began_s + pause_s - self._clock()))
 
-    async def answers(self, engine: Engine) -> bool:
+    async def answers(self, engine: EngineProcess) -> bool:
         """One probe: whether it is ready and the answer is its own."""
         answered = await self._probe(engine.record)
         return bool(answered) and await self._is_its_own(engine)
 
     @staticmethod
-    async def _probe(record: Record) -> bool | None:
+    async def _probe(record: ReplicaRecord) -> bool | None:
         if record.tls is None:
-            return await probes.probe(HOST, record.port, record.readiness_path)
-        return await probes.probe(HOST, record.port, record.readiness_path, tls_name=record.tls.server_name or HOST)
+            return await probes.probe_engine(HOST, record.port, record.readiness_path)
+        return await probes.probe_engine(
+            HOST, record.port, record.readiness_path, tls_name=record.tls.server_name or HOST
+        )
 
-    async def _judge(self, engine: Engine, *, answered: bool | None) -> float:
+    async def _judge(self, engine: EngineProcess, *, answered: bool | None) -> float:
         """What a probe means. Returns seconds from its beginning to the next."""
         if engine.seen is Seen.STARTING:
             if not answered:
                 listens = answered is not None
                 await self._look_early(engine, listens=listens)
-                return probes.every_s(self._clock() - engine.born_s, listens=listens)
+                return probes.probe_interval_s(self._clock() - engine.born_s, listens=listens)
             if not engine.owns_port and not await self._is_its_own(engine):
                 if not engine.reason:
                     reason = f"a foreign process listens on its port {engine.record.port}"
@@ -111,14 +113,14 @@ class Readiness:
                 self._see(engine, Seen.UNREADY, reason=f"{probes.FAILURES_MAX} probes in a row failed")
         return probes.READY_EVERY_S
 
-    async def _got_ready(self, engine: Engine) -> None:
+    async def _got_ready(self, engine: EngineProcess) -> None:
         engine.record = msgspec.structs.replace(engine.record, was_ready=True)
         self._see(engine, Seen.READY)
         await asyncio.sleep(FIRST_CALLS_S)
         await self._weigh(engine)
         self._remember(engine.record)
 
-    async def _look_again(self, engine: Engine) -> None:
+    async def _look_again(self, engine: EngineProcess) -> None:
         """Whether the memory of one that starts grows; what one that is ready uses."""
         grew = await self._weigh(engine)
         if engine.seen is Seen.STARTING and grew:
@@ -126,24 +128,24 @@ class Readiness:
         elif engine.seen is Seen.READY and engine.used_bytes:
             self._see(engine, Seen.READY)
 
-    async def _look_early(self, engine: Engine, *, listens: bool) -> None:
+    async def _look_early(self, engine: EngineProcess, *, listens: bool) -> None:
         """Looks whose the port is while the engine still loads: at its first 200 Calls would wait for the answer."""
         if not listens:
             engine.owns_port = None
         elif engine.owns_port is None:
             engine.owns_port = await self._is_its_own(engine)
 
-    async def _is_its_own(self, engine: Engine) -> bool:
+    async def _is_its_own(self, engine: EngineProcess) -> bool:
         """Whether the process that answers on its port belongs to it. What the kernel does not tell is believed."""
-        inodes = await patiently(partial(listeners, engine.record.port))
-        if not inodes or await patiently(partial(holds_one, (engine.record.pid,), inodes)) is not False:
+        inodes = await retry_on_shortage(partial(list_listening_sockets, engine.record.port))
+        if not inodes or await retry_on_shortage(partial(has_open_socket, (engine.record.pid,), inodes)) is not False:
             return True
-        found, _ = await find(engine.claim, self._reaper)
-        return await patiently(partial(holds_one, [one.pid for one in found], inodes)) is not False
+        found, _ = await find_processes(engine.claim, self._reaper)
+        return await retry_on_shortage(partial(has_open_socket, [one.pid for one in found], inodes)) is not False
 
-    async def _weigh(self, engine: Engine) -> bool:
+    async def _weigh(self, engine: EngineProcess) -> bool:
         """Looks at its memory, of the host and of its devices; True when it grew since the last look."""
-        found, _ = await find(engine.claim, self._reaper)
+        found, _ = await find_processes(engine.claim, self._reaper)
         memory_bytes = sum(one.rss_pages for one in found) * os.sysconf("SC_PAGE_SIZE")
         try:
             held = await self._devices.holding(engine.record.slices, (one.pid for one in found))
@@ -160,7 +162,7 @@ class Readiness:
         grew, engine.memory_bytes = memory_bytes - engine.memory_bytes >= GREW_BYTES, memory_bytes
         return grew
 
-    def _report_excess(self, engine: Engine) -> None:
+    def _report_excess(self, engine: EngineProcess) -> None:
         """Logs a Replica that uses more memory of a GPU than it was placed with: its neighbours may run out of it."""
         claimed_bytes = engine.record.memory_bytes
         bound_bytes = max(claimed_bytes, engine.reported_bytes) * EXCESS
@@ -169,5 +171,5 @@ class Readiness:
         engine.reported_bytes = engine.used_bytes
         _log.warning(
             "replica uses more device memory than its claim replica=%s used=%s claimed=%s; raise spec.gpu.memory",
-            engine.record.id, size(engine.used_bytes), size(claimed_bytes),
+            engine.record.id, format_size(engine.used_bytes), format_size(claimed_bytes),
         )  # fmt: skip

@@ -49,7 +49,7 @@ class InUseError(StateError):
     """Another process owns it: nothing is wrong with it."""
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True):
+class ReplicaRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What must be known of a Replica to adopt it: its facts, its identity, how to ask it."""
 
     id: ReplicaId
@@ -139,7 +139,7 @@ class StateDirectory:
         """Where a Replica's output is kept."""
         return self.path / "logs" / f"{_file_name(replica)}.log"
 
-    def put(self, record: Record) -> None:
+    def put(self, record: ReplicaRecord) -> None:
         """Writes a record. Raises OSError.
 
         The old one is removed first, because ext4 flushes a file that is renamed over another to the disk, which takes
@@ -151,13 +151,13 @@ class StateDirectory:
         """Removes a record; none is fine. Raises OSError."""
         self._record(replica).unlink(missing_ok=True)
 
-    def records(self) -> tuple[tuple[Record, ...], tuple[str, ...]]:
+    def records(self) -> tuple[tuple[ReplicaRecord, ...], tuple[str, ...]]:
         """(all records, one line for each that could not be read and was moved aside)."""
-        good: list[Record] = []
+        good: list[ReplicaRecord] = []
         broken: list[str] = []
         for path in sorted((self.path / "replicas").glob("*.json")):
             try:
-                record = msgspec.json.decode(path.read_bytes(), type=Record)
+                record = msgspec.json.decode(path.read_bytes(), type=ReplicaRecord)
                 if self._record(record.id) != path:
                     raise ValueError("it names another Replica")  # noqa: TRY301 - handled as every other fault of it
                 good.append(record)

@@ -10,8 +10,8 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from autoscaler.importers.decode import Words
-from autoscaler.importers.result import RefusedError, Sketch
+from autoscaler.importers.decode import CommandLine
+from autoscaler.importers.result import ConversionError, Sketch
 
 MODEL_PATH = "/model"
 """Where a claim is mounted."""
@@ -37,18 +37,18 @@ class Source(NamedTuple):
     query: dict[str, str]
 
 
-def source(url: str) -> Source:
+def parse_source(url: str) -> Source:
     """Raises RefusedError."""
     found = _URL.fullmatch(url)
     if found is None:
-        raise RefusedError("spec.url: expected SCHEME://... such as hf://org/name")
+        raise ConversionError("spec.url: expected SCHEME://... such as hf://org/name")
     pairs = (pair.partition("=") for pair in (found[3] or "").split("&") if pair)
     return Source(found[1], found[2], {key: value for key, _, value in pairs})
 
 
-def vllm(of: Source, args: Sequence[str], sketch: Sketch) -> None:
-    """Writes the spec of an engine `vllm`."""
-    words = Words(args)
+def write_vllm_spec(of: Source, args: Sequence[str], sketch: Sketch) -> None:
+    """Writes the spec of an engine `write_vllm_spec`."""
+    words = CommandLine(args)
     spec = sketch.spec
     spec["engine"] = "vllm"
     revision = words.take("--revision")
@@ -78,13 +78,13 @@ def vllm(of: Source, args: Sequence[str], sketch: Sketch) -> None:
     spec["args"] = words.left
 
 
-def ollama(of: Source, args: Sequence[str], sketch: Sketch, *, talks: bool) -> None:
+def write_ollama_spec(of: Source, args: Sequence[str], sketch: Sketch, *, talks: bool) -> None:
     """Writes the spec of a command that runs Ollama with one model. `talks`: it is loaded before it is ready."""
     ref = of.query.get("model", "") if of.scheme == "pvc" else of.ref
     if of.scheme not in ("ollama", "pvc"):
         raise _no_source(of)
     if not _SAFE.fullmatch(ref) or not _SAFE.fullmatch(sketch.name):
-        raise RefusedError("spec.url: expected ollama://MODEL, or pvc://CLAIM?model=MODEL")
+        raise ConversionError("spec.url: expected ollama://MODEL, or pvc://CLAIM?model=MODEL")
     environment = {"OLLAMA_KEEP_ALIVE": "-1"}
     get = ""
     if of.scheme == "pvc":
@@ -98,7 +98,7 @@ def ollama(of: Source, args: Sequence[str], sketch: Sketch, *, talks: bool) -> N
     sketch.spec["readinessPath"] = f"/v1/models/{sketch.name}"
 
 
-def infinity(of: Source, args: Sequence[str], sketch: Sketch) -> None:
+def write_infinity_spec(of: Source, args: Sequence[str], sketch: Sketch) -> None:
     """Writes the spec of a command that runs Infinity with one model."""
     if of.scheme == "pvc":
         _mount(of, sketch)
@@ -125,12 +125,12 @@ def _mount(of: Source, sketch: Sketch) -> None:
     sketch.pod["volumeMounts"] = [{"name": "model", "mountPath": MODEL_PATH} | within]
 
 
-def _no_source(of: Source) -> RefusedError:
+def _no_source(of: Source) -> ConversionError:
     if of.scheme in BUCKETS:
-        return RefusedError(
+        return ConversionError(
             f"spec.url: {of.scheme}:// is no source here yet: copy the weights into a claim, and say pvc://"
         )
-    return RefusedError(f"spec.url: {of.scheme}:// is no source of this engine")
+    return ConversionError(f"spec.url: {of.scheme}:// is no source of this engine")
 
 
 def _counts(value: str) -> bool:

@@ -11,11 +11,17 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from autoscaler.importers.decode import Labelled, mapping, objects, part, texts
+from autoscaler.importers.decode import (
+    DocumentErrorContext,
+    expand_object_lists,
+    parse_yaml_documents,
+    read_mapping,
+    read_part,
+)
 from autoscaler.importers.kubeai import engines
-from autoscaler.importers.kubeai.system import CHART, System, is_system, place
-from autoscaler.importers.result import Document, RefusedError, Sketch, Taken
-from autoscaler.spec.decode import Part, WrongKeyError, dotted
+from autoscaler.importers.kubeai.system import CHART, KubeAiConfig, apply_resource_profile, is_kubeai_config
+from autoscaler.importers.result import ConversionError, ConversionResult, Document, Sketch
+from autoscaler.spec.decode import Part, WrongKeyError, format_path
 from autoscaler.spec.model import Model
 
 API_VERSION = "kubeai.org/v1"
@@ -54,13 +60,13 @@ class Spec(Part, frozen=True):
     priority_class_name: str = ""
 
 
-def convert(sources: Sequence[tuple[str, str]]) -> list[Taken]:
+def convert_models(sources: Sequence[tuple[str, str]]) -> list[ConversionResult]:
     """(file, its text) of each -> what became of every Model in them. Raises DocumentError, one line."""
     system = CHART
     found: list[tuple[str, int, object]] = []
     for source, text in sources:
-        for number, value in enumerate(objects(texts(source, text)), 1):
-            with Labelled(source, value, number):
+        for number, value in enumerate(expand_object_lists(parse_yaml_documents(source, text)), 1):
+            with DocumentErrorContext(source, value, number):
                 settings = _settings(source, value)
                 if settings is not None:
                     system = system.with_values(settings)
@@ -68,35 +74,35 @@ def convert(sources: Sequence[tuple[str, str]]) -> list[Taken]:
                     found += [(source, number, each) for each in _models(value)]
     out = []
     for source, number, value in found:
-        with Labelled(source, value, number):
-            out.append(model(value, system))
+        with DocumentErrorContext(source, value, number):
+            out.append(convert_model(value, system))
     return out
 
 
-def live(value: object, system: System = CHART) -> tuple[Model | None, str, tuple[str, ...]]:
+def convert_live_model(value: object, system: KubeAiConfig = CHART) -> tuple[Model | None, str, tuple[str, ...]]:
     """An object of a cluster -> its Model, or why it has none; and a line for each key that was not taken over."""
     try:
-        taken = model(value, system)
+        taken = convert_model(value, system)
     except WrongKeyError as error:
-        return None, " ".join(f"{dotted(error.path)}: {error.message}".split()), ()
+        return None, " ".join(f"{format_path(error.path)}: {error.message}".split()), ()
     return taken.model, taken.refused, tuple(f"{key}: {why}" for key, why in taken.notes)
 
 
-def model(value: object, system: System = CHART) -> Taken:
+def convert_model(value: object, system: KubeAiConfig = CHART) -> ConversionResult:
     """One Model. Raises WrongKeyError where it is none of KubeAI's."""
-    whole = mapping(value, ())
-    metadata = mapping(whole.get("metadata"), ("metadata",))
+    whole = read_mapping(value, ())
+    metadata = read_mapping(whole.get("metadata"), ("metadata",))
     name = metadata.get("name")
     if not isinstance(name, str):
         raise WrongKeyError(("metadata", "name"), "missing; expected text")
     sketch = Sketch(name, str(metadata.get("namespace") or ""))
     for key in ("labels", "annotations"):
-        if told := _own(mapping(metadata.get(key), ("metadata", key))):
+        if told := _own(read_mapping(metadata.get(key), ("metadata", key))):
             sketch.metadata[key] = told
-    spec = part(whole.get("spec"), Spec, ("spec",), sketch.tell)
+    spec = read_part(whole.get("spec"), Spec, ("spec",), sketch.tell)
     try:
         _write(spec, system, sketch)
-    except RefusedError as error:
+    except ConversionError as error:
         return sketch.refused(str(error))
     return sketch.taken()
 
@@ -104,21 +110,21 @@ def model(value: object, system: System = CHART) -> Taken:
 def _settings(source: str, value: object) -> Document | None:
     """KubeAI's configuration, also out of its ConfigMap."""
     if isinstance(value, dict) and value.get("kind") == "ConfigMap":
-        text = mapping(value.get("data"), ("data",)).get("system.yaml")
+        text = read_mapping(value.get("data"), ("data",)).get("system.yaml")
         if not isinstance(text, str):
             raise WrongKeyError(("data", "system.yaml"), "missing; expected KubeAI's configuration")
-        inner = texts(f"{source}: system.yaml", text)
-        return mapping(inner[0] if inner else None, ("data", "system.yaml"))
-    return value if isinstance(value, dict) and is_system(value) else None
+        inner = parse_yaml_documents(f"{source}: system.yaml", text)
+        return read_mapping(inner[0] if inner else None, ("data", "system.yaml"))
+    return value if isinstance(value, dict) and is_kubeai_config(value) else None
 
 
 def _models(value: object) -> list[object]:
     """The Models of a document: itself, or those that a catalogue (values of the chart `models`) turns on."""
-    whole = mapping(value, ())
+    whole = read_mapping(value, ())
     if "kind" not in whole and "catalog" in whole:
-        every = bool(mapping(whole.get("all"), ("all",)).get("enabled"))
-        entries = mapping(whole["catalog"], ("catalog",)).items()
-        on = ((name, mapping(entry, ("catalog", name))) for name, entry in entries)
+        every = bool(read_mapping(whole.get("all"), ("all",)).get("enabled"))
+        entries = read_mapping(whole["catalog"], ("catalog",)).items()
+        on = ((name, read_mapping(entry, ("catalog", name))) for name, entry in entries)
         return [_entry(name, entry) for name, entry in on if every or entry.get("enabled")]
     if whole.get("kind") != "Model" or whole.get("apiVersion") != API_VERSION:
         at = ("apiVersion",) if whole.get("kind") == "Model" else ("kind",)
@@ -137,22 +143,22 @@ def _own(notes: Document) -> Document:
     return {key: value for key, value in notes.items() if not key.startswith(FOREIGN_KEYS)}
 
 
-def _write(spec: Spec, system: System, sketch: Sketch) -> None:
+def _write(spec: Spec, system: KubeAiConfig, sketch: Sketch) -> None:
     """All keys of the spec. Raises RefusedError."""
-    source = engines.source(spec.url)
-    image_name = place(spec.resource_profile, system, sketch)
+    source = engines.parse_source(spec.url)
+    image_name = apply_resource_profile(spec.resource_profile, system, sketch)
     sketch.spec["slots"] = spec.target_requests or TARGET
     if spec.engine == "VLLM":
-        engines.vllm(source, spec.args, sketch)
+        engines.write_vllm_spec(source, spec.args, sketch)
         if spec.target_requests not in (None, sketch.spec["slots"]):
             sketch.tell("spec.targetRequests", "--max-num-seqs is what a Replica takes at once; others wait")
     elif spec.engine == "OLlama":
-        engines.ollama(source, spec.args, sketch, talks="TextGeneration" in spec.features)
+        engines.write_ollama_spec(source, spec.args, sketch, talks="TextGeneration" in spec.features)
     elif spec.engine == "Infinity":
-        engines.infinity(source, spec.args, sketch)
+        engines.write_infinity_spec(source, spec.args, sketch)
     else:
         fix = "serve these weights by engine vllm, which knows speech to text, or adopt a Deployment of the server"
-        raise RefusedError(f"spec.engine: FasterWhisper takes a Call's `model` for the name of weights: {fix}")
+        raise ConversionError(f"spec.engine: FasterWhisper takes a Call's `model` for the name of weights: {fix}")
     image = spec.image or system.image(spec.engine, image_name)
     if image:
         sketch.spec["image"] = image
@@ -165,8 +171,8 @@ def _write(spec: Spec, system: System, sketch: Sketch) -> None:
     _tell(spec, sketch)
 
 
-def _environment(spec: Spec, scheme: str, system: System, sketch: Sketch) -> None:
-    first = mapping(sketch.spec.get("env"), ("spec", "env"))
+def _environment(spec: Spec, scheme: str, system: KubeAiConfig, sketch: Sketch) -> None:
+    first = read_mapping(sketch.spec.get("env"), ("spec", "env"))
     token: Document = {}
     if scheme == "hf" and "HF_TOKEN" not in spec.env and not system.secret:
         sketch.tell(

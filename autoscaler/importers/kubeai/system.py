@@ -11,8 +11,8 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from autoscaler.importers.decode import mapping, part
-from autoscaler.importers.result import Document, RefusedError, Sketch
+from autoscaler.importers.decode import read_mapping, read_part
+from autoscaler.importers.result import ConversionError, Document, Sketch
 from autoscaler.spec.decode import Part, Path, WrongKeyError
 
 GPU = "nvidia.com/gpu"
@@ -45,7 +45,7 @@ IMAGES: dict[str, dict[str, str]] = {
 """Engine -> the profile's `imageName` -> image, as the chart has them."""
 
 
-class Profile(Part, frozen=True):
+class ResourceProfile(Part, frozen=True):
     """One resource profile; amounts are of one unit, of which a Model asks for several."""
 
     image_name: str = ""
@@ -58,7 +58,7 @@ class Profile(Part, frozen=True):
     runtime_class_name: str = ""
 
 
-class System(NamedTuple):
+class KubeAiConfig(NamedTuple):
     """KubeAI's configuration, as far as its Models depend on it."""
 
     profiles: Mapping[str, Document] = PROFILES
@@ -66,18 +66,18 @@ class System(NamedTuple):
     secret: str = SECRET
     """Where the Hugging Face token is; empty: in none that these Models may read."""
 
-    def with_values(self, values: Document) -> System:
+    def with_values(self, values: Document) -> KubeAiConfig:
         """What the chart's values, or `system.yaml`, say besides. Raises WrongKeyError."""
         profiles = dict(self.profiles)
-        for name, one in mapping(values.get("resourceProfiles"), ("resourceProfiles",)).items():
-            profiles[name] = profiles.get(name, {}) | mapping(one, ("resourceProfiles", name))
+        for name, one in read_mapping(values.get("resourceProfiles"), ("resourceProfiles",)).items():
+            profiles[name] = profiles.get(name, {}) | read_mapping(one, ("resourceProfiles", name))
         images = dict(self.images)
-        for engine, one in mapping(values.get("modelServers"), ("modelServers",)).items():
+        for engine, one in read_mapping(values.get("modelServers"), ("modelServers",)).items():
             at: Path = ("modelServers", engine)
-            told = mapping(mapping(one, at).get("images"), (*at, "images"))
+            told = read_mapping(read_mapping(one, at).get("images"), (*at, "images"))
             images[engine] = {**images.get(engine, {})} | {name: str(image) for name, image in told.items()}
-        names = mapping(values.get("secretNames"), ("secretNames",))
-        return System(profiles, images, str(names.get("huggingface") or self.secret))
+        names = read_mapping(values.get("secretNames"), ("secretNames",))
+        return KubeAiConfig(profiles, images, str(names.get("huggingface") or self.secret))
 
     def image(self, engine: str, image_name: str) -> str | None:
         """What KubeAI starts an engine with."""
@@ -85,16 +85,16 @@ class System(NamedTuple):
         return known.get(image_name) or known.get("default")
 
 
-CHART = System()
+CHART = KubeAiConfig()
 """As KubeAI's chart has it."""
 
 
-def is_system(value: object) -> bool:
+def is_kubeai_config(value: object) -> bool:
     """Whether a document is KubeAI's configuration and no object of Kubernetes."""
     return isinstance(value, dict) and "kind" not in value and bool({"resourceProfiles", "modelServers"} & value.keys())
 
 
-def place(wanted: str, system: System, sketch: Sketch) -> str:
+def apply_resource_profile(wanted: str, system: KubeAiConfig, sketch: Sketch) -> str:
     """Writes `gpu`, `resources`, `pod` of `resourceProfile: NAME:COUNT`; the name of its image. Raises RefusedError."""
     at: Path = ("spec", "resourceProfile")
     if not wanted:
@@ -106,14 +106,14 @@ def place(wanted: str, system: System, sketch: Sketch) -> str:
     name, count = found[1], int(found[2])
     if name not in system.profiles:
         fix = "give the file that has it, too: the chart's values, or the ConfigMap with system.yaml"
-        raise RefusedError(
+        raise ConversionError(
             f"spec.resourceProfile: profile {name} is not in the files, and KubeAI's chart has none: {fix}"
         )
-    profile = part(system.profiles[name], Profile, ("resourceProfiles", name), sketch.tell)
+    profile = read_part(system.profiles[name], ResourceProfile, ("resourceProfiles", name), sketch.tell)
     amounts = profile.requests | profile.limits
     other = next((key for key in amounts if "/" in key and key != GPU), None)
     if other is not None:
-        raise RefusedError(
+        raise ConversionError(
             f"spec.resourceProfile: profile {name} needs {other}, and Pilotlight gives only {GPU} and CPUs"
         )
     each = str(amounts.get(GPU, 0))
@@ -132,7 +132,7 @@ def place(wanted: str, system: System, sketch: Sketch) -> str:
     return profile.image_name
 
 
-def _pod(profile: Profile, name: str, sketch: Sketch) -> None:
+def _pod(profile: ResourceProfile, name: str, sketch: Sketch) -> None:
     if "nodeAffinity" in profile.affinity:
         sketch.tell(f"resourceProfiles.{name}.affinity.nodeAffinity", "say which nodes with spec.pod.nodeSelector")
     told: Document = {

@@ -11,9 +11,9 @@ import re
 import shlex
 from typing import NamedTuple
 
-from autoscaler.importers.decode import Words
+from autoscaler.importers.decode import CommandLine
 from autoscaler.importers.llama_swap.macros import PORT
-from autoscaler.importers.result import RefusedError, Sketch
+from autoscaler.importers.result import ConversionError, Sketch
 from autoscaler.spec.engines import PLACEHOLDER
 
 AT_ONCE = 10
@@ -43,20 +43,20 @@ class Command(NamedTuple):
     at_once: int
 
 
-def without_comments(cmd: str) -> str:
+def strip_comments(cmd: str) -> str:
     """A command without lines that begin with `#`, in one line."""
     lines = (line.strip() for line in cmd.splitlines())
     return " ".join(line.removesuffix("\\") for line in lines if not line.startswith("#"))
 
 
-def write(command: Command, folder: str, sketch: Sketch) -> None:
+def write_engine_spec(command: Command, folder: str, sketch: Sketch) -> None:
     """Writes the engine of the Model. Raises RefusedError; ValueError where `cmd` is not words."""
-    words = shlex.split(without_comments(command.cmd))  # again: macros have their own
+    words = shlex.split(strip_comments(command.cmd))  # again: macros have their own
     if not words:
-        raise RefusedError("cmd: expected the command that starts the engine")
+        raise ConversionError("cmd: expected the command that starts the engine")
     environment, marked = _environment(command.env, sketch)
     words = _listening([*marked, *words], command.proxy, sketch)[len(marked) :]
-    flags = Words(words[1:])
+    flags = CommandLine(words[1:])
     if _SERVER.fullmatch(words[0]) and flags.has("-m", "--model"):
         _llama_cpp(words[0], flags, folder, sketch)
         if command.at_once:
@@ -82,9 +82,9 @@ def _listening(words: list[str], proxy: str, sketch: Sketch) -> list[str]:
     """The words with `{port}` where they say the port. Raises RefusedError."""
     found = _PROXY.fullmatch(proxy)
     if found is None or found[2] not in LOCAL:
-        raise RefusedError("proxy: expected http://127.0.0.1:${PORT}: engines elsewhere are not in force yet")
+        raise ConversionError("proxy: expected http://127.0.0.1:${PORT}: engines elsewhere are not in force yet")
     if (found[4] or "/") != "/":
-        raise RefusedError("proxy: a path in it has no equal: let the engine answer at /v1/...")
+        raise ConversionError("proxy: a path in it has no equal: let the engine answer at /v1/...")
     if found[1] == "https":
         sketch.spec["tls"] = {"serverName": "localhost"} if found[2] == "localhost" else {}
     port = found[3] or "80"
@@ -93,13 +93,13 @@ def _listening(words: list[str], proxy: str, sketch: Sketch) -> list[str]:
         matches = (fixed.fullmatch(word) for word in words)
         words = [word if m is None else f"{m[1]}{PORT}{m[2]}" for word, m in zip(words, matches, strict=True)]
     if not any(PORT in word for word in words):
-        raise RefusedError(
+        raise ConversionError(
             "cmd: where it listens cannot be found: say the port with ${PORT}, as its own word or after = or :"
         )
     return words
 
 
-def _llama_cpp(program: str, flags: Words, folder: str, sketch: Sketch) -> None:
+def _llama_cpp(program: str, flags: CommandLine, folder: str, sketch: Sketch) -> None:
     """Engine `llama.cpp`, without what Pilotlight gives by itself."""
     spec = sketch.spec
     path = flags.take("-m", "--model") or ""

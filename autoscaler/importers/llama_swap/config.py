@@ -13,10 +13,24 @@ from typing import Annotated, TypeVar
 
 from msgspec import Meta, field
 
-from autoscaler.importers.decode import UNKNOWN, Labelled, mapping, number, part, texts
-from autoscaler.importers.llama_swap.commands import Command, without_comments, write
-from autoscaler.importers.llama_swap.macros import PORT, Macros, expanded, own_last, with_environment
-from autoscaler.importers.result import Document, Note, RefusedError, Sketch, Taken, settled
+from autoscaler.importers.decode import (
+    UNKNOWN,
+    DocumentErrorContext,
+    parse_yaml_documents,
+    read_mapping,
+    read_part,
+    simplify_number,
+)
+from autoscaler.importers.llama_swap.commands import Command, strip_comments, write_engine_spec
+from autoscaler.importers.llama_swap.macros import PORT, Macros, expand_environment, expand_macros, merge_macros
+from autoscaler.importers.result import (
+    ConversionError,
+    ConversionNote,
+    ConversionResult,
+    Document,
+    Sketch,
+    finalize_document,
+)
 from autoscaler.spec.decode import Part, Path, WrongKeyError
 from autoscaler.spec.pod import API_VERSION
 from autoscaler.spec.validation import check_name
@@ -75,7 +89,7 @@ class Filters(Part, frozen=True):
     set_params_by_id: dict[str, dict[str, object]] = field(name="setParamsByID", default_factory=dict)
 
 
-class Entry(Part, frozen=True):
+class LlamaSwapModel(Part, frozen=True):
     """A Model of llama-swap."""
 
     cmd: str
@@ -91,7 +105,7 @@ class Entry(Part, frozen=True):
     timeouts: dict[str, object] = {}
 
 
-class Whole(Part, frozen=True):
+class LlamaSwapConfig(Part, frozen=True):
     """What holds for all Models."""
 
     models: dict[str, object]
@@ -101,40 +115,42 @@ class Whole(Part, frozen=True):
     api_keys: tuple[str, ...] = ()
 
 
-def convert(source: str, text: str, environ: Mapping[str, str], folder: str) -> list[Taken]:
+def convert_config(source: str, text: str, environ: Mapping[str, str], folder: str) -> list[ConversionResult]:
     """A file -> what became of it as a whole, then of each Model. `folder` (absolute): where llama-swap is started, for
     paths that begin there. Raises DocumentError, one line.
     """
-    with Labelled(source):
-        values = texts(source, with_environment(text, environ))
+    with DocumentErrorContext(source):
+        values = parse_yaml_documents(source, expand_environment(text, environ))
         if len(values) != 1:
             raise WrongKeyError((), "expected one document: the configuration of llama-swap")
-        return _converted(mapping(values[0], ()), folder)
+        return _converted(read_mapping(values[0], ()), folder)
 
 
-def _converted(value: Document, folder: str) -> list[Taken]:
-    macros = mapping(value.get("macros"), ("macros",))
+def _converted(value: Document, folder: str) -> list[ConversionResult]:
+    macros = read_mapping(value.get("macros"), ("macros",))
     plain = {key: one for key, one in value.items() if key not in ("macros", "models")}
-    notes: list[Note] = []
-    given = mapping(expanded(plain, macros, ()), ()) | {"models": value.get("models")}
-    whole = _typed(given, Whole, WHOLE, (), notes)
+    notes: list[ConversionNote] = []
+    given = read_mapping(expand_macros(plain, macros, ()), ()) | {"models": value.get("models")}
+    whole = _typed(given, LlamaSwapConfig, WHOLE, (), notes)
     models = [_model(name, one, macros, whole, folder) for name, one in whole.models.items()]
-    about = [Taken("llama-swap's configuration", None, tuple(notes))] if notes else []
+    about = [ConversionResult("llama-swap's configuration", None, tuple(notes))] if notes else []
     return [*about, *([_tenant(whole.api_keys)] if whole.api_keys else []), *models]
 
 
-def _model(name: str, value: object, macros: Macros, whole: Whole, folder: str) -> Taken:
+def _model(name: str, value: object, macros: Macros, whole: LlamaSwapConfig, folder: str) -> ConversionResult:
     at: Path = ("models", name)
-    given = dict(mapping(value, at))
-    own = mapping(given.pop("macros", None), (*at, "macros"))
+    given = dict(read_mapping(value, at))
+    own = read_mapping(given.pop("macros", None), (*at, "macros"))
     if isinstance(given.get("cmd"), str):
-        given["cmd"] = without_comments(str(given["cmd"]))  # before a macro in a comment could become a word
-    scope = own_last(macros, own, name)
+        given["cmd"] = strip_comments(str(given["cmd"]))  # before a macro in a comment could become a word
+    scope = merge_macros(macros, own, name)
     sketch = Sketch(name)
-    entry = _typed(mapping(expanded(given, scope, at), at), Entry, MODEL, at, sketch.notes)
+    entry = _typed(read_mapping(expand_macros(given, scope, at), at), LlamaSwapModel, MODEL, at, sketch.notes)
     try:
-        write(Command(entry.cmd, entry.proxy, entry.env, entry.use_model_name, entry.concurrency_limit), folder, sketch)
-    except RefusedError as error:
+        write_engine_spec(
+            Command(entry.cmd, entry.proxy, entry.env, entry.use_model_name, entry.concurrency_limit), folder, sketch
+        )
+    except ConversionError as error:
         return sketch.refused(str(error))
     except ValueError as error:
         raise WrongKeyError((*at, "cmd"), f"expected words as a shell takes them: {error}") from None
@@ -145,30 +161,32 @@ def _model(name: str, value: object, macros: Macros, whole: Whole, folder: str) 
     return sketch.taken()
 
 
-def _timing(entry: Entry, whole: Whole, at: Path, sketch: Sketch) -> None:
+def _timing(entry: LlamaSwapModel, whole: LlamaSwapConfig, at: Path, sketch: Sketch) -> None:
     idle_s = whole.global_ttl if entry.ttl < 0 else entry.ttl
-    sketch.spec["idleSeconds"] = number(idle_s or NEVER_S)
-    sketch.spec["start"] = {"secondsMax": number(max(whole.health_check_timeout, START_S_MIN))}
+    sketch.spec["idleSeconds"] = simplify_number(idle_s or NEVER_S)
+    sketch.spec["start"] = {"secondsMax": simplify_number(max(whole.health_check_timeout, START_S_MIN))}
     if entry.check_endpoint == "none":
         sketch.tell(
             "checkEndpoint", f"it is ready when GET {READY_PATH} answers 200; say spec.readinessPath for another"
         )
     elif entry.check_endpoint != READY_PATH:
         sketch.spec["readinessPath"] = "/" + entry.check_endpoint.lstrip("/")
-    bounds = part(
+    bounds = read_part(
         entry.timeouts, Timeouts, (*at, "timeouts"),
         lambda key, _: sketch.tell(f"timeouts.{key.rpartition('.')[2]}", "gateways have bounds of their own"),
     )  # fmt: skip
     if bounds.response_header:
-        sketch.spec |= dict.fromkeys(("firstByteSecondsMax", "responseSecondsMax"), number(bounds.response_header))
+        sketch.spec |= dict.fromkeys(
+            ("firstByteSecondsMax", "responseSecondsMax"), simplify_number(bounds.response_header)
+        )
 
 
-def _names(entry: Entry, macros: Macros, at: Path, sketch: Sketch) -> None:
+def _names(entry: LlamaSwapModel, macros: Macros, at: Path, sketch: Sketch) -> None:
     """Aliases, also those that only choose parameters; what filters do to bodies is told."""
-    filters = part(entry.filters, Filters, (*at, "filters"), sketch.tell)
+    filters = read_part(entry.filters, Filters, (*at, "filters"), sketch.tell)
     if filters.strip_params or filters.set_params:
         sketch.tell("filters", "a body goes to its engine as the client sent it: let clients send these")
-    chosen = [str(expanded(key, macros, (*at, "filters", "setParamsByID"))) for key in filters.set_params_by_id]
+    chosen = [str(expand_macros(key, macros, (*at, "filters", "setParamsByID"))) for key in filters.set_params_by_id]
     if chosen:
         sketch.tell("filters.setParamsByID", "these names stay, as aliases that choose no parameters")
     aliases = list[str]()
@@ -182,17 +200,21 @@ def _names(entry: Entry, macros: Macros, at: Path, sketch: Sketch) -> None:
     sketch.spec["aliases"] = aliases
 
 
-def _typed(value: Document, kind: type[P], without: Mapping[str, str], at: Path, notes: list[Note]) -> P:
+def _typed(value: Document, kind: type[P], without: Mapping[str, str], at: Path, notes: list[ConversionNote]) -> P:
     """`value` as `kind`; keys that have no equal are told, where they say anything."""
-    notes += [Note(key, without[key]) for key, one in value.items() if key in without and one not in (None, [], {}, "")]
+    notes += [
+        ConversionNote(key, without[key])
+        for key, one in value.items()
+        if key in without and one not in (None, [], {}, "")
+    ]
     told = {key: one for key, one in value.items() if key not in without}
-    return part(told, kind, at, lambda key, _: notes.append(Note(key.rpartition(".")[2], UNKNOWN)))
+    return read_part(told, kind, at, lambda key, _: notes.append(ConversionNote(key.rpartition(".")[2], UNKNOWN)))
 
 
-def _tenant(keys: tuple[str, ...]) -> Taken:
+def _tenant(keys: tuple[str, ...]) -> ConversionResult:
     """Keys work as before; only their hashes are written."""
     hashes = dict.fromkeys(sha256(key.encode()).hexdigest() for key in keys)
     entries = [{"name": f"key-{number}", "sha256": one} for number, one in enumerate(hashes, 1)]
     spec: Document = {"keys": entries}
     document: Document = {"apiVersion": API_VERSION, "kind": "Tenant", "metadata": {"name": TENANT}, "spec": spec}
-    return settled(f"Tenant {TENANT}", document)
+    return finalize_document(f"Tenant {TENANT}", document)

@@ -19,7 +19,7 @@ _MACRO = re.compile(r"\$\{([A-Za-z0-9_-]+)\}")
 Macros = Mapping[str, object]
 
 
-def with_environment(text: str, environ: Mapping[str, str]) -> str:
+def expand_environment(text: str, environ: Mapping[str, str]) -> str:
     """The text with the environment filled in. Raises WrongKeyError; its message never has a value."""
 
     def value(found: re.Match[str]) -> str:
@@ -32,17 +32,17 @@ def with_environment(text: str, environ: Mapping[str, str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def expanded(value: object, macros: Macros, at: Path) -> object:
+def expand_macros(value: object, macros: Macros, at: Path) -> object:
     """A value with all macros filled in; one that is a macro and nothing else takes its type. Raises WrongKeyError."""
     if isinstance(value, dict):
-        return {key: expanded(one, macros, (*at, key)) for key, one in value.items()}
+        return {key: expand_macros(one, macros, (*at, key)) for key, one in value.items()}
     if isinstance(value, list):
-        return [expanded(one, macros, (*at, position)) for position, one in enumerate(value)]
+        return [expand_macros(one, macros, (*at, position)) for position, one in enumerate(value)]
     if not isinstance(value, str):
         return value
     for name in reversed(list(macros)):  # a macro may use those before it
         if value == f"${{{name}}}":
-            return expanded(macros[name], macros, at)
+            return expand_macros(macros[name], macros, at)
         value = value.replace(f"${{{name}}}", _text(macros[name]))
     unknown = next((name for name in _MACRO.findall(value) if name not in RUN_TIME), None)
     if unknown is not None:
@@ -50,7 +50,7 @@ def expanded(value: object, macros: Macros, at: Path) -> object:
     return value.replace("${PORT}", PORT)
 
 
-def own_last(every: Macros, own: Macros, model: str) -> Macros:
+def merge_macros(every: Macros, own: Macros, model: str) -> Macros:
     """The macros that hold in one Model."""
     return {"MODEL_ID": model, **every, **own}
 

@@ -16,8 +16,8 @@ from autoscaler.spec.model import Model
 from autoscaler.state.actions import Unmet
 from autoscaler.state.lifecycle import HOLDS_SLICE
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.world import History, Load, Replica
-from autoscaler.text import counted
+from autoscaler.state.world import History, ModelLoad, Replica
+from autoscaler.text import format_count
 
 MESSAGE_MAX = 1024
 """Characters of a message; Kubernetes itself allows 32,768."""
@@ -38,30 +38,30 @@ CRASHES = ("ended with status", "was killed by")
 """How the failure of an engine that ended by itself is told."""
 
 
-class Problem(NamedTuple):
+class SpecProblem(NamedTuple):
     """Why a Model object is not in force as it is written: Invalid or NameTaken, and one line."""
 
     reason: str
     message: str
 
 
-class Case(NamedTuple):
+class StatusInput(NamedTuple):
     """One Model as its status sees it."""
 
     generation: int
     model: Model | None
     """None: it is not in force."""
     replicas: Sequence[Replica]
-    load: Load
+    load: ModelLoad
     history: History
     unmet: Unmet | None = None
     obstacle: str = ""
-    problem: Problem | None = None
+    problem: SpecProblem | None = None
     fault: str = ""
     """The exception that quarantined it; empty: it is not quarantined."""
 
 
-class Said(NamedTuple):
+class ConditionValue(NamedTuple):
     """One condition. `status` is True, False or Unknown."""
 
     type: str
@@ -70,33 +70,38 @@ class Said(NamedTuple):
     message: str
 
 
-ADOPTED = Said("Adopted", "False", "Managed", "its pods are Pilotlight's own")
+ADOPTED = ConditionValue("Adopted", "False", "Managed", "its pods are Pilotlight's own")
 """Of every Model object: what is adopted has none, and who else scales it is told by `explain` and an Event."""
 
 
-SOUND = Said("Faulty", "False", "NoFault", "it caused no internal error")
+SOUND = ConditionValue("Faulty", "False", "NoFault", "it caused no internal error")
 
 
-def conditions(case: Case) -> tuple[Said, ...]:
+def build_conditions(case: StatusInput) -> tuple[ConditionValue, ...]:
     """All seven, in the order of interfaces section 2. Of a quarantined Model nothing else is worked out."""
     if case.fault:
         types, message = ("Placed", "WeightsReady", "Starting", "Degraded"), _fault_message(case)
-        unknown = (Said(type, "Unknown", "Quarantined", "") for type in types)
-        return _serves(case) or _no("Faulty", message), *unknown, ADOPTED, Said("Faulty", "True", ERROR, message)
-    return ready(case), _placed(case), _weights(case), _starting(case), _degraded(case), ADOPTED, SOUND
+        unknown = (ConditionValue(type, "Unknown", "Quarantined", "") for type in types)
+        return (
+            _serves(case) or _no("Faulty", message),
+            *unknown,
+            ADOPTED,
+            ConditionValue("Faulty", "True", ERROR, message),
+        )
+    return build_ready_condition(case), _placed(case), _weights(case), _starting(case), _degraded(case), ADOPTED, SOUND
 
 
-def _fault_message(case: Case) -> str:
+def _fault_message(case: StatusInput) -> str:
     text = f"an internal error quarantined it: {case.fault}; it is tried again later and when its spec changes"
     return text[:MESSAGE_MAX]
 
 
-def ready(case: Case) -> Said:
+def build_ready_condition(case: StatusInput) -> ConditionValue:
     """Whether a Call is served: by a Replica that is there, or by one that a Call wakes."""
     return next(said for rule in RULES if (said := rule(case)) is not None)
 
 
-def word(failure: str, history: History) -> str:
+def classify_failure(failure: str, history: History) -> str:
     """The reason that a failure's text stands for."""
     if "OOMKilled" in failure:
         return "OOMKilled"
@@ -116,32 +121,34 @@ def _head(text: str) -> str:
 # --- Ready ------------------------------------------------------------------------------------------------------------
 
 
-def _not_in_force(case: Case) -> Said | None:
+def _not_in_force(case: StatusInput) -> ConditionValue | None:
     if case.problem is not None:
         return _no(*case.problem)
     return _no("NotInForce", "the autoscaler has not taken it up yet") if case.model is None else None
 
 
-def _paused(case: Case) -> Said | None:
+def _paused(case: StatusInput) -> ConditionValue | None:
     return _no("Paused", "spec.paused is true") if case.model is not None and case.model.spec.paused else None
 
 
-def _serves(case: Case) -> Said | None:
+def _serves(case: StatusInput) -> ConditionValue | None:
     many = len(_in(case, S.READY))
     if not many:
         return None
-    return Said("Ready", "True", "Serving", f"{counted(many, 'Replica')} {'takes' if many == 1 else 'take'} Calls")
+    return ConditionValue(
+        "Ready", "True", "Serving", f"{format_count(many, 'Replica')} {'takes' if many == 1 else 'take'} Calls"
+    )
 
 
-def _cannot(case: Case) -> Said | None:
+def _cannot(case: StatusInput) -> ConditionValue | None:
     return _no("CannotStart", case.obstacle) if case.obstacle and not _in(case, *BEGINNING) else None
 
 
-def _nowhere(case: Case) -> Said | None:
+def _nowhere(case: StatusInput) -> ConditionValue | None:
     return _no("NoDeviceFits", case.unmet.reason) if case.unmet is not None and case.unmet.never else None
 
 
-def _waits(case: Case) -> Said | None:
+def _waits(case: StatusInput) -> ConditionValue | None:
     """A pod that cannot start yet, and why: to wait for capacity is no failure."""
     waits = next((one.waits for one in _in(case, *BEGINNING) if one.waits), "")
     if not waits:
@@ -150,50 +157,50 @@ def _waits(case: Case) -> Said | None:
     return _no(reason, f"waiting for capacity: {waits}" if reason == UNSCHEDULABLE else waits)
 
 
-def _failed(case: Case) -> Said | None:
+def _failed(case: StatusInput) -> ConditionValue | None:
     """Its last start failed, and nothing starts now."""
     failure = case.history.failure
     if not failure or _in(case, *BEGINNING):
         return None
     refused = "Calls are refused until status.learned.refusedUntil"
     then = refused if case.history.refused_until_s else "it is tried again for the next Call"
-    return _no(word(failure, case.history), f"{failure}; {then}")
+    return _no(classify_failure(failure, case.history), f"{failure}; {then}")
 
 
-def _begins(case: Case) -> Said | None:
+def _begins(case: StatusInput) -> ConditionValue | None:
     begins = _in(case, *BEGINNING)
     return _no("Starting", begins[0].reason or "a Replica starts") if begins else None
 
 
-def _unready(case: Case) -> Said | None:
+def _unready(case: StatusInput) -> ConditionValue | None:
     return _no("Unready", "its engine does not answer its probes") if _in(case, S.UNREADY) else None
 
 
-def _broken(case: Case) -> Said | None:
+def _broken(case: StatusInput) -> ConditionValue | None:
     broken = _in(case, S.FAILED)
     failure = broken[0].failure if broken else ""
-    return _no(word(failure, case.history), failure or "it broke") if broken else None
+    return _no(classify_failure(failure, case.history), failure or "it broke") if broken else None
 
 
-def _draining(case: Case) -> Said | None:
+def _draining(case: StatusInput) -> ConditionValue | None:
     drains = [one.drain for one in case.replicas if one.state is S.DRAINING]
     return _no("Draining", drains[0].reason if drains[0] is not None else "it drains") if drains else None
 
 
-def _unplaced(case: Case) -> Said | None:
+def _unplaced(case: StatusInput) -> ConditionValue | None:
     return _no("WaitingForRoom", case.unmet.reason) if case.unmet is not None else None
 
 
-def _waited_for(case: Case) -> Said | None:
+def _waited_for(case: StatusInput) -> ConditionValue | None:
     return _no("Starting", "Calls wait; a start is being decided") if case.load.waiting else None
 
 
-def _idle(case: Case) -> Said:
+def _idle(case: StatusInput) -> ConditionValue:
     del case
-    return Said("Ready", "True", "Idle", "at zero; a Call wakes it")
+    return ConditionValue("Ready", "True", "Idle", "at zero; a Call wakes it")
 
 
-RULES: tuple[Callable[[Case], Said | None], ...] = (
+RULES: tuple[Callable[[StatusInput], ConditionValue | None], ...] = (
     _not_in_force, _paused, _serves, _cannot, _nowhere, _waits, _failed, _begins, _unready, _broken, _unplaced,
     _draining, _waited_for, _idle,
 )  # fmt: skip
@@ -203,47 +210,49 @@ RULES: tuple[Callable[[Case], Said | None], ...] = (
 # --- the others -------------------------------------------------------------------------------------------------------
 
 
-def _placed(case: Case) -> Said:
+def _placed(case: StatusInput) -> ConditionValue:
     there = _in(case, *HOLDS_SLICE)
     waits = next((one.waits for one in there if _head(one.waits) == UNSCHEDULABLE), "")
     if waits:
-        return Said("Placed", "False", UNSCHEDULABLE, f"waiting for capacity: {waits}"[:MESSAGE_MAX])
+        return ConditionValue("Placed", "False", UNSCHEDULABLE, f"waiting for capacity: {waits}"[:MESSAGE_MAX])
     if there:
         where = sorted({id for one in there for id in one.slices})
-        return Said("Placed", "True", "Placed", f"on {', '.join(where)}"[:MESSAGE_MAX] if where else "by the scheduler")
+        return ConditionValue(
+            "Placed", "True", "Placed", f"on {', '.join(where)}"[:MESSAGE_MAX] if where else "by the scheduler"
+        )
     if case.unmet is not None:
         reason = "NoDeviceFits" if case.unmet.never else "WaitingForRoom"
-        return Said("Placed", "False", reason, case.unmet.reason[:MESSAGE_MAX])
-    return Said("Placed", "False", "Idle", "no Replica is wanted")
+        return ConditionValue("Placed", "False", reason, case.unmet.reason[:MESSAGE_MAX])
+    return ConditionValue("Placed", "False", "Idle", "no Replica is wanted")
 
 
-def _weights(case: Case) -> Said:
+def _weights(case: StatusInput) -> ConditionValue:
     del case
-    return Said("WeightsReady", "Unknown", "EngineLoads", "the engine fetches its weights itself")
+    return ConditionValue("WeightsReady", "Unknown", "EngineLoads", "the engine fetches its weights itself")
 
 
-def _starting(case: Case) -> Said:
+def _starting(case: StatusInput) -> ConditionValue:
     begins = _waits(case) or _begins(case)
     if begins is None:
-        return Said("Starting", "False", "NothingStarts", "")
+        return ConditionValue("Starting", "False", "NothingStarts", "")
     return begins._replace(type="Starting", status="True")
 
 
-def _degraded(case: Case) -> Said:
+def _degraded(case: StatusInput) -> ConditionValue:
     waits = _waits(case)
     if waits is not None and waits.reason in NO_TROUBLE:
         waits = None
     broken = waits or _failed(case) or _cannot(case) or _unready(case) or _broken(case)
     if broken is None and case.history.failure:
-        broken = _no(word(case.history.failure, case.history), case.history.failure)
+        broken = _no(classify_failure(case.history.failure, case.history), case.history.failure)
     if broken is None:
-        return Said("Degraded", "False", "AsExpected", "")
+        return ConditionValue("Degraded", "False", "AsExpected", "")
     return broken._replace(type="Degraded", status="True")
 
 
-def _in(case: Case, *states: S) -> list[Replica]:
+def _in(case: StatusInput, *states: S) -> list[Replica]:
     return [replica for replica in case.replicas if replica.state in states]
 
 
-def _no(reason: str, message: str) -> Said:
-    return Said("Ready", "False", reason, message[:MESSAGE_MAX])
+def _no(reason: str, message: str) -> ConditionValue:
+    return ConditionValue("Ready", "False", reason, message[:MESSAGE_MAX])

@@ -24,7 +24,7 @@ from autoscaler.state.capacity_orders import Lease
 from autoscaler.state.events import Transition
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import Replica, World
-from autoscaler.text import seconds
+from autoscaler.text import format_duration
 
 NORMAL, WARNING = "Normal", "Warning"
 MINUTE_MAX = 10
@@ -50,7 +50,7 @@ class Regarding(NamedTuple):
     uid: str
 
 
-class Happening(NamedTuple):
+class ModelEvent(NamedTuple):
     """One thing that happened to a Model."""
 
     model: ModelName
@@ -63,7 +63,7 @@ class Due(NamedTuple):
     """An Event that is to be sent: `times` that it happened since the last time, the newest in words."""
 
     regarding: Regarding
-    happening: Happening
+    happening: ModelEvent
     times: int
     first_s: float
     last_s: float
@@ -77,29 +77,29 @@ class Series(NamedTuple):
     last_s: float
 
 
-def regarding(model: Model) -> Regarding | None:
+def find_involved_object(model: Model) -> Regarding | None:
     """The Model's own object; None: it is written down in a file, or adopted."""
     if not model.uid or model.adopted is not None:
         return None
     return Regarding(API_VERSION, "Model", model.namespace, model.served(), model.uid)
 
 
-def unreadable(found: Unreadable) -> tuple[Regarding, Happening] | None:
+def build_unreadable_event(found: Unreadable) -> tuple[Regarding, ModelEvent] | None:
     """An object that is skipped, and why; None: an Event cannot name the object."""
     if not found.kind or not found.name:
         return None
     about = Regarding(found.api_version, found.kind, found.namespace, found.name, found.uid)
-    return about, Happening(ModelName(""), "Unreadable", f"Pilotlight skips this object: {found.reason}", WARNING)
+    return about, ModelEvent(ModelName(""), "Unreadable", f"Pilotlight skips this object: {found.reason}", WARNING)
 
 
-def namespace(about: Regarding) -> str:
+def event_namespace(about: Regarding) -> str:
     """Of Events about an object. The API server expects `default` for an object without a namespace."""
     return about.namespace or "default"
 
 
-def happenings(
+def derive_step_events(
     moves: Iterable[Transition], actions: Iterable[Action], before: World, after: World
-) -> Iterable[Happening]:
+) -> Iterable[ModelEvent]:
     """What of a step of the loop is worth an Event, in order."""
     failed: set[ReplicaId] = set()
     for move in moves:
@@ -111,11 +111,11 @@ def happenings(
             yield told
     for action in actions:
         if isinstance(action, FailStart):
-            yield Happening(action.model, "StartFailed", f"cannot start: {action.reason}", WARNING)
+            yield ModelEvent(action.model, "StartFailed", f"cannot start: {action.reason}", WARNING)
     yield from _capacity(before, after)
 
 
-def _capacity(before: World, after: World) -> Iterable[Happening]:
+def _capacity(before: World, after: World) -> Iterable[ModelEvent]:
     """Of Leases that were ordered for a Model by us."""
     if before.capacity.leases is after.capacity.leases:
         return
@@ -123,24 +123,27 @@ def _capacity(before: World, after: World) -> Iterable[Happening]:
         was = before.capacity.leases.get(id)
         what = _what(lease)
         if lease.forced and (was is None or not was.forced):
-            yield Happening(
+            yield ModelEvent(
                 lease.owner, "CapacityForced", f"{what} of {id.provider} is detached by force: {FORCED}", WARNING
             )
         if lease.found:
             continue  # ordered by who led before
         if was is None:
-            yield Happening(lease.owner, "CapacityRequested", f"{id.provider} was asked for {what}")
+            yield ModelEvent(lease.owner, "CapacityRequested", f"{id.provider} was asked for {what}")
         if lease.here_s is not None and (was is None or was.here_s is None):
-            took = seconds(lease.here_s - lease.asked_s)
-            yield Happening(lease.owner, "CapacityArrived", f"{id.provider} brought {what} after {took}")
+            took = format_duration(lease.here_s - lease.asked_s)
+            yield ModelEvent(lease.owner, "CapacityArrived", f"{id.provider} brought {what} after {took}")
 
 
-def stuck(lease: Lease) -> Happening:
+def build_stuck_capacity_event(lease: Lease) -> ModelEvent:
     """It was to go long ago, and is there: time alone tells that, no step of the loop."""
     said = "" if lease.listed is None else lease.listed.says
     why = said or lease.why or "its provider does not say why"
-    note = f"{_what(lease)} of {lease.id.provider} is still there after {seconds(STUCK_S)} of being given back: {why}"
-    return Happening(lease.owner, "CapacityStuck", note, WARNING)
+    note = (
+        f"{_what(lease)} of {lease.id.provider} is still there after {format_duration(STUCK_S)} of being "
+        f"given back: {why}"
+    )
+    return ModelEvent(lease.owner, "CapacityStuck", note, WARNING)
 
 
 def _what(lease: Lease) -> str:
@@ -149,28 +152,30 @@ def _what(lease: Lease) -> str:
     return f"{lease.devices} x {lease.offer.product}{where}"
 
 
-def _told(move: Transition, replica: Replica | None) -> Happening | None:
+def _told(move: Transition, replica: Replica | None) -> ModelEvent | None:
     model, name = move.model, move.replica
     if move.verb == "place":
-        return Happening(model, "Woken", f"{name}: {move.reason}")
+        return ModelEvent(model, "Woken", f"{name}: {move.reason}")
     if move.after is S.READY and move.before in BEGINNING:
         if replica is not None and replica.found:
             return None  # what was ready before we led, too
         took_s = sum(phases_s(replica).values()) if replica is not None else 0.0
-        return Happening(model, "Started", f"{name} is ready" + (f" after {seconds(took_s)}" if took_s else ""))
+        return ModelEvent(
+            model, "Started", f"{name} is ready" + (f" after {format_duration(took_s)}" if took_s else "")
+        )
     if move.after is S.FAILED and move.before is not None:
         if move.before in BEGINNING:
-            return Happening(model, "StartFailed", f"{name}: {move.reason}", WARNING)
-        return Happening(model, "Stopped", f"{name} broke: {move.reason}", WARNING)
+            return ModelEvent(model, "StartFailed", f"{name}: {move.reason}", WARNING)
+        return ModelEvent(model, "Stopped", f"{name} broke: {move.reason}", WARNING)
     if move.verb == "misplaced":
-        return Happening(model, "Misplaced", f"{name}: {move.reason}", WARNING)
+        return ModelEvent(model, "Misplaced", f"{name}: {move.reason}", WARNING)
     drain = None if replica is None else replica.drain
     if move.verb == "drain" and drain is not None and (drain.victim_of or drain.crowded):
-        return Happening(model, "Evicted", f"{name}: {move.reason}")
+        return ModelEvent(model, "Evicted", f"{name}: {move.reason}")
     if move.verb == "acknowledged":
-        return Happening(model, "Drained", f"{name}: {move.reason}")
+        return ModelEvent(model, "Drained", f"{name}: {move.reason}")
     if move.after is S.GONE:
-        return Happening(model, "Stopped", f"{name}: {move.reason if drain is None else drain.reason}")
+        return ModelEvent(model, "Stopped", f"{name}: {move.reason if drain is None else drain.reason}")
     return None
 
 
@@ -189,7 +194,7 @@ class Book:
     def __len__(self) -> int:
         return len(self._pending)
 
-    def note(self, about: Regarding, happening: Happening, now_s: float) -> None:
+    def note(self, about: Regarding, happening: ModelEvent, now_s: float) -> None:
         """Takes down what happened."""
         key = (about, happening.reason)
         known = self._pending.get(key)
@@ -253,26 +258,26 @@ class Book:
         return min(MINUTE_MAX, left + (now_s - at_s) * MINUTE_MAX / 60)
 
 
-def manifest(due: Due, name: str, reporter: str, unix: Callable[[float], str]) -> Mapping[str, object]:
+def build_event_manifest(due: Due, name: str, reporter: str, unix: Callable[[float], str]) -> Mapping[str, object]:
     """A core/v1 Event that begins a series; `unix` makes an RFC 3339 time of a moment, `reporter` is our pod."""
     about, said = due.regarding, due.happening
     return {
-        "apiVersion": "v1", "kind": "Event", "metadata": {"name": name, "namespace": namespace(about)},
+        "apiVersion": "v1", "kind": "Event", "metadata": {"name": name, "namespace": event_namespace(about)},
         "involvedObject": {
             "apiVersion": about.api_version, "kind": about.kind, "namespace": about.namespace, "name": about.name,
             "uid": about.uid,
         },
-        "reason": said.reason, "type": said.type, "message": note(said.note), "count": due.times,
+        "reason": said.reason, "type": said.type, "message": truncate_note(said.note), "count": due.times,
         "firstTimestamp": unix(due.first_s), "lastTimestamp": unix(due.last_s), "source": {"component": WRITER},
         "reportingComponent": WRITER, "reportingInstance": reporter,
     }  # fmt: skip
 
 
-def more(due: Due, times: int, unix: Callable[[float], str]) -> Mapping[str, object]:
+def build_event_patch(due: Due, times: int, unix: Callable[[float], str]) -> Mapping[str, object]:
     """What changes of an Event that goes on, with `times` in all."""
-    return {"count": times, "lastTimestamp": unix(due.last_s), "message": note(due.happening.note)}
+    return {"count": times, "lastTimestamp": unix(due.last_s), "message": truncate_note(due.happening.note)}
 
 
-def note(text: str) -> str:
+def truncate_note(text: str) -> str:
     """At most NOTE_MAX bytes of UTF-8."""
     return text.encode()[:NOTE_MAX].decode(errors="ignore")

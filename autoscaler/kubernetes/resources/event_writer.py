@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from autoscaler.kubernetes.api import Api, ApiError, FencedError, UnreachableError
 from autoscaler.kubernetes.constants import WRITER
 from autoscaler.kubernetes.resources import event_log
-from autoscaler.kubernetes.resources.event_log import Book, Due, Happening, Regarding
+from autoscaler.kubernetes.resources.event_log import Book, Due, ModelEvent, Regarding
 from autoscaler.kubernetes.resources.step import Decided
 from autoscaler.kubernetes.unreadable import Unreadable, UnreadableObjects
 from autoscaler.provisioning.release import Leaving
@@ -45,7 +45,7 @@ class Events:
         self,
         api: Api,
         reporter: str = WRITER,
-        regarding: Callable[[Model], Regarding | None] = event_log.regarding,
+        regarding: Callable[[Model], Regarding | None] = event_log.find_involved_object,
         *,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] | None = None,
@@ -74,7 +74,7 @@ class Events:
         """Happenings that nobody was told of."""
         return self._book.dropped
 
-    def note(self, about: Regarding, happening: Happening) -> None:
+    def note(self, about: Regarding, happening: ModelEvent) -> None:
         """Takes down one more, of whatever object."""
         self._book.note(about, happening, self._clock())
         self._news.set()
@@ -91,26 +91,26 @@ class Events:
         self._tell_stuck(step.after)
         if not (step.transitions or step.actions or step.before.capacity is not step.after.capacity):
             return
-        for one in event_log.happenings(step.transitions, step.actions, step.before, step.after):
+        for one in event_log.derive_step_events(step.transitions, step.actions, step.before, step.after):
             self._tell(one, step.after, step.before)
 
     def _tell_stuck(self, world: World) -> None:
         """Each once; who leads next says it once more, if it is still there."""
         stuck = self._leaving.stuck()
         for id in sorted(stuck - self._stuck):
-            self._tell(event_log.stuck(world.capacity.leases[id]), world)
+            self._tell(event_log.build_stuck_capacity_event(world.capacity.leases[id]), world)
         self._stuck = stuck
 
     def _on_unreadable(self, found: Unreadable) -> None:
         """A follower writes no Events; the next leader reports what is unreadable then."""
-        event, now_s = event_log.unreadable(found), self._clock()
+        event, now_s = event_log.build_unreadable_event(found), self._clock()
         times = self._unreadable_s
         if not self._leads or event is None or (len(times) == UNREADABLE_MAX and now_s - times[0] < UNREADABLE_S):
             return
         times.append(now_s)
         self.note(*event)
 
-    def _tell(self, one: Happening, *worlds: World) -> None:
+    def _tell(self, one: ModelEvent, *worlds: World) -> None:
         """About the Model's own object, if one of these Worlds has it."""
         model = next((world.models[one.model] for world in worlds if one.model in world.models), None)
         about = self._regarding(model) if model is not None else None
@@ -146,12 +146,12 @@ class Events:
 
     async def _go_on(self, due: Due) -> None:
         """With the series that is there, or a new one."""
-        path = f"/api/v1/namespaces/{event_log.namespace(due.regarding)}/events"
+        path = f"/api/v1/namespaces/{event_log.event_namespace(due.regarding)}/events"
         known = self._book.series(due)
         if known is not None:
             times = known.times + due.times
             try:
-                await self._api.patch(f"{path}/{known.name}", dict(event_log.more(due, times, self._unix)))
+                await self._api.patch(f"{path}/{known.name}", dict(event_log.build_event_patch(due, times, self._unix)))
             except ApiError as error:
                 if error.status != 404:
                     raise
@@ -160,7 +160,7 @@ class Events:
                 self._book.sent(due, known.name, times)
                 return
         name = f"{due.regarding.name[:NAME_MAX].rstrip('-.')}.{secrets.token_hex(8)}"
-        await self._api.create(path, dict(event_log.manifest(due, name, self._reporter, self._unix)))
+        await self._api.create(path, dict(event_log.build_event_manifest(due, name, self._reporter, self._unix)))
         self._book.sent(due, name, due.times)
 
     def _unix(self, at_s: float) -> str:

@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from autoscaler.contract import ModelName
 from autoscaler.spec.model import Model
-from autoscaler.spec.names import Origin, Settled, settle, settle_tenants
-from autoscaler.spec.ownership import elsewhere
+from autoscaler.spec.names import Origin, Settled, resolve_model_conflicts, resolve_tenant_conflicts
+from autoscaler.spec.ownership import explain_not_served
 from autoscaler.spec.tenant import Tenant
 from autoscaler.state.events import DocumentsSeen
 
@@ -82,7 +82,7 @@ class Installation:
         holder = "" if self._ask is None else self._holders.get(namespace)
         if named is None and holder is None:
             return None
-        return elsewhere(named, holder or "", self._title, namespace, field)
+        return explain_not_served(named, holder or "", self._title, namespace, field)
 
     def heard(self, origin: Origin, status: Status) -> None:
         """What another installation wrote of a Model that may become ours."""
@@ -110,9 +110,9 @@ class Installation:
             return
         self._told = True
         ours = {o: m for o, m in models.items() if self.whose(o.namespace, m.spec.installation) == ""}
-        self.settled = settle(self._files.models, ours)
+        self.settled = resolve_model_conflicts(self._files.models, ours)
         others = [tenant for tenants in self._tenants.values() for tenant in tenants]
-        tenants, taken = settle_tenants(self._files.tenants, others)
+        tenants, taken = resolve_tenant_conflicts(self._files.tenants, others)
         self.tenants_taken = {str(name): why for name, why in taken.items()}
         names = self.settled.names
         statuses = {names[origin]: status for origin, status in self._statuses.items() if origin in names}

@@ -14,9 +14,9 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from autoscaler.kubernetes.api import Api, Object
-from autoscaler.kubernetes.optional_kinds import Kinds, collections, created_unix_s
+from autoscaler.kubernetes.optional_kinds import Kinds, created_unix_s, list_collection_paths
 from autoscaler.kubernetes.resources.installation import Installation
-from autoscaler.kubernetes.watching import Change, Key
+from autoscaler.kubernetes.watching import Change, ObjectKey
 from autoscaler.spec.model import Model
 from autoscaler.spec.names import Origin
 
@@ -30,7 +30,7 @@ Convert = Callable[[object], tuple[Model | None, str, tuple[str, ...]]]
 _log = logging.getLogger(__name__)
 
 
-class Found(NamedTuple):
+class KubeaiObject(NamedTuple):
     """What is kept of an object."""
 
     uid: str
@@ -50,12 +50,12 @@ class KubeaiModels:
     ) -> None:
         self._convert = convert
         self._installation = installation
-        self._generations: dict[Key, int] = {}
+        self._generations: dict[ObjectKey, int] = {}
         """Which one of each was read: KubeAI writes status and counts all the time."""
         self._kinds = Kinds(api, self._put)
         self._watches = [
             self._kinds.add(path, self._read, self._changed, optional=True)
-            for path in collections(API_VERSION, "models", namespaces)
+            for path in list_collection_paths(API_VERSION, "models", namespaces)
         ]
 
     async def run(self) -> None:
@@ -63,16 +63,16 @@ class KubeaiModels:
         await self._kinds.run()
 
     @property
-    def found(self) -> dict[Key, Found]:
+    def found(self) -> dict[ObjectKey, KubeaiObject]:
         """All there are."""
         return {key: found for watched in self._watches for key, found in watched.items.items()}
 
     @property
-    def wrong(self) -> dict[Key, str]:
+    def wrong(self) -> dict[ObjectKey, str]:
         """Objects that are not in force, and why."""
         return {key: found.wrong for key, found in self.found.items() if found.wrong}
 
-    def _changed(self, changes: list[Change[Found]]) -> None:
+    def _changed(self, changes: list[Change[KubeaiObject]]) -> None:
         for key, old, new in changes:
             if new is None:
                 self._generations.pop(key, None)
@@ -87,10 +87,10 @@ class KubeaiModels:
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
-    def _read(self, found: Object) -> Found | None:
+    def _read(self, found: Object) -> KubeaiObject | None:
         """Once for each generation; one that is being deleted is gone."""
         metadata = found["metadata"]
-        key = Key(metadata["namespace"], metadata["name"])
+        key = ObjectKey(metadata["namespace"], metadata["name"])
         uid, generation = metadata["uid"], metadata.get("generation", 0)
         if "deletionTimestamp" in metadata:
             return None
@@ -100,5 +100,5 @@ class KubeaiModels:
         self._generations[key] = generation
         model, wrong, notes = self._convert({"apiVersion": API_VERSION, "kind": "Model"} | found)
         if model is not None:
-            return Found(uid, replace(model, created_unix_s=created_unix_s(metadata)), "", notes)
-        return Found(uid, old.model if old is not None and old.uid == uid else None, wrong, notes)
+            return KubeaiObject(uid, replace(model, created_unix_s=created_unix_s(metadata)), "", notes)
+        return KubeaiObject(uid, old.model if old is not None and old.uid == uid else None, wrong, notes)

@@ -23,12 +23,19 @@ from msgspec import UNSET, UnsetType
 from autoscaler.contract import ModelName
 from autoscaler.demand.desired_replicas import NO_HISTORY, NO_LOAD
 from autoscaler.demand.history import STARTS_MAX
-from autoscaler.fold.faults import quarantined
-from autoscaler.kubernetes.resources.conditions import ELSEWHERE, INVALID, NAME_TAKEN, Case, Problem, conditions
+from autoscaler.fold.faults import list_quarantined_models
+from autoscaler.kubernetes.resources.conditions import (
+    ELSEWHERE,
+    INVALID,
+    NAME_TAKEN,
+    SpecProblem,
+    StatusInput,
+    build_conditions,
+)
 from autoscaler.kubernetes.resources.installation import CUSTOMS
 from autoscaler.kubernetes.resources.watcher import ModelObject
-from autoscaler.kubernetes.watching import Key
-from autoscaler.queries.start_phases import last_start, phases_s, told_s
+from autoscaler.kubernetes.watching import ObjectKey
+from autoscaler.queries.start_phases import last_start, phases_s, phases_with_parts_s
 from autoscaler.spec.decode import Part
 from autoscaler.spec.names import Origin, Settled
 from autoscaler.state.actions import Unmet
@@ -46,15 +53,15 @@ class Subject(NamedTuple):
     generation: int
     model: ModelName | None
     """What it is called in the World; None: nothing of it is in force."""
-    problem: Problem | None = None
+    problem: SpecProblem | None = None
     elsewhere: str = ""
     """Why another installation serves it; empty: this one does."""
     shown: str = ""
     """What the object shows of that now."""
 
 
-def subjects(
-    objects: Mapping[Key, ModelObject], settled: Settled, whose: Callable[[str, str | None], str | None]
+def list_subjects(
+    objects: Mapping[ObjectKey, ModelObject], settled: Settled, whose: Callable[[str, str | None], str | None]
 ) -> Iterator[Subject]:
     """One for each object of which is known who serves it (`Installation.whose`). That it is wrong goes before that its
     name is taken.
@@ -66,9 +73,9 @@ def subjects(
         origin = Origin(CUSTOMS, *key)
         problem = None
         if found.wrong:
-            problem = Problem(INVALID, found.wrong)
+            problem = SpecProblem(INVALID, found.wrong)
         elif origin in settled.taken:
-            problem = Problem(NAME_TAKEN, settled.taken[origin])
+            problem = SpecProblem(NAME_TAKEN, settled.taken[origin])
         name = None if elsewhere else settled.names.get(origin)
         yield Subject(key.namespace, key.name, found.uid, found.generation, name, problem, elsewhere, found.shown)
 
@@ -80,11 +87,11 @@ REASON_MAX = 256
 """Characters of the reason of a start."""
 
 
-class Shown(Part, frozen=True, forbid_unknown_fields=False):
+class StatusPart(Part, frozen=True, forbid_unknown_fields=False):
     """Base of all parts of a status: camelCase outside, and what an older or newer version wrote is no error."""
 
 
-class Counts(Shown, frozen=True):
+class Counts(StatusPart, frozen=True):
     """Replicas by state."""
 
     pending: int = 0
@@ -100,14 +107,14 @@ class Counts(Shown, frozen=True):
     failed: int = 0
 
 
-class DemandShown(Shown, frozen=True):
+class DemandShown(StatusPart, frozen=True):
     """Calls, summed over the gateways."""
 
     waiting: int = 0
     running: int = 0
 
 
-class Condition(Shown, frozen=True):
+class StatusCondition(StatusPart, frozen=True):
     """One of Ready, Placed, WeightsReady, Starting, Degraded, Adopted, Faulty."""
 
     type: str
@@ -117,7 +124,7 @@ class Condition(Shown, frozen=True):
     last_transition_time: datetime
 
 
-class LastStart(Shown, frozen=True):
+class LastStart(StatusPart, frozen=True):
     """The start that ended last: seconds from the order to readiness, in parts, and what it was for."""
 
     seconds: float
@@ -125,7 +132,7 @@ class LastStart(Shown, frozen=True):
     reason: str = ""
 
 
-class Learned(Shown, frozen=True, omit_defaults=True):
+class Learned(StatusPart, frozen=True, omit_defaults=True):
     """What of a History survives a restart."""
 
     start_seconds: tuple[float, ...] = ()
@@ -137,13 +144,13 @@ class Learned(Shown, frozen=True, omit_defaults=True):
     last_activity: datetime | None = None
 
 
-class Status(Shown, frozen=True):
+class Status(StatusPart, frozen=True):
     """All of it."""
 
     observed_generation: int = 0
     replicas: Counts = Counts()
     demand: DemandShown = DemandShown()
-    conditions: tuple[Condition, ...] = ()
+    conditions: tuple[StatusCondition, ...] = ()
     last_start: LastStart | UnsetType = UNSET
     learned: Learned = Learned()
 
@@ -151,7 +158,7 @@ class Status(Shown, frozen=True):
 NO_STATUS = Status()
 
 
-class Clocks(NamedTuple):
+class ClockReading(NamedTuple):
     """Both clocks, read at once."""
 
     now_s: float
@@ -171,28 +178,28 @@ class Clocks(NamedTuple):
 # --- World -> status --------------------------------------------------------------------------------------------------
 
 
-def case_of(world: World, unmet: Mapping[ModelName, Unmet], one: Subject) -> Case:
+def build_status_input(world: World, unmet: Mapping[ModelName, Unmet], one: Subject) -> StatusInput:
     """What the status of `one` is made of."""
     name = one.model
     if name is None:
-        return Case(one.generation, None, (), NO_LOAD, NO_HISTORY, problem=one.problem)
+        return StatusInput(one.generation, None, (), NO_LOAD, NO_HISTORY, problem=one.problem)
     replicas = tuple(world.replicas[id] for id in world.by_model.get(name, ()))
-    return Case(
+    return StatusInput(
         one.generation, world.models.get(name), replicas, world.loads.get(name, NO_LOAD),
         world.histories.get(name, NO_HISTORY), unmet.get(name), world.obstacles.get(name, ""), one.problem,
-        world.faults[name].reason if name in quarantined(world) else "",
+        world.faults[name].reason if name in list_quarantined_models(world) else "",
     )  # fmt: skip
 
 
-def weigh(case: Case) -> tuple[object, ...]:
+def summarize_input(case: StatusInput) -> tuple[object, ...]:
     """What of a status is news: when it changes, the status is written at once; of all else it is when there is time.
 
-    Equal to `weight` of the status that `render` makes of the same case.
+    Equal to `summarize_status` of the status that `render_status` makes of the same case.
     """
-    return case.generation, _counts(case), tuple(said[:3] for said in conditions(case))
+    return case.generation, _counts(case), tuple(said[:3] for said in build_conditions(case))
 
 
-def weight(status: Status) -> tuple[object, ...]:
+def summarize_status(status: Status) -> tuple[object, ...]:
     """The same of a status."""
     return (
         status.observed_generation,
@@ -201,15 +208,15 @@ def weight(status: Status) -> tuple[object, ...]:
     )
 
 
-def render(case: Case, before: Status, clocks: Clocks) -> Status:
+def render_status(case: StatusInput, before: Status, clocks: ClockReading) -> Status:
     """The status of a Model that had `before`."""
     was = {one.type: one for one in before.conditions}
     now = datetime.fromtimestamp(round(clocks.unix_now_s), UTC)
-    shown: list[Condition] = []
-    for type, status, reason, message in conditions(case):
+    shown: list[StatusCondition] = []
+    for type, status, reason, message in build_conditions(case):
         old = was.get(type)
         since = old.last_transition_time if old is not None and old.status == status else now
-        shown.append(Condition(
+        shown.append(StatusCondition(
             type=type, status=status, reason=reason, message=message, last_transition_time=since
         ))  # fmt: skip
     return Status(
@@ -218,11 +225,11 @@ def render(case: Case, before: Status, clocks: Clocks) -> Status:
         demand=DemandShown(waiting=case.load.waiting, running=case.load.running),
         conditions=tuple(shown),
         last_start=before.last_start if case.fault else _last_start(case.replicas, before.last_start),
-        learned=before.learned if case.fault else learned_of(case.history, clocks),
+        learned=before.learned if case.fault else build_learned(case.history, clocks),
     )
 
 
-def _counts(case: Case) -> Counts:
+def _counts(case: StatusInput) -> Counts:
     tally: dict[str, int] = {}
     for replica in case.replicas:
         if replica.state is not ReplicaState.GONE:
@@ -236,7 +243,7 @@ def _last_start(replicas: Iterable[Replica], before: LastStart | UnsetType) -> L
     last = last_start(replicas)
     if last is None:
         return before
-    phases = {name: round(took_s, 3) for name, took_s in told_s(last).items()}
+    phases = {name: round(took_s, 3) for name, took_s in phases_with_parts_s(last).items()}
     took_s = round(sum(phases[name] for name in phases_s(last)), 3)
     return LastStart(seconds=took_s, phases=phases, reason=last.reason[:REASON_MAX])
 
@@ -244,7 +251,7 @@ def _last_start(replicas: Iterable[Replica], before: LastStart | UnsetType) -> L
 # --- what is learned, there and back ----------------------------------------------------------------------------------
 
 
-def learned_of(history: History, clocks: Clocks) -> Learned:
+def build_learned(history: History, clocks: ClockReading) -> Learned:
     """What is kept of a History."""
     return Learned(
         start_seconds=tuple(round(start_s, 3) for start_s in history.starts_s),
@@ -257,9 +264,9 @@ def learned_of(history: History, clocks: Clocks) -> Learned:
     )
 
 
-def learned(status: Status, now_s: float, unix_now_s: float) -> History:
+def restore_history(status: Status, now_s: float, unix_now_s: float) -> History:
     """What a status remembers, in the clock of this process. Tries of an episode go on from here."""
-    kept, clocks = status.learned, Clocks(now_s, unix_now_s)
+    kept, clocks = status.learned, ClockReading(now_s, unix_now_s)
     return History(
         starts_s=kept.start_seconds[-STARTS_MAX:],
         tries=kept.tries,
@@ -272,7 +279,7 @@ def learned(status: Status, now_s: float, unix_now_s: float) -> History:
     )
 
 
-def remembered(
+def restore_histories(
     statuses: Mapping[ModelName, Mapping[str, object]], now_s: float, unix_now_s: float
 ) -> tuple[tuple[HistorySeen, ...], tuple[str, ...]]:
     """What statuses say that was learned, for the loop to observe with the Models; and a line for each that is none."""
@@ -280,7 +287,7 @@ def remembered(
     wrong: list[str] = []
     for model, said in statuses.items():
         try:
-            history = learned(read(said), now_s, unix_now_s)
+            history = restore_history(read_status(said), now_s, unix_now_s)
         except ValueError as error:
             wrong.append(f"status of Model {model}: {error}: what it learned before is forgotten")
         else:
@@ -288,7 +295,7 @@ def remembered(
     return tuple(seen), tuple(wrong)
 
 
-def read(status: object) -> Status:
+def read_status(status: object) -> Status:
     """A status as the API server has it, without what installations wrote that do not serve the Model. Raises
     msgspec.ValidationError (a ValueError) if it is not a status.
     """
@@ -298,7 +305,7 @@ def read(status: object) -> Status:
     return msgspec.structs.replace(found, conditions=tuple(one for one in found.conditions if one.type != ELSEWHERE))
 
 
-def write(status: Status) -> dict[str, object]:
+def encode_status(status: Status) -> dict[str, object]:
     """As the API server takes it."""
     made: dict[str, object] = msgspec.to_builtins(status)
     return made
@@ -307,18 +314,20 @@ def write(status: Status) -> dict[str, object]:
 # --- what changed -----------------------------------------------------------------------------------------------------
 
 
-def changed(before: World, after: World) -> set[ModelName]:
+def list_changed_models(before: World, after: World) -> set[ModelName]:
     """Models of which the status may differ."""
-    models = changed_keys(before.models, after.models) | changed_keys(before.loads, after.loads)
-    models |= changed_keys(before.histories, after.histories) | changed_keys(before.obstacles, after.obstacles)
-    models |= changed_keys(before.faults, after.faults)
+    models = list_changed_keys(before.models, after.models) | list_changed_keys(before.loads, after.loads)
+    models |= list_changed_keys(before.histories, after.histories) | list_changed_keys(
+        before.obstacles, after.obstacles
+    )
+    models |= list_changed_keys(before.faults, after.faults)
     if before.replicas is not after.replicas:
-        for id in changed_keys(before.replicas, after.replicas):
+        for id in list_changed_keys(before.replicas, after.replicas):
             models |= {world.replicas[id].model for world in (before, after) if id in world.replicas}
     return models
 
 
-def changed_keys(before: Mapping[K, V], after: Mapping[K, V]) -> set[K]:
+def list_changed_keys(before: Mapping[K, V], after: Mapping[K, V]) -> set[K]:
     """Keys whose value is not the very same."""
     if before is after:
         return set()

@@ -18,21 +18,21 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from autoscaler.contract import ModelName
-from autoscaler.faults import Failure, attempt, described
-from autoscaler.fold.masking import masked
+from autoscaler.faults import Failure, attempt, describe_error
+from autoscaler.fold.masking import mask_quarantined
 from autoscaler.kubernetes.api import Api, ApiError, FencedError, Object, UnreachableError
 from autoscaler.kubernetes.constants import WRITER
-from autoscaler.kubernetes.optional_kinds import collections
+from autoscaler.kubernetes.optional_kinds import list_collection_paths
 from autoscaler.kubernetes.resources import status
 from autoscaler.kubernetes.resources.conditions import ELSEWHERE
-from autoscaler.kubernetes.resources.status import NO_STATUS, Clocks, Status, Subject
+from autoscaler.kubernetes.resources.status import NO_STATUS, ClockReading, Status, Subject
 from autoscaler.kubernetes.resources.step import Decided
 from autoscaler.kubernetes.resources.watcher import StatusSeen
-from autoscaler.provisioning.feasibility import as_before, misfits
+from autoscaler.provisioning.feasibility import is_fit_unchanged, list_unplaceable_models
 from autoscaler.spec.pod import API_VERSION
 from autoscaler.state.actions import Unmet
 from autoscaler.state.world import World
-from autoscaler.text import rfc3339
+from autoscaler.text import format_rfc3339
 
 NEWS_S, CHANGE_S = 1.0, 60.0
 """Of one Model: so long after the last write at the earliest."""
@@ -59,7 +59,7 @@ class _Kept:
 
     def see(self, known: Status, version: int) -> None:
         """It is so as of a version of the object."""
-        self.status, self.version, self.weight = known, version, status.weight(known)
+        self.status, self.version, self.weight = known, version, status.summarize_status(known)
 
 
 class Statuses:
@@ -81,7 +81,7 @@ class Statuses:
         self._owner = f"{WRITER}-{installation}"
         self._fault = fault
         self._api = api
-        self._collections = collections(API_VERSION, "models", namespaces)
+        self._collections = list_collection_paths(API_VERSION, "models", namespaces)
         self._clock = clock
         self._wall = wall or api.unix_s
         self._world = self._looked = World(epoch=0)
@@ -191,7 +191,9 @@ class Statuses:
         """Notes who is to be written, and when."""
         now_s = self._clock()
         unmet = self._lacking()
-        names = status.changed(self._looked, self._world) | status.changed_keys(self._looked_unmet, unmet)
+        names = status.list_changed_models(self._looked, self._world) | status.list_changed_keys(
+            self._looked_unmet, unmet
+        )
         self._looked, self._looked_unmet = self._world, unmet
         before, self._kept = self._kept, {}
         self._elsewhere.clear()
@@ -228,15 +230,17 @@ class Statuses:
     def _lacking(self) -> dict[ModelName, Unmet]:
         """What the plan could not place, and what fits on no Device and has nobody who calls it."""
         now = self._world
-        if not as_before(self._fitted, now):
+        if not is_fit_unchanged(self._fitted, now):
             self._fitted = now
-            found = misfits(masked(now), lambda name, error: self._fault(name, "status", error)).items()
+            found = list_unplaceable_models(
+                mask_quarantined(now), lambda name, error: self._fault(name, "status", error)
+            ).items()
             self._misfits = {name: Unmet(model=name, reason=why, never=True) for name, why in found}
         never = {name: unmet for name, unmet in self._misfits.items() if name not in now.by_model}
         return {one.model: one for one in self._unmet} | never
 
     def _note(self, kept: _Kept, unmet: Mapping[ModelName, Unmet], now_s: float) -> None:
-        weight = attempt(lambda: status.weigh(status.case_of(self._world, unmet, kept.subject)))
+        weight = attempt(lambda: status.summarize_input(status.build_status_input(self._world, unmet, kept.subject)))
         if isinstance(weight, Failure):
             self._failed(kept, weight.error, now_s)
         elif weight != kept.weight:
@@ -255,7 +259,11 @@ class Statuses:
         now_s = self._clock()
         unmet = self._lacking()
         clocks = self._clocks()
-        made = attempt(lambda: status.render(status.case_of(self._world, unmet, kept.subject), kept.status, clocks))
+        made = attempt(
+            lambda: status.render_status(
+                status.build_status_input(self._world, unmet, kept.subject), kept.status, clocks
+            )
+        )
         if isinstance(made, Failure):
             self._failed(kept, made.error, now_s)
             return False
@@ -265,7 +273,7 @@ class Statuses:
         kept.wrote_s = now_s
         one = kept.subject
         body: Object = {
-            "apiVersion": API_VERSION, "kind": "Model", "status": status.write(made),
+            "apiVersion": API_VERSION, "kind": "Model", "status": status.encode_status(made),
             "metadata": {"name": one.name, "namespace": one.namespace, "uid": one.uid},
         }  # fmt: skip
         path = f"/apis/{API_VERSION}/namespaces/{one.namespace}/models/{one.name}/status"
@@ -289,7 +297,7 @@ class Statuses:
         self._again_s.pop(one.uid, None)
         said = {
             "type": ELSEWHERE, "status": "True", "reason": "OtherInstallation", "message": one.elsewhere,
-            "lastTransitionTime": rfc3339(self._wall()),
+            "lastTransitionTime": format_rfc3339(self._wall()),
         }  # fmt: skip
         body: Object = {
             "apiVersion": API_VERSION, "kind": "Model", "status": {"conditions": [said]} if one.elsewhere else {},
@@ -307,12 +315,12 @@ class Statuses:
         """The status of one Model cannot be made: it is quarantined, which its status then says."""
         kept.due_s = now_s + RETRY_S
         if kept.subject.model is None:
-            self._troubled(f"status of Model {kept.subject.namespace}/{kept.subject.name}: {described(error)}")
+            self._troubled(f"status of Model {kept.subject.namespace}/{kept.subject.name}: {describe_error(error)}")
         else:
             self._fault(kept.subject.model, "status", error)
 
-    def _clocks(self) -> Clocks:
-        return Clocks(self._clock(), self._wall())
+    def _clocks(self) -> ClockReading:
+        return ClockReading(self._clock(), self._wall())
 
     def _troubled(self, trouble: str) -> None:
         """Said once, until it is over or another."""
@@ -324,6 +332,6 @@ class Statuses:
 def _there(said: object) -> Status:
     """What is no status is written anew."""
     try:
-        return status.read(said)
+        return status.read_status(said)
     except ValueError:
         return NO_STATUS

@@ -1,5 +1,5 @@
-"""What rooms here need of a step of the loop (`autoscaler.controller.loop.Step`), which they may not know: it knows the
-plan.
+"""What rooms here need of a step of the loop (`autoscaler.controller.loop.LoopStep`), which they may not know: it knows
+the plan.
 """
 
 from __future__ import annotations

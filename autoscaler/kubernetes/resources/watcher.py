@@ -16,11 +16,11 @@ from msgspec.structs import replace
 
 from autoscaler.contract import TenantName
 from autoscaler.kubernetes.api import Api, Object
-from autoscaler.kubernetes.optional_kinds import Kinds, collections, created_unix_s
+from autoscaler.kubernetes.optional_kinds import Kinds, created_unix_s, list_collection_paths
 from autoscaler.kubernetes.resources.conditions import ELSEWHERE
 from autoscaler.kubernetes.resources.installation import CUSTOMS, Installation, Status
-from autoscaler.kubernetes.watching import Key, Watched
-from autoscaler.spec.decode import WrongKeyError, dotted
+from autoscaler.kubernetes.watching import ObjectKey, Watched
+from autoscaler.spec.decode import WrongKeyError, format_path
 from autoscaler.spec.model import Model
 from autoscaler.spec.names import Origin
 from autoscaler.spec.pod import API_VERSION
@@ -30,7 +30,7 @@ from autoscaler.text import one_line
 _log = logging.getLogger(__name__)
 
 Parse = Callable[[object], Model | Tenant]
-"""A document as a plain value -> what it says; raises WrongKeyError (`autoscaler.spec.load.one`)."""
+"""A document as a plain value -> what it says; raises WrongKeyError (`autoscaler.spec.load.read_document`)."""
 
 
 class StatusSeen(NamedTuple):
@@ -69,7 +69,7 @@ class TenantObject(NamedTuple):
     wrong: str
 
 
-class Customs:
+class DocumentWatcher:
     """The custom resources of a cluster, or of some namespaces. Without `tenants` those are not asked for."""
 
     def __init__(
@@ -92,11 +92,11 @@ class Customs:
         """Status of Models seen for the first time, until it is told."""
         self._kinds = Kinds(api, self._put)
         self._models = [
-            self._kinds.add(one, self._read_model) for one in collections(API_VERSION, "models", namespaces)
+            self._kinds.add(one, self._read_model) for one in list_collection_paths(API_VERSION, "models", namespaces)
         ]
         self._tenants: Watched[TenantObject] | None = None
         if tenants:
-            (path,) = collections(API_VERSION, "tenants", None)
+            (path,) = list_collection_paths(API_VERSION, "tenants", None)
             self._tenants = self._kinds.add(path, self._read_tenant, optional=True)
 
     async def run(self) -> None:
@@ -104,17 +104,17 @@ class Customs:
         await self._kinds.run()
 
     @property
-    def models(self) -> dict[Key, ModelObject]:
+    def models(self) -> dict[ObjectKey, ModelObject]:
         """All there are."""
         return {key: found for watched in self._models for key, found in watched.items.items()}
 
     @property
-    def tenants(self) -> Mapping[Key, TenantObject]:
+    def tenants(self) -> Mapping[ObjectKey, TenantObject]:
         """All there are; their namespace is empty."""
         return {} if self._tenants is None else self._tenants.items
 
     @property
-    def wrong(self) -> dict[Key, str]:
+    def wrong(self) -> dict[ObjectKey, str]:
         """Objects whose spec is not in force, and why: KEY PATH: what was expected."""
         models = {key: found.wrong for key, found in self.models.items() if found.wrong}
         return models | {key: found.wrong for key, found in self.tenants.items() if found.wrong}
@@ -133,7 +133,7 @@ class Customs:
     def _read_model(self, found: Object) -> ModelObject | None:
         """Once for each generation; one that is being deleted is gone."""
         metadata = found["metadata"]
-        key = Key(metadata["namespace"], metadata["name"])
+        key = ObjectKey(metadata["namespace"], metadata["name"])
         old = self._known(key)
         uid, generation = metadata["uid"], metadata.get("generation", 0)
         if "deletionTimestamp" in metadata:
@@ -161,7 +161,7 @@ class Customs:
     def _read_tenant(self, found: Object) -> TenantObject | None:
         metadata = found["metadata"]
         name, uid, generation = metadata["name"], metadata["uid"], metadata.get("generation", 0)
-        old = self.tenants.get(Key("", name))
+        old = self.tenants.get(ObjectKey("", name))
         if "deletionTimestamp" in metadata:
             return None
         if old is not None and old.uid == uid and old.generation == generation:
@@ -181,12 +181,12 @@ class Customs:
         try:
             return self._parse(document), ""
         except WrongKeyError as error:
-            wrong = one_line(f"{dotted(error.path)}: {error.message}")
+            wrong = one_line(f"{format_path(error.path)}: {error.message}")
             whose = "/".join(filter(None, (metadata.get("namespace"), metadata["name"])))
             _log.warning("not in force kind=%s name=%s error=%s", kind, whose, wrong)
             return None, wrong
 
-    def _known(self, key: Key) -> ModelObject | None:
+    def _known(self, key: ObjectKey) -> ModelObject | None:
         known = (watched.items.get(key) for watched in self._models)
         return next((found for found in known if found is not None), None)
 

@@ -21,10 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoscaler.placement.index import lrv, topology
-from autoscaler.placement.index.lrv import Part
-from autoscaler.placement.index.request import Ask, Form
-from autoscaler.placement.index.residual_waste import IDLE, WHOLE, Face, Ints, Taught, level
-from autoscaler.state.resources import BYTES_MAX, CPU_MAX, Kind, Lane, Room
+from autoscaler.placement.index.lrv import NodeSubset
+from autoscaler.placement.index.request import EncodedRequest, ScoreKey
+from autoscaler.placement.index.residual_waste import IDLE, WHOLE, Face, Ints, Taught, quantize_milli
+from autoscaler.state.resources import BYTES_MAX, CPU_MAX, RequestShape, ResourceAmount, SliceClass
 
 PERCENT_MAX: Final = 1 << 20
 """Of compute of a lane: some drivers scale what they give out, and no more than this."""
@@ -32,11 +32,11 @@ LANES_MAX: Final = 4000
 """Of one node."""
 
 
-class Node(NamedTuple):
+class NodeCapacity(NamedTuple):
     """One node, empty."""
 
     name: str
-    lanes: tuple[Lane, ...]
+    lanes: tuple[SliceClass, ...]
     cpu_milli: int = CPU_MAX
     host_bytes: int = BYTES_MAX
     links: tuple[str, ...] = ()
@@ -48,31 +48,31 @@ class Node(NamedTuple):
         return Face(tuple((lane.product, lane.memory_bytes) for lane in self.lanes), self.cpu_milli)
 
 
-class Place(NamedTuple):
+class LaneAssignment(NamedTuple):
     """Where a request goes: a node, and which of its lanes."""
 
     node: int
     lanes: tuple[int, ...]
 
 
-class Load(NamedTuple):
+class RequestUsage(NamedTuple):
     """What a request takes of its Place."""
 
-    rooms: tuple[Room, ...]
+    rooms: tuple[ResourceAmount, ...]
     """Of each lane."""
     cpu_milli: int = 0
     host_bytes: int = 0
 
 
-def load_of(kind: Kind, node: Node, lanes: Sequence[int]) -> Load:
+def compute_request_usage(kind: RequestShape, node: NodeCapacity, lanes: Sequence[int]) -> RequestUsage:
     """What it takes there. Raises ValueError where it can never be."""
     rooms = [room for lane in lanes if (room := kind.takes(node.lanes[lane])) is not None]
     if len(rooms) < len(lanes):
         raise ValueError(f"{kind} can never be on node {node.name}")
-    return Load(tuple(rooms), kind.cpu_milli, kind.host_bytes)
+    return RequestUsage(tuple(rooms), kind.cpu_milli, kind.host_bytes)
 
 
-def checked(node: Node) -> None:
+def validate_node(node: NodeCapacity) -> None:
     """Raises ValueError for what no node is like."""
     lanes = all(0 < lane.memory_bytes <= BYTES_MAX and 0 <= lane.compute_percent <= PERCENT_MAX for lane in node.lanes)
     lanes = lanes and len(node.lanes) <= LANES_MAX and all(0 <= lane.price < inf for lane in node.lanes)
@@ -93,15 +93,15 @@ _LOWEST: Final = -(1 << 60)
 """Below every score."""
 
 
-class Stock:
+class NodeArrays:
     """Empty and open at first. `nodes` in the order in which ties are decided. Raises ValueError for what no node is
     like.
     """
 
-    def __init__(self, nodes: Sequence[Node], taught: Taught) -> None:
+    def __init__(self, nodes: Sequence[NodeCapacity], taught: Taught) -> None:
         self.nodes = tuple(nodes)
         for node in self.nodes:
-            checked(node)
+            validate_node(node)
         self.lanes = tuple(dict.fromkeys(lane for node in self.nodes for lane in node.lanes))
         """The different ones; an Ask speaks of these."""
         numbers = {lane: number for number, lane in enumerate(self.lanes)}
@@ -129,9 +129,9 @@ class Stock:
         self.host_bytes: Ints = np.array([node.host_bytes for node in self.nodes], np.int64)
         self.host_size: Ints = self.host_bytes.copy()
         self._numbers = np.arange(len(all_lanes), dtype=np.int64) - self.first[self.node_of]
-        self._links = topology.links([node.links for node in self.nodes], counts.tolist())
+        self._links = topology.find_link_numbers([node.links for node in self.nodes], counts.tolist())
         self._leading = np.array([_leading(node, numbers) for node in self.nodes], np.int64)
-        self._rows: dict[Form, _Row] = {}
+        self._rows: dict[ScoreKey, _Row] = {}
         self._version = 0
         self._changed: Ints = np.zeros(len(self.nodes), np.int64)
         """[nodes]: the version since which each is as it is."""
@@ -150,14 +150,14 @@ class Stock:
 
     def choose(
         self,
-        ask: Ask,
+        ask: EncodedRequest,
         ok: Flags | None = None,
         lacks: Ints | None = None,
         free: Flags | None = None,
         crowd: Ints | None = None,
         *,
         must: Ints | None = None,
-    ) -> Place | None:
+    ) -> LaneAssignment | None:
         """The best place for it; None: it fits nowhere now. `ok` [nodes]: where it may be; `lacks`, `crowd`: see
         `Ask.tiers`; `free` [lanes]: those that it may have; `must`: see `teams.best`.
         """
@@ -187,9 +187,9 @@ class Stock:
         best = int(((keys >> _SCORE) == keys.max() >> _SCORE).argmax())
         node = int(self.node_of[best])
         here = self._span(node)
-        return Place(node, (int(keys[here].argmax()),))
+        return LaneAssignment(node, (int(keys[here].argmax()),))
 
-    def granted(self, ask: Ask, place: Place) -> int:
+    def granted(self, ask: EncodedRequest, place: LaneAssignment) -> int:
         """How many bytes are best for one that was just chosen a Place for: all that it asked for, with what it makes
         do, or all that is left where that is between.
         """
@@ -198,43 +198,45 @@ class Stock:
         most, least = int(ask.most[lane]), int(ask.memory[lane])
         return left if left < most else least if ask.form.least and self._rows[ask.form].less[at] else most
 
-    def unneeded(self, place: Place) -> int:
+    def unneeded(self, place: LaneAssignment) -> int:
         """How many bytes of what is left of its one lane others are not expected to use."""
         at = int(self.first[place.node]) + place.lanes[0]
-        milli = lrv.needed(self._tables, self.part(np.array([place.node])), place.lanes[0])
+        milli = lrv.compute_needed_milli(self._tables, self.part(np.array([place.node])), place.lanes[0])
         return max(0, int(self.left_bytes[at]) - -(-milli * int(self.size_bytes[at]) // WHOLE))
 
-    def fitting(self, ask: Ask, *, held: bool = False) -> Flags:
+    def fitting(self, ask: EncodedRequest, *, held: bool = False) -> Flags:
         """[lanes]: those with enough for one of its parts, now; or those that are `held`."""
         enough = ask.memory[0] if ask.flat else ask.memory[self.lane_of]
         fits: Flags = (self.left_bytes >= enough) & ((self.held & ~self.shut) if held else self._open)
         return fits & (self.left_percent >= ask.compute[self.lane_of]) if ask.computes else fits
 
-    def _node(self, scores: Ints) -> Place | None:
+    def _node(self, scores: Ints) -> LaneAssignment | None:
         best = int(scores.argmax()) if len(scores) else -1
-        return None if best < 0 or scores[best] == _LOWEST else Place(best, ())
+        return None if best < 0 or scores[best] == _LOWEST else LaneAssignment(best, ())
 
-    def _several(self, devices: int, lanes: Flags, tiers: Ints | None, scores: Ints, must: Ints | None) -> Place | None:
+    def _several(
+        self, devices: int, lanes: Flags, tiers: Ints | None, scores: Ints, must: Ints | None
+    ) -> LaneAssignment | None:
         """The node whose `devices` best lanes are of the lowest tier; of no higher one those that a link joins."""
         if tiers is None:
             tiers = np.zeros(len(lanes), np.int64)
-        found = topology.best(devices, lanes, tiers, scores, self.node_of, link_of=self._links, must=must)
+        found = topology.choose_best_lanes(devices, lanes, tiers, scores, self.node_of, link_of=self._links, must=must)
         if found is None:
             return None
         node = int(self.node_of[found[0]])
-        return Place(node, tuple(sorted(int(one) for one in found - self.first[node])))
+        return LaneAssignment(node, tuple(sorted(int(one) for one in found - self.first[node])))
 
     # --- changes ------------------------------------------------------------------------------------------------------
 
-    def take(self, place: Place, load: Load) -> None:
+    def take(self, place: LaneAssignment, load: RequestUsage) -> None:
         """Raises ValueError where that would be more than there is."""
         self._move(place, load, 1)
 
-    def give_back(self, place: Place, load: Load) -> None:
+    def give_back(self, place: LaneAssignment, load: RequestUsage) -> None:
         """What `take` took. Raises ValueError where that would be more than there ever was."""
         self._move(place, load, -1)
 
-    def set(self, node: int, lane: int, left: Room, *, shut: bool, held: bool) -> None:
+    def set(self, node: int, lane: int, left: ResourceAmount, *, shut: bool, held: bool) -> None:
         """How one lane is, whatever it was."""
         at = int(self.first[node]) + lane
         told = left.memory_bytes, left.compute_percent, shut, held
@@ -275,7 +277,7 @@ class Stock:
             self._settle(node)
         self._before = None
 
-    def _move(self, place: Place, load: Load, sign: int) -> None:
+    def _move(self, place: LaneAssignment, load: RequestUsage, sign: int) -> None:
         node, many = place.node, len(place.lanes)
         lanes = self.nodes[node].lanes
         once = many == len(set(place.lanes)) == len(load.rooms)
@@ -311,7 +313,7 @@ class Stock:
         here = self._span(node)
         milli = WHOLE * self.left_bytes[here] // self.size_bytes[here]
         self.milli[here] = left = np.where(self.shut[here], -1, milli)
-        self.level[here] = IDLE if (left == WHOLE).all() else level(left)
+        self.level[here] = IDLE if (left == WHOLE).all() else quantize_milli(left)
         self._touch(node)
 
     def _touch(self, node: int) -> None:
@@ -334,10 +336,10 @@ class Stock:
         wanted[nodes] = True
         return np.flatnonzero(wanted[self.node_of])
 
-    def part(self, nodes: Ints) -> Part:
+    def part(self, nodes: Ints) -> NodeSubset:
         """These nodes, in order, for a score."""
         at = self._lanes_at(nodes)
-        return Part(
+        return NodeSubset(
             at=at,
             left=self.milli[at],
             level=self.level[at],
@@ -361,23 +363,23 @@ class Stock:
             if form.least:
                 scores = self._elastic(row, part, milli[self.lane_of[at]], nodes)
             else:
-                scores = lrv.of_lanes(self._tables, part, milli[self.lane_of[at]], taken, form.cpu_milli)
+                scores = lrv.score_lanes(self._tables, part, milli[self.lane_of[at]], taken, form.cpu_milli)
             row.scores[at] = (scores << _SCORE) + ((WHOLE - self.milli[at]) << _LEFT) + _LAST - self._numbers[at]
             return
         idle = (self.milli[at] == WHOLE).astype(np.int64)
         chosen = idle * (part.ranks(idle) <= form.devices)
-        scores = lrv.of_nodes(self._tables, part, chosen, form.cpu_milli)
+        scores = lrv.score_nodes(self._tables, part, chosen, form.cpu_milli)
         row.scores[nodes] = scores << _SCORE
 
-    def _elastic(self, row: _Row, part: Part, milli: Ints, nodes: Ints) -> Ints:
+    def _elastic(self, row: _Row, part: NodeSubset, milli: Ints, nodes: Ints) -> Ints:
         """[lanes] -> the score with all that it asked for, or all that is left if that is less; or with what it makes
         do, where that is better.
         """
         cpu_milli, lanes, leading = row.form.cpu_milli, self.lane_of[part.at], self._leading[nodes]
         all_, less = np.array((*row.form.milli, 0), np.int64), np.array((*row.form.least, 0), np.int64)
         short = np.maximum(milli - part.left, 0)
-        most = lrv.of_lanes(self._tables, part, milli, all_[leading], cpu_milli, forgone=short)
-        least = lrv.of_lanes(self._tables, part, less[lanes], less[leading], cpu_milli, forgone=milli - less[lanes])
+        most = lrv.score_lanes(self._tables, part, milli, all_[leading], cpu_milli, forgone=short)
+        least = lrv.score_lanes(self._tables, part, less[lanes], less[leading], cpu_milli, forgone=milli - less[lanes])
         row.less[part.at] = (least > most) & (short == 0)
         found: Ints = np.where(row.less[part.at], least, most)
         return found
@@ -397,7 +399,7 @@ class _Before(NamedTuple):
 class _Row:
     """One Form's scores, and at which version of the Stock they were right."""
 
-    def __init__(self, stock: Stock, form: Form) -> None:
+    def __init__(self, stock: NodeArrays, form: ScoreKey) -> None:
         self.form = form
         self.scores: Ints = np.zeros(len(stock.node_of if form.devices == 1 else stock.nodes), np.int64)
         """[lanes], or [nodes] for who takes several or none."""
@@ -406,6 +408,6 @@ class _Row:
         self.version = -1
 
 
-def _leading(node: Node, numbers: dict[Lane, int]) -> int:
+def _leading(node: NodeCapacity, numbers: dict[SliceClass, int]) -> int:
     """Its largest lane: what a request takes of a node is about what it takes of that; -1: it has none."""
     return numbers[max(node.lanes, key=lambda lane: lane.memory_bytes)] if node.lanes else -1

@@ -1,8 +1,8 @@
 """Elastic requests: one that makes do with a little less memory gets less where that closes a hole, as long as all of
 them together have nearly what they asked for.
 
-Owns the Budget (what all that run asked for and were granted) and the order of questions (`settle`): the Stock says
-which place and grant are best; where the Budget has not so much left, it is asked again for all that is wanted. So
+Owns the Budget (what all that run asked for and were granted) and the order of questions (`place_elastic`): the Stock
+says which place and grant are best; where the Budget has not so much left, it is asked again for all that is wanted. So
 nobody is refused who fits with all that was asked for. Promises: nobody gets less than it makes do with, and nobody
 less than it asked for where the mean of all would then be below MEAN, by request or by byte. A grant stays as it is.
 No I/O.
@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from autoscaler.placement.index.arrays import Load, Place, Stock, load_of
-from autoscaler.placement.index.request import Ask, ask_of
-from autoscaler.state.resources import Kind
+from autoscaler.placement.index.arrays import LaneAssignment, NodeArrays, RequestUsage, compute_request_usage
+from autoscaler.placement.index.request import EncodedRequest, encode_request
+from autoscaler.state.resources import RequestShape
 
 LEAST: Final = 900
 """Thousandths of what it asked for with which a request makes do; MEAN those that all have together, at least."""
@@ -25,24 +25,24 @@ KINDS_MAX: Final = 4096
 _PARTS: Final = 1_000_000
 
 
-def elastic(kind: Kind) -> Kind:
+def make_elastic(kind: RequestShape) -> RequestShape:
     """The same request, which makes do with LEAST. Whole Devices are never cut."""
     if kind.devices != 1 or kind.memory_bytes <= 1:
         return kind
     return kind._replace(spare_bytes=kind.memory_bytes * (1000 - LEAST) // 1000)
 
 
-class Granted(NamedTuple):
+class PlacedRequest(NamedTuple):
     """One that runs."""
 
-    place: Place
-    load: Load
+    place: LaneAssignment
+    load: RequestUsage
     asked_bytes: int
     """0: it was not elastic."""
     granted_bytes: int
 
 
-class Budget:
+class ElasticBudget:
     """What those asked for and got that are elastic."""
 
     def __init__(self) -> None:
@@ -62,12 +62,12 @@ class Budget:
         self.count += sign
 
 
-def settle(
-    kind: Kind,
-    budget: Callable[[], Budget],
-    choose: Callable[[Kind], Place | None],
-    granted: Callable[[Kind, Place], int],
-) -> tuple[Place, Kind] | None:
+def place_elastic(
+    kind: RequestShape,
+    budget: Callable[[], ElasticBudget],
+    choose: Callable[[RequestShape], LaneAssignment | None],
+    granted: Callable[[RequestShape, LaneAssignment], int],
+) -> tuple[LaneAssignment, RequestShape] | None:
     """Where one goes, and what it is granted there, which the Budget counts from now on; it is asked for where one is
     elastic. None: it fits nowhere now, or only with more cut off than the Budget has. `choose`, `granted`: see Stock.
     """
@@ -86,36 +86,38 @@ def settle(
 class Elastic:
     """A Stock that grants. Requests that are not elastic are placed as ever."""
 
-    def __init__(self, stock: Stock) -> None:
+    def __init__(self, stock: NodeArrays) -> None:
         self.stock = stock
-        self.budget = Budget()
-        self._asks: dict[Kind, Ask] = {}
+        self.budget = ElasticBudget()
+        self._asks: dict[RequestShape, EncodedRequest] = {}
 
-    def start(self, kind: Kind) -> Granted | None:
-        """Chooses and takes; None: see `settle`."""
+    def start(self, kind: RequestShape) -> PlacedRequest | None:
+        """Chooses and takes; None: see `place_elastic`."""
         stock = self.stock
 
-        def choose(one: Kind) -> Place | None:
+        def choose(one: RequestShape) -> LaneAssignment | None:
             return stock.choose(self._ask(one))
 
-        found = settle(kind, lambda: self.budget, choose, lambda one, place: stock.granted(self._ask(one), place))
+        found = place_elastic(
+            kind, lambda: self.budget, choose, lambda one, place: stock.granted(self._ask(one), place)
+        )
         if found is None:
             return None
         place, got = found
-        load = load_of(got, stock.nodes[place.node], place.lanes)
+        load = compute_request_usage(got, stock.nodes[place.node], place.lanes)
         stock.take(place, load)
-        return Granted(place, load, *((kind.memory_bytes, got.memory_bytes) if kind.spare_bytes else (0, 0)))
+        return PlacedRequest(place, load, *((kind.memory_bytes, got.memory_bytes) if kind.spare_bytes else (0, 0)))
 
-    def stop(self, one: Granted) -> None:
+    def stop(self, one: PlacedRequest) -> None:
         """What `start` took."""
         self.stock.give_back(one.place, one.load)
         if one.asked_bytes:
             self.budget.add(one.asked_bytes, one.granted_bytes, -1)
 
-    def _ask(self, kind: Kind) -> Ask:
+    def _ask(self, kind: RequestShape) -> EncodedRequest:
         ask = self._asks.get(kind)
         if ask is None:
             if len(self._asks) >= KINDS_MAX:
                 self._asks.clear()
-            ask = self._asks[kind] = ask_of(kind, self.stock.lanes)
+            ask = self._asks[kind] = encode_request(kind, self.stock.lanes)
         return ask

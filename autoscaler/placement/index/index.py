@@ -15,19 +15,36 @@ from typing import Final
 import numpy as np
 
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.placement.index.arrays import LANES_MAX, PERCENT_MAX, Flags, Node, Place, Stock, load_of
-from autoscaler.placement.index.elastic import Budget
-from autoscaler.placement.index.locality import Locality
+from autoscaler.placement.index.arrays import (
+    LANES_MAX,
+    PERCENT_MAX,
+    Flags,
+    LaneAssignment,
+    NodeArrays,
+    NodeCapacity,
+    compute_request_usage,
+)
+from autoscaler.placement.index.elastic import ElasticBudget
+from autoscaler.placement.index.locality import ArtifactLocality
 from autoscaler.placement.index.node_filter import Admitting
-from autoscaler.placement.index.request import Ask, ask_of
-from autoscaler.placement.index.residual_waste import Ints, Taught, untaught
-from autoscaler.placement.index.topology import Crowds, numbered
-from autoscaler.placement.index.victims import Roster
-from autoscaler.placement.model.tenant_isolation import Company, Trust, domain_of, domains
-from autoscaler.placement.model.topology import join
-from autoscaler.placement.model.types import Choice, Incumbent, Outlook, Shelf, Spread, Supplies
-from autoscaler.placement.reasons import WhyNot
-from autoscaler.state.resources import BYTES_MAX, NO_ROOM, NOTHING, Beside, Host, Kind, Link, Room
+from autoscaler.placement.index.request import EncodedRequest, encode_request
+from autoscaler.placement.index.residual_waste import Ints, Taught, build_untrained_estimate
+from autoscaler.placement.index.topology import SpreadCounts, number_links
+from autoscaler.placement.index.victims import EvictionCostIndex
+from autoscaler.placement.model.tenant_isolation import DomainOccupancy, TenantSet, domain_of, group_slices_by_domain
+from autoscaler.placement.model.topology import name_device_link
+from autoscaler.placement.model.types import Bin, NodeConstraints, Occupant, RequiredArtifacts, RestartCosts, Spread
+from autoscaler.placement.reasons import UnschedulableReasons
+from autoscaler.state.resources import (
+    BYTES_MAX,
+    NO_ROOM,
+    NOTHING,
+    HostRequest,
+    HostResources,
+    Link,
+    RequestShape,
+    ResourceAmount,
+)
 from autoscaler.state.world import DeviceId, NodeId, Slice, SliceId
 
 ASKS_MAX: Final = 4096
@@ -48,12 +65,12 @@ def _can_be(slice_: Slice) -> bool:
 
 
 @cache
-def innocent() -> Taught:
+def build_default_estimate() -> Taught:
     """What room is worth before anything is known of demand."""
-    return untaught(ANY_SIZE)
+    return build_untrained_estimate(ANY_SIZE)
 
 
-class Yard:
+class SliceIndex:
     """A Slice that cannot be (without memory, or with more than there is anywhere) is left out: nothing is put there.
     Raises ValueError where two have one id. `full` gives a Shelf with its incumbents, where those that are given have
     none: who is on a Slice counts only when there is no room.
@@ -61,20 +78,20 @@ class Yard:
 
     def __init__(
         self,
-        shelves: Iterable[Shelf],
-        hosts: Mapping[NodeId, Host] | None = None,
+        shelves: Iterable[Bin],
+        hosts: Mapping[NodeId, HostResources] | None = None,
         taught: Taught | None = None,
-        full: Callable[[SliceId], Shelf] | None = None,
+        full: Callable[[SliceId], Bin] | None = None,
     ) -> None:
         ordered = sorted((one for one in shelves if _can_be(one.slice)), key=lambda shelf: shelf.slice.id)
-        self.shelves: dict[SliceId, Shelf] = {shelf.slice.id: shelf for shelf in ordered}
+        self.shelves: dict[SliceId, Bin] = {shelf.slice.id: shelf for shelf in ordered}
         if len(self.shelves) < len(ordered):
             raise ValueError("two Slices have one id")
         self.full = full
         self.hosts = dict(hosts or {})
-        self.budget: Callable[[], Budget] = Budget
+        self.budget: Callable[[], ElasticBudget] = ElasticBudget
         """What elastic Replicas that run have of what they asked for: counted when it is asked."""
-        self.yet: Callable[[Collection[ReplicaId]], Mapping[Kind, int]] = lambda _: {}
+        self.yet: Callable[[Collection[ReplicaId]], Mapping[RequestShape, int]] = lambda _: {}
         """What may be asked for yet when those have left, too, and how often: worked out when it is asked."""
         self.judges = taught is not None
         """Whether it is known what room is worth; else all sizes are taken to be asked for alike."""
@@ -87,57 +104,61 @@ class Yard:
         self.models: Collection[ModelName] | None = None
         """Of which there are Replicas; None: they are in `shelves`."""
         self._devices: dict[DeviceId, list[SliceId]] = {}
-        by_node: dict[NodeId, list[Shelf]] = {node: [] for node in self.hosts}
+        by_node: dict[NodeId, list[Bin]] = {node: [] for node in self.hosts}
         for shelf in ordered:
             if len(by_node.setdefault(shelf.slice.node, [])) < LANES_MAX:
                 by_node[shelf.slice.node].append(shelf)
             self._devices.setdefault(shelf.slice.device, []).append(shelf.slice.id)
         self.nodes: tuple[NodeId, ...] = tuple(sorted(by_node))
         self._ids = [tuple(shelf.slice.id for shelf in by_node[node]) for node in self.nodes]
-        self._where = {id: Place(node, (at,)) for node, ids in enumerate(self._ids) for at, id in enumerate(ids)}
-        self.stock = Stock([self._node(node, by_node[node]) for node in self.nodes], taught or innocent())
+        self._where = {
+            id: LaneAssignment(node, (at,)) for node, ids in enumerate(self._ids) for at, id in enumerate(ids)
+        }
+        self.stock = NodeArrays(
+            [self._node(node, by_node[node]) for node in self.nodes], taught or build_default_estimate()
+        )
         self._soon: Ints = np.full((2, len(self.nodes)), BYTES_MAX, np.int64)
         """[2, nodes]: CPU and memory that are left or coming; more than any is asked for where that is not known."""
         self._tell_hosts()
-        self._domains = domains(shelf.slice for shelf in ordered)
+        self._domains = group_slices_by_domain(shelf.slice for shelf in ordered)
         self._lane_at = numbers = {id: int(self.stock.first[at.node]) + at.lanes[0] for id, at in self._where.items()}
         lanes = {domain: [numbers[id] for id in ids if id in numbers] for domain, ids in self._domains.items()}
-        self.company = Company(lanes, len(numbers))
+        self.company = DomainOccupancy(lanes, len(numbers))
         by_id = np.array([numbers[id] for id in self.shelves if id in numbers], np.int64)
         self.by_size: Ints = by_id[np.argsort(self.stock.size_bytes[by_id], kind="stable")]
         """Lanes, the smallest first, those of one size in order of their Slices' ids."""
-        self.roster = Roster(len(numbers))
+        self.roster = EvictionCostIndex(len(numbers))
         self._settle(ordered)
-        self._asks: dict[Kind, Ask] = {}
-        self._may: dict[Choice, Flags | None] = {}
-        self._crowds = Crowds(self.nodes, self._said)
+        self._asks: dict[RequestShape, EncodedRequest] = {}
+        self._may: dict[NodeConstraints, Flags | None] = {}
+        self._crowds = SpreadCounts(self.nodes, self._said)
         self._teams: dict[Link, Ints] = {}
         self._admitting: Admitting | None = None
-        self.why = WhyNot(self)
+        self.why = UnschedulableReasons(self)
         self._gone: set[NodeId] = set()
         """Nodes without Slices that are not there any more, and may come back."""
-        self.locality = Locality(self.nodes, self._gone)
+        self.locality = ArtifactLocality(self.nodes, self._gone)
 
     def _tell_hosts(self) -> None:
         for number, node in enumerate(self.nodes):
             if node in self.hosts:
                 self._tell_host(number, self.hosts[node])
 
-    def _settle(self, shelves: Iterable[Shelf]) -> None:
+    def _settle(self, shelves: Iterable[Bin]) -> None:
         for shelf in shelves:
             self.sync(shelf)
             self._meet(shelf)
             if shelf.slice.id in self._lane_at:
                 self.roster.put(self._lane_at[shelf.slice.id], shelf)
 
-    def _node(self, node: NodeId, shelves: list[Shelf]) -> Node:
-        host = self.hosts.get(node, Host())
+    def _node(self, node: NodeId, shelves: list[Bin]) -> NodeCapacity:
+        host = self.hosts.get(node, HostResources())
         links = tuple(shelf.slice.link for shelf in shelves)
-        return Node(node, tuple(shelf.lane for shelf in shelves), host.cores_milli, host.host_bytes, links)
+        return NodeCapacity(node, tuple(shelf.lane for shelf in shelves), host.cores_milli, host.host_bytes, links)
 
     # --- what changes -------------------------------------------------------------------------------------------------
 
-    def put(self, shelf: Shelf) -> None:
+    def put(self, shelf: Bin) -> None:
         """That Slice is like this now; its size and kind are as they were. Of one that was left out nothing is kept."""
         before = self.shelves.get(shelf.slice.id)
         if before is None:
@@ -162,16 +183,16 @@ class Yard:
         """Who is on these Slices may be otherwise than it was, with as much of them."""
         self.roster.stir(self._lane_at[id] for id in ids if id in self._lane_at)
 
-    def look(self, outlook: Outlook) -> None:
+    def look(self, outlook: RestartCosts) -> None:
         """The roster is as the Slices are now."""
         self.roster.look(lambda at: self.shelf(self.id_of(at)), outlook)
 
     def teach(self, taught: Taught | None) -> None:
         """What room is worth from now on; None: nobody knows."""
         self.judges = taught is not None
-        self.stock.teach(taught or innocent())
+        self.stock.teach(taught or build_default_estimate())
 
-    def admits(self, node: NodeId, host: Host | None) -> bool:
+    def admits(self, node: NodeId, host: HostResources | None) -> bool:
         """Whether a node may become so; else it takes a new Yard. None: it is not there, or not known any more."""
         at = bisect_left(self.nodes, node)
         if at == len(self.nodes) or self.nodes[at] != node:
@@ -181,7 +202,7 @@ class Yard:
             return not of.lanes and len(self._gone) < GONE_MAX
         return (of.cpu_milli, of.host_bytes) == (host.cores_milli, host.host_bytes)
 
-    def put_host(self, node: NodeId, host: Host | None) -> None:
+    def put_host(self, node: NodeId, host: HostResources | None) -> None:
         """What is left of a node beside its Devices, which it `admits`."""
         at, there = bisect_left(self.nodes, node), host is not None
         if there == (node in self._gone):
@@ -196,11 +217,11 @@ class Yard:
             self.hosts.pop(node, None)
             self.emptying.discard(node)
 
-    def suppose(self, node: NodeId, host: Host) -> None:
+    def suppose(self, node: NodeId, host: HostResources) -> None:
         """The same, until the Stock is rewound."""
         self.stock.set_host(bisect_left(self.nodes, node), *host.left.most(NOTHING))
 
-    def _tell_host(self, number: int, host: Host) -> None:
+    def _tell_host(self, number: int, host: HostResources) -> None:
         node = self.nodes[number]
         self._soon[:, number] = host.soon
         self.stock.set_host(number, *host.left.most(NOTHING))
@@ -209,7 +230,7 @@ class Yard:
         else:
             self.emptying.discard(node)
 
-    def sync(self, shelf: Shelf) -> None:
+    def sync(self, shelf: Bin) -> None:
         """The Stock is told; what is kept here is not changed, but for who is asked first when there is no room."""
         if shelf.slice.id not in self._where:
             return
@@ -218,7 +239,7 @@ class Yard:
         if any(shelf.coming):
             self.coming.add(shelf.slice.id)
 
-    def _tell(self, slice_: Slice, free: Room, *, shut: bool, held: bool) -> None:
+    def _tell(self, slice_: Slice, free: ResourceAmount, *, shut: bool, held: bool) -> None:
         """Of a Slice that takes no more, nothing is free."""
         node, (lane,) = self._where[slice_.id]
         full = slice_.holders_max and not free.places
@@ -229,7 +250,7 @@ class Yard:
         self.stock.rewind()
         self.company.forget()
 
-    def _meet(self, shelf: Shelf) -> None:
+    def _meet(self, shelf: Bin) -> None:
         """Who is in its Domain."""
         domain = domain_of(shelf.slice)
         if domain is not None:
@@ -237,23 +258,23 @@ class Yard:
 
     # --- what is asked ------------------------------------------------------------------------------------------------
 
-    def shelf(self, id: SliceId) -> Shelf:
+    def shelf(self, id: SliceId) -> Bin:
         """With its incumbents."""
         return self.shelves[id] if self.full is None else self.full(id)
 
-    def ask(self, kind: Kind) -> Ask:
+    def ask(self, kind: RequestShape) -> EncodedRequest:
         """As numbers."""
         if kind not in self._asks:
             if len(self._asks) >= ASKS_MAX:
                 self._asks.clear()
-            self._asks[kind] = ask_of(kind, self.stock.lanes)
+            self._asks[kind] = encode_request(kind, self.stock.lanes)
         return self._asks[kind]
 
-    def slices(self, place: Place) -> tuple[SliceId, ...]:
+    def slices(self, place: LaneAssignment) -> tuple[SliceId, ...]:
         """The Slices of a Place."""
         return tuple(self._ids[place.node][lane] for lane in place.lanes)
 
-    def soon(self, trust: Trust) -> Set[SliceId]:
+    def soon(self, trust: TenantSet) -> Set[SliceId]:
         """Slices that somebody leaves, or whose Domain a stranger may leave."""
         if not trust or not self.coming:
             return self.coming
@@ -271,8 +292,13 @@ class Yard:
         return (slice_.id,) if domain is None else self._domains[domain]
 
     def choose(
-        self, kind: Kind, choice: Choice, of: Supplies, trust: Trust = (), spread: Spread | None = None
-    ) -> Place | None:
+        self,
+        kind: RequestShape,
+        choice: NodeConstraints,
+        of: RequiredArtifacts,
+        trust: TenantSet = (),
+        spread: Spread | None = None,
+    ) -> LaneAssignment | None:
         """The best place with room now; None: there is none."""
         lacks, free = self.locality.lacks(of), self.company.free(trust) if trust else None
         crowd = None if spread is None or not spread.nodes else self._crowds.of(spread)
@@ -284,11 +310,11 @@ class Yard:
         if link is Link.NODE:
             return self.stock.node_of
         if link not in self._teams:
-            names = [[join(self.shelves[id].slice, link) for id in ids] for ids in self._ids]
-            self._teams[link] = numbered(names, self.stock.counts.tolist())
+            names = [[name_device_link(self.shelves[id].slice, link) for id in ids] for ids in self._ids]
+            self._teams[link] = number_links(names, self.stock.counts.tolist())
         return self._teams[link]
 
-    def granted(self, kind: Kind, place: Place) -> int:
+    def granted(self, kind: RequestShape, place: LaneAssignment) -> int:
         """How many bytes are best for an elastic one that was just chosen a Place for."""
         return self.stock.granted(self.ask(kind), place)
 
@@ -299,14 +325,14 @@ class Yard:
             return BYTES_MAX
         return self.stock.unneeded(place)
 
-    def locked(self, kind: Kind, choice: Choice) -> Iterator[SliceId]:
+    def locked(self, kind: RequestShape, choice: NodeConstraints) -> Iterator[SliceId]:
         """Slices with room now, where another is starting."""
         may, stock = self.where_it_may(choice), self.stock
         fits = stock.fitting(self.ask(kind), held=True)
         fits = fits if may is None else fits & may[stock.node_of]
         return (self.id_of(int(at)) for at in np.flatnonzero(fits))
 
-    def possible(self, kind: Kind, choice: Choice) -> Flags:
+    def possible(self, kind: RequestShape, choice: NodeConstraints) -> Flags:
         """[lanes]: those that could hold it, were nobody there."""
         may, ask, stock = self.where_it_may(choice), self.ask(kind), self.stock
         fits: Flags = (ask.memory[stock.lane_of] <= stock.size_bytes) & ~stock.shut
@@ -322,11 +348,11 @@ class Yard:
             shelf = self.shelves[id]
             self._tell(shelf.slice, shelf.free, shut=True, held=shelf.locked)
 
-    def set_free(self, id: SliceId, left: Room) -> None:
+    def set_free(self, id: SliceId, left: ResourceAmount) -> None:
         """It is open, and has that."""
         self._tell(self.shelves[id].slice, left, shut=False, held=False)
 
-    def gain(self, node: NodeId, amounts: Beside) -> None:
+    def gain(self, node: NodeId, amounts: HostRequest) -> None:
         """Somebody leaves who has that beside its Devices."""
         if node in self.hosts:
             at, stock = bisect_left(self.nodes, node), self.stock
@@ -334,9 +360,9 @@ class Yard:
             cpu_milli = min(most.cpu_milli, int(stock.cpu[at]) + amounts.cpu_milli)
             stock.set_host(at, cpu_milli, min(most.host_bytes, int(stock.host_bytes[at]) + amounts.host_bytes))
 
-    def take(self, kind: Kind, place: Place) -> None:
+    def take(self, kind: RequestShape, place: LaneAssignment) -> None:
         """Somebody is put there. Raises ValueError where there is no room."""
-        self.stock.take(place, load_of(kind, self.stock.nodes[place.node], place.lanes))
+        self.stock.take(place, compute_request_usage(kind, self.stock.nodes[place.node], place.lanes))
 
     def slices_of(self, node: NodeId) -> tuple[SliceId, ...]:
         """A node's Slices; none of one that is not known."""
@@ -355,13 +381,13 @@ class Yard:
         """Where it is among the nodes that there are."""
         return bisect_left(self.nodes, node)
 
-    def short(self, need: Beside) -> Flags:
+    def short(self, need: HostRequest) -> Flags:
         """[nodes]: those with too little CPU or memory for it even when those have left who leave."""
         asked = [(at, amount) for at, amount in enumerate(need) if amount]
         found: Flags = np.any([self._soon[at] < amount for at, amount in asked], axis=0)
         return found
 
-    def held_by(self, victim: Incumbent, chosen: Sequence[SliceId]) -> Iterable[SliceId]:
+    def held_by(self, victim: Occupant, chosen: Sequence[SliceId]) -> Iterable[SliceId]:
         """The Slices of a victim; if it has only one, that is among the `chosen` ones."""
         if not victim.others:
             return chosen
@@ -378,7 +404,7 @@ class Yard:
         """The lane of a Slice; None: it is left out."""
         return self._lane_at.get(id)
 
-    def where_it_may(self, choice: Choice) -> Flags | None:
+    def where_it_may(self, choice: NodeConstraints) -> Flags | None:
         """[nodes]: where who chooses so may be; None: anywhere."""
         if choice not in self._may:
             if len(self._may) >= ASKS_MAX:

@@ -14,7 +14,7 @@ import numpy as np
 
 from autoscaler.placement.index.arrays import Flags
 from autoscaler.placement.index.residual_waste import Ints
-from autoscaler.placement.model.types import Supplies
+from autoscaler.placement.model.types import RequiredArtifacts
 from autoscaler.state.images import Whereabouts
 from autoscaler.state.world import Copy, NodeId
 
@@ -24,7 +24,7 @@ IMAGES_MAX: Final = 1024
 """Images whose nodes are kept as arrays."""
 
 
-class Locality:
+class ArtifactLocality:
     """Of these nodes, sorted. `gone`, kept by whom it belongs to: those of them that are not there now."""
 
     def __init__(self, nodes: Sequence[NodeId], gone: Set[NodeId]) -> None:
@@ -56,12 +56,12 @@ class Locality:
         """A node came or went: all is to be told again."""
         self._copies, self._near, self._stocked = frozenset(), {}, {}
 
-    def known(self, of: Supplies) -> Supplies:
+    def known(self, of: RequiredArtifacts) -> RequiredArtifacts:
         """Those of which any node has some: the others make no difference."""
         artifact = of.artifact if of.artifact in self._near else ""
         return of._replace(artifact=artifact, image=of.image if self._with(of.image) is not None else "")
 
-    def lacks(self, of: Supplies) -> Ints | None:
+    def lacks(self, of: RequiredArtifacts) -> Ints | None:
         """[nodes]: the rank of what each lacks, below LACKS; None: all the same."""
         near, stocked = self._near.get(of.artifact), self._with(of.image)
         if near is None and stocked is None:
@@ -72,7 +72,7 @@ class Locality:
                 found += rank * ~has
         return found
 
-    def lack(self, of: Supplies, node: NodeId) -> int:
+    def lack(self, of: RequiredArtifacts, node: NodeId) -> int:
         """The rank of what the node lacks."""
         near, stocked = self._near.get(of.artifact), self._with(of.image)
         if near is None and stocked is None:
@@ -80,7 +80,7 @@ class Locality:
         at, (weights, image) = bisect_left(self._nodes, node), self._ranks(of)
         return weights * _lacked(near, at) + image * _lacked(stocked, at)
 
-    def _ranks(self, of: Supplies) -> tuple[int, int]:
+    def _ranks(self, of: RequiredArtifacts) -> tuple[int, int]:
         """What it counts to lack the Copy, and the image."""
         image_bytes = self._images.size_bytes(of.image) or IMAGE_BYTES
         return (1, 2) if 0 < of.weights_bytes < image_bytes else (2, 1)

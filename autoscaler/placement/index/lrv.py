@@ -23,7 +23,7 @@ from autoscaler.placement.index.residual_waste import (
     Ints,
     Tables,
     bin_of,
-    level,
+    quantize_milli,
 )
 
 GAIN: Final = 18
@@ -32,7 +32,7 @@ PRICE: Final = 10
 BUCKET: Final = 1000
 
 
-class Part(NamedTuple):
+class NodeSubset(NamedTuple):
     """Some nodes with all their lanes: the lanes of one node beside each other, the nodes in order."""
 
     at: Ints
@@ -40,7 +40,7 @@ class Part(NamedTuple):
     left: Ints
     """[lanes]: milli; -1: the lane is not to be used."""
     level: Ints
-    """[lanes]: see `levels`."""
+    """[lanes]: see `compute_levels`."""
     seat: Ints
     """[lanes]: which of these nodes it is of."""
     counts: Ints
@@ -68,15 +68,15 @@ class Part(NamedTuple):
         return found
 
 
-def levels(part: Part, left: Ints) -> Ints:
+def compute_levels(part: NodeSubset, left: Ints) -> Ints:
     """[lanes] -> the level of each, where so many milli [lanes] are left."""
     idle = part.sums((left == WHOLE).astype(np.int64)) == part.counts
-    found: Ints = np.where(idle[part.seat], IDLE, level(left))
+    found: Ints = np.where(idle[part.seat], IDLE, quantize_milli(left))
     return found
 
 
-def of_lanes(
-    tables: Tables, part: Part, milli: Ints, taken: Ints, cpu_milli: int, *, forgone: Ints | None = None
+def score_lanes(
+    tables: Tables, part: NodeSubset, milli: Ints, taken: Ints, cpu_milli: int, *, forgone: Ints | None = None
 ) -> Ints:
     """[lanes] -> the score of who takes so many `milli` [lanes] of one; of the node that is about `taken` [nodes].
 
@@ -85,7 +85,7 @@ def of_lanes(
     total = part.sums(np.maximum(part.left, 0))
     before = _values(tables, part, part.cpu, total, part.level)
     if milli.any():  # whoever takes any of it ends a node's being idle
-        at = level(np.stack((part.left, np.maximum(part.left - milli, 0))))
+        at = quantize_milli(np.stack((part.left, np.maximum(part.left - milli, 0))))
     else:
         at = np.stack((part.level, part.level))
     rest = _values(tables, part, part.cpu - cpu_milli, total - taken, at)
@@ -95,16 +95,16 @@ def of_lanes(
     return _cut(less, _price(tables, part, taken, cpu_milli)[part.seat])
 
 
-def of_nodes(tables: Tables, part: Part, lanes: Ints, cpu_milli: int) -> Ints:
+def score_nodes(tables: Tables, part: NodeSubset, lanes: Ints, cpu_milli: int) -> Ints:
     """[nodes] -> the score of who takes these `lanes` [lanes; 0 or 1] whole; none of any: CPU alone."""
     total, taken = part.sums(np.maximum(part.left, 0)), WHOLE * part.sums(lanes)
     left = np.where(lanes > 0, np.minimum(part.left, 0), part.left)
     before = _values(tables, part, part.cpu, total, part.level)
-    after = _values(tables, part, part.cpu - cpu_milli, total - taken, levels(part, left))
+    after = _values(tables, part, part.cpu - cpu_milli, total - taken, compute_levels(part, left))
     return _cut(part.sums(before - after), _price(tables, part, taken, cpu_milli))
 
 
-def needed(tables: Tables, node: Part, lane: int) -> int:
+def compute_needed_milli(tables: Tables, node: NodeSubset, lane: int) -> int:
     """The least milli of one lane of a node with which others are expected to use as much of the node as with all that
     is left of it. Tables are by levels, so that less use by a GRAIN is none.
     """
@@ -114,7 +114,7 @@ def needed(tables: Tables, node: Part, lane: int) -> int:
     totals = np.maximum(lefts, 0).sum(axis=1)
     rows = (node.classes * BINS + bin_of(np.broadcast_to(node.cpu, totals.shape), totals)) * (LEVELS + 1)
     idle = (lefts == WHOLE).all(axis=1)
-    wasted = tables.values.reshape(-1)[rows[:, None] + np.where(idle[:, None], IDLE, level(lefts))].sum(axis=1)
+    wasted = tables.values.reshape(-1)[rows[:, None] + np.where(idle[:, None], IDLE, quantize_milli(lefts))].sum(axis=1)
     used = totals * UNITS - wasted
     return int((used + GRAIN * UNITS >= used[left]).argmax())
 
@@ -124,14 +124,14 @@ def _cut(less: Ints, price: Ints) -> Ints:
     return found
 
 
-def _price(tables: Tables, part: Part, taken: Ints, cpu_milli: int) -> Ints:
+def _price(tables: Tables, part: NodeSubset, taken: Ints, cpu_milli: int) -> Ints:
     """A node's CPU is worth something, too: who takes much of it keeps others from the devices."""
     by_cpu = WHOLE * part.counts * cpu_milli // np.maximum(part.cpu_size, 1)
     found: Ints = PRICE * tables.prices[part.classes] * np.maximum(taken, by_cpu)
     return found
 
 
-def _values(tables: Tables, part: Part, cpu_milli: Ints, left: Ints, at: Ints) -> Ints:
+def _values(tables: Tables, part: NodeSubset, cpu_milli: Ints, left: Ints, at: Ints) -> Ints:
     """[..., lanes]: UNITS of a milli that are expected to stay unused of lanes at these levels, where the nodes have so
     much CPU and so many milli left.
     """

@@ -14,9 +14,9 @@ import numpy as np
 
 from autoscaler.placement.index.arrays import Flags
 from autoscaler.placement.index.residual_waste import Ints
-from autoscaler.placement.model.predicates import tolerated
-from autoscaler.placement.model.types import Choice
-from autoscaler.state.node_labels import Coming, Taint, may_come
+from autoscaler.placement.model.predicates import can_tolerate_taints
+from autoscaler.placement.model.types import NodeConstraints
+from autoscaler.state.node_labels import PendingLabels, Taint, can_label_appear
 from autoscaler.state.world import NodeId, Slice
 
 KEYS_MAX: Final = 256
@@ -35,16 +35,16 @@ class Admitting:
         """Label -> number of each value, and which one each lane has."""
         self._known: Flags = np.array([one.labels_known for one in slices], bool)
         coming = [one.labels_coming for one in slices]
-        self._coming: dict[Coming, Flags] = {
-            what: np.array([one is what for one in coming], bool) for what in {*coming} - {Coming.NOTHING}
+        self._coming: dict[PendingLabels, Flags] = {
+            what: np.array([one is what for one in coming], bool) for what in {*coming} - {PendingLabels.NOTHING}
         }
         taints: dict[tuple[Taint, ...], int] = {}
         self._tainted: Ints = np.array([taints.setdefault(one.taints, len(taints)) for one in slices], np.int64)
         self._taints = tuple(taints)
 
-    def nodes(self, choice: Choice) -> Flags:
+    def nodes(self, choice: NodeConstraints) -> Flags:
         """[nodes]: those all of whose Slices are for who chooses so."""
-        fits = np.array([tolerated(choice, one) for one in self._taints], bool)[self._tainted]
+        fits = np.array([can_tolerate_taints(choice, one) for one in self._taints], bool)[self._tainted]
         for key, value in choice.selector:
             numbers, has = self._values(key)
             fits &= (has == numbers.get(value, ABSENT - 1)) | ((has == ABSENT) & self._may_have(key))
@@ -59,7 +59,7 @@ class Admitting:
         """[lanes]: though it is not told of them."""
         may = ~self._known
         for what, there in self._coming.items():
-            if may_come(key, what):
+            if can_label_appear(key, what):
                 may |= there
         return may
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from autoscaler.placement.index.residual_waste import WHOLE, Ints
 from autoscaler.spec.quantity import SIZE_MAX
-from autoscaler.state.resources import Kind, Lane, Room
+from autoscaler.state.resources import RequestShape, ResourceAmount, SliceClass
 
 ALIKE: Final = 20
 """Sizes that differ by so small a part are one."""
@@ -37,7 +37,7 @@ MOST: Final = {
 """Of a Kind: more is no amount of anything that there is, and what is computed with it would overflow."""
 
 
-class Form(NamedTuple):
+class ScoreKey(NamedTuple):
     """What of a request its score depends on: many requests have one Form."""
 
     devices: int
@@ -48,10 +48,10 @@ class Form(NamedTuple):
     """With how much it makes do; empty: with no less."""
 
 
-class Ask(NamedTuple):
+class EncodedRequest(NamedTuple):
     """[different lanes], in their order in the Stock."""
 
-    form: Form
+    form: ScoreKey
     memory: Ints
     """Bytes that are enough; NEVER where it can never be."""
     most: Ints
@@ -82,7 +82,7 @@ class Ask(NamedTuple):
         return tiers if crowd is None else tiers + ranks * many * crowd[node_of]
 
 
-def ask_of(kind: Kind, lanes: Sequence[Lane]) -> Ask:
+def encode_request(kind: RequestShape, lanes: Sequence[SliceClass]) -> EncodedRequest:
     """That Kind among these different lanes. Raises ValueError for an amount that is none, and for one that makes do
     with nothing or with parts of what is whole.
     """
@@ -105,8 +105,8 @@ def ask_of(kind: Kind, lanes: Sequence[Lane]) -> Ask:
     memory = [NEVER if room is None else room.memory_bytes for room in rooms]
     size = [sizes[lane.memory_bytes] for lane in lanes]
     many_sizes = max(size, default=0) + 1
-    return Ask(
-        form=Form(
+    return EncodedRequest(
+        form=ScoreKey(
             kind.devices, kind.cpu_milli, tuple(milli) if kind.devices == 1 else (), least if kind.spare_bytes else ()
         ),
         memory=_numbers(memory),
@@ -126,7 +126,7 @@ def _counts(amount: object, most: int) -> bool:
     return isinstance(amount, int) and 0 <= amount <= most
 
 
-def _sizes(lanes: Sequence[Lane]) -> dict[int, int]:
+def _sizes(lanes: Sequence[SliceClass]) -> dict[int, int]:
     """Bytes -> rank of the size, of which those count as one that differ by a twentieth: so much may equal cards."""
     ranks, rank, first = dict[int, int](), -1, 0
     for size in sorted({lane.memory_bytes for lane in lanes}):
@@ -136,11 +136,11 @@ def _sizes(lanes: Sequence[Lane]) -> dict[int, int]:
     return ranks
 
 
-def _rooms(kind: Kind, lanes: Sequence[Lane]) -> list[Room | None]:
+def _rooms(kind: RequestShape, lanes: Sequence[SliceClass]) -> list[ResourceAmount | None]:
     return [kind.takes(lane) if kind.rank(lane.product) is not None else None for lane in lanes]
 
 
-def _milli(lanes: Sequence[Lane], rooms: Sequence[Room | None]) -> list[int]:
+def _milli(lanes: Sequence[SliceClass], rooms: Sequence[ResourceAmount | None]) -> list[int]:
     """Of each lane, rounded up."""
     return [
         0 if room is None else -(-WHOLE * room.memory_bytes // lane.memory_bytes)

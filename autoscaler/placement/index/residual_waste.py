@@ -69,7 +69,7 @@ class Taught(NamedTuple):
     tables: Tables
 
 
-def residual(sizes: Mapping[int, float], least: Mapping[int, int] | None = None) -> Floats:
+def compute_residual_waste(sizes: Mapping[int, float], least: Mapping[int, int] | None = None) -> Floats:
     """[0 to WHOLE] -> milli that stay unused of a device with so much left, where requests of these sizes (milli ->
     weight) come at random: w(r) = (1 - e) r + e E[w(r - s) | s <= r], where e = 1 - exp(-EAGER P(s <= r)).
 
@@ -98,25 +98,25 @@ def _after(waste: Floats, left: int, size: int, least: int) -> float:
     )
 
 
-def levels_of(waste: Floats) -> Floats:
+def sample_levels(waste: Floats) -> Floats:
     """[LEVELS]: a function of milli as a function of levels."""
     return np.append(waste[::GRAIN], waste[-1])
 
 
-def tables(values: Floats, prices: Floats) -> Tables:
+def build_tables(values: Floats, prices: Floats) -> Tables:
     """Of values [classes, BINS, LEVELS] and prices [classes], in milli."""
     whole = np.zeros((*values.shape[:2], LEVELS + 1), np.int64)
     whole[:, :, :LEVELS] = np.rint(values * UNITS)
     return Tables(whole, np.rint(prices * UNITS).astype(np.int64))
 
 
-def untaught(sizes: Mapping[int, float]) -> Taught:
+def build_untrained_estimate(sizes: Mapping[int, float]) -> Taught:
     """What is used until something has been learnt."""
-    values = np.broadcast_to(levels_of(residual(sizes)), (1, BINS, LEVELS))
-    return Taught((), tables(values, np.zeros(1)))
+    values = np.broadcast_to(sample_levels(compute_residual_waste(sizes)), (1, BINS, LEVELS))
+    return Taught((), build_tables(values, np.zeros(1)))
 
 
-def level(left: Ints) -> Ints:
+def quantize_milli(left: Ints) -> Ints:
     """Of lanes with so many milli left; -1: there is no such lane."""
     found: Ints = np.where(left < 0, ABSENT, (left + GRAIN // 2) // GRAIN)
     return found

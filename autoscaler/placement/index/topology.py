@@ -24,7 +24,7 @@ from autoscaler.placement.model.types import Spread
 from autoscaler.state.world import NodeId
 
 
-class Crowds:
+class SpreadCounts:
     """Of these nodes, sorted; `said` gives the value of a label on each, empty where it has none."""
 
     def __init__(self, nodes: Sequence[NodeId], said: Callable[[str], Iterable[str]]) -> None:
@@ -67,21 +67,21 @@ class Crowds:
 Flags = NDArray[np.bool_]
 
 
-def links(names: Sequence[Sequence[str]], counts: Sequence[int]) -> Ints | None:
+def find_link_numbers(names: Sequence[Sequence[str]], counts: Sequence[int]) -> Ints | None:
     """[lanes]: the number of what joins each, in order of nodes; -1: nothing that is known. None: nothing does in any
     node but what all of its lanes have in common. `names`: of each node its lanes' links, or none.
     """
-    return numbered(names, counts) if any(len(set(of_node)) > 1 for of_node in names) else None
+    return number_links(names, counts) if any(len(set(of_node)) > 1 for of_node in names) else None
 
 
-def numbered(names: Sequence[Sequence[str]], counts: Sequence[int]) -> Ints:
+def number_links(names: Sequence[Sequence[str]], counts: Sequence[int]) -> Ints:
     """The same, wherever they are joined."""
     known = dict[tuple[int, str], int]()
     named = ((at, name) for at, of in enumerate(names) for name in (of or [""] * counts[at]))
     return np.array([known.setdefault(one, len(known)) if one[1] else -1 for one in named], np.int64)
 
 
-def best(
+def choose_best_lanes(
     devices: int,
     lanes: Flags,
     tiers: Ints,

@@ -3,7 +3,7 @@
 Owns a row for each Replica on each Slice that may ever have to go, and what is free or coming of each Slice. Kept from
 one call of the packer to the next: only Slices that are told to be otherwise are looked at again, when somebody asks.
 Promises: what it answers is what looking at every Slice would. Who may have to go is ruled by
-`autoscaler.placement.model.predicates.evictable`, of which this is the same for all rows at once. It chooses nobody.
+`autoscaler.placement.model.predicates.can_evict`, of which this is the same for all rows at once. It chooses nobody.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.placement.index.residual_waste import Ints
-from autoscaler.placement.model.types import Force, Incumbent, Outlook, Shelf, Want
+from autoscaler.placement.model.types import Bin, EvictionLevel, Occupant, PlacementRequest, RestartCosts
 
 K = TypeVar("K")
 Floats = NDArray[np.float64]
@@ -25,7 +25,7 @@ _FIELDS: Final = _ROOM + 3
 """Of a row, in whole numbers: those four, and the three amounts of its Room."""
 
 
-class Grade(NamedTuple):
+class EvictionCost(NamedTuple):
     """Of the Slices on which somebody may have to go for a Want: [lanes there], in order."""
 
     lanes: Ints
@@ -34,12 +34,12 @@ class Grade(NamedTuple):
     busy: Ints
     priority: Ints
     restart_s: Floats
-    """What one of them costs at least, part by part; see `autoscaler.placement.eviction.cost_of`."""
+    """What one of them costs at least, part by part; see `autoscaler.placement.eviction.eviction_cost`."""
     cost: Ints
     """A number that is the smaller, the smaller these three are, one after the other."""
 
 
-class Roster:
+class EvictionCostIndex:
     """`lanes`: how many there are; they are numbered as the Stock does."""
 
     def __init__(self, lanes: int) -> None:
@@ -48,11 +48,11 @@ class Roster:
         self.few: Ints = np.zeros(lanes, np.int64)
         """[lanes]: places that somebody takes there, 1 or 0."""
         self._stale = set(range(lanes))
-        self._outlook: Outlook | None = None
+        self._outlook: RestartCosts | None = None
         self._rows: Ints = np.full((_FIELDS, 0), -1, np.int64)
         self._until_s: Floats = np.zeros(0)
         self._restart_s: Floats = np.zeros(0)
-        self._who: list[Incumbent | None] = []
+        self._who: list[Occupant | None] = []
         """By row; None: it is free."""
         self._unused: list[int] = []
         self._on: dict[int, list[int]] = {}
@@ -71,7 +71,7 @@ class Roster:
         """For how many there is room."""
         return len(self._who)
 
-    def put(self, lane: int, shelf: Shelf) -> None:
+    def put(self, lane: int, shelf: Bin) -> None:
         """That Slice is like this now; who is on it is asked for later."""
         soon = shelf.free.plus(shelf.coming)
         self.soon[:, lane] = soon.memory_bytes, soon.compute_percent, soon.places
@@ -82,7 +82,7 @@ class Roster:
         """Those on them may be otherwise."""
         self._stale.update(lanes)
 
-    def look(self, shelf: Callable[[int], Shelf], outlook: Outlook) -> None:
+    def look(self, shelf: Callable[[int], Bin], outlook: RestartCosts) -> None:
         """Looks at the Slices that are not what they were. Who is on a Slice is told again, too, when what a restart
         costs is.
         """
@@ -110,12 +110,12 @@ class Roster:
         later = until_s[until_s > now_s]
         return float(later.min()) if len(later) else None
 
-    def grade(self, want: Want, now_s: float, gone: Iterable[ReplicaId] = ()) -> Grade:
+    def grade(self, want: PlacementRequest, now_s: float, gone: Iterable[ReplicaId] = ()) -> EvictionCost:
         """Who may have to go for it, as they were looked at last. `gone`: Replicas that go by now."""
         rows, order = self._rows[:, self._order], self._order
         lower, same = rows[_PRIORITY] < want.priority, rows[_PRIORITY] == want.priority
-        may = same & (rows[_KEPT] == 0) & ((rows[_BUSY] == 0) | (want.force >= Force.BUSY))
-        may = lower | may if want.force >= Force.IDLE else lower & (want.force >= Force.LOWER)
+        may = same & (rows[_KEPT] == 0) & ((rows[_BUSY] == 0) | (want.force >= EvictionLevel.BUSY))
+        may = lower | may if want.force >= EvictionLevel.IDLE else lower & (want.force >= EvictionLevel.LOWER)
         may &= now_s >= self._until_s[order]
         for rows_of in (self._of_model.get(want.model, ()), *(self._of_replica.get(one, ()) for one in gone)):
             may[self._at[list(rows_of)]] = False
@@ -124,11 +124,11 @@ class Roster:
         first = np.flatnonzero(np.diff(lane, prepend=-1))
         if not len(at):
             none = np.zeros(0, np.int64)
-            return Grade(none, np.zeros((3, 0), np.int64), none, none, np.zeros(0), none)
+            return EvictionCost(none, np.zeros((3, 0), np.int64), none, none, np.zeros(0), none)
         busy = np.minimum.reduceat(rows[_BUSY, at], first)
         ranks = np.minimum.reduceat(self._ranks[:, at], first, axis=1)
         cost = (busy * (self._ranks[0].max() + 1) + ranks[0]) * (self._ranks[1].max() + 1) + ranks[1]
-        return Grade(
+        return EvictionCost(
             lanes=lane[first],
             rooms=np.add.reduceat(rows[_ROOM:, at], first, axis=1),
             busy=busy,
@@ -158,7 +158,7 @@ class Roster:
             self._until_s, self._restart_s = np.pad(self._until_s, (0, more)), np.pad(self._restart_s, (0, more))
         return [self._unused.pop() for _ in range(many)]
 
-    def _write(self, rows: list[int], found: Sequence[tuple[int, Incumbent]], outlook: Outlook) -> None:
+    def _write(self, rows: list[int], found: Sequence[tuple[int, Occupant]], outlook: RestartCosts) -> None:
         if not rows:
             return
         told = [(lane, one.priority, one.busy, one.kept, *one.room) for lane, one in found]

@@ -11,13 +11,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from math import exp2, inf
 
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.demand.desired_replicas import LIVE, NO_HISTORY, NO_LOAD, lasting, median_start_s
-from autoscaler.placement.model.bins import want_of
-from autoscaler.placement.model.types import Force, Outlook
-from autoscaler.queries.cordons import must_go
+from autoscaler.demand.desired_replicas import LIVE, NO_HISTORY, NO_LOAD, exclude_replaced_replicas, median_start_s
+from autoscaler.placement.model.bins import build_placement_request
+from autoscaler.placement.model.types import EvictionLevel, RestartCosts
+from autoscaler.queries.cordons import is_stop_ordered
 from autoscaler.spec.model import Model
-from autoscaler.state.resources import Kind, Wanted
-from autoscaler.state.world import History, Load, World
+from autoscaler.state.resources import RequestFrequency, RequestShape
+from autoscaler.state.world import History, ModelLoad, World
 
 HALF_LIFE_S = 3600.0
 """A Model last called so long ago counts half."""
@@ -27,9 +27,9 @@ _PARTS = 1 << 20
 """Weights are whole parts of a Replica, because sums of floats depend on their order."""
 
 
-def outlook(world: World) -> Outlook:
+def build_restart_costs(world: World) -> RestartCosts:
     """What may be expected, as far as starts are remembered."""
-    return Outlook(start_s=Starts(world.histories))
+    return RestartCosts(start_s=Starts(world.histories))
 
 
 class Starts(Mapping[ModelName, float]):
@@ -60,23 +60,23 @@ class Starts(Mapping[ModelName, float]):
         return sum(1 for _ in self)
 
 
-def histogram(world: World, now_s: float) -> tuple[Wanted, ...]:
+def build_demand_histogram(world: World, now_s: float) -> tuple[RequestFrequency, ...]:
     """What was asked for lately, the most wanted first, in parts of a Replica. Empty while nobody has called."""
     histories, loads, defaults = world.histories, world.loads, world.settings.pod
-    parts: dict[Kind, int] = {}
+    parts: dict[RequestShape, int] = {}
     for name, model in world.models.items():
         history, load = histories.get(name, NO_HISTORY), loads.get(name, NO_LOAD)
         if history is NO_HISTORY and load is NO_LOAD and not model.spec.replicas.min:
             continue  # as most are
-        weight = int(_PARTS * wanted_lately(model, history, load, now_s))
+        weight = int(_PARTS * estimate_recent_replicas(model, history, load, now_s))
         if weight:
-            kind = want_of(model, 0, inf, Force.NONE, "", defaults).kind
+            kind = build_placement_request(model, 0, inf, EvictionLevel.NONE, "", defaults).kind
             parts[kind] = parts.get(kind, 0) + weight
     most = sorted(parts, key=lambda kind: (-parts[kind], kind))[:KINDS_MAX]
-    return tuple(Wanted(kind, parts[kind]) for kind in most)
+    return tuple(RequestFrequency(kind, parts[kind]) for kind in most)
 
 
-class Yet:
+class PossibleStarts:
     """What may be asked for beside what is there, and how often: each Model's Replicas up to its maximum, whether
     anybody called it lately or not. Those that a Device has no part for are left out, and so is who has its own pods.
 
@@ -86,9 +86,9 @@ class Yet:
     def __init__(self) -> None:
         self._world = World(epoch=0)
         self._stale = set[ModelName]()
-        self._each: dict[ModelName, tuple[Kind, int]] = {}
+        self._each: dict[ModelName, tuple[RequestShape, int]] = {}
         """Of each Model that may have more."""
-        self._many: dict[Kind, int] = {}
+        self._many: dict[RequestShape, int] = {}
 
     def look(self, world: World, otherwise: Collection[ModelName]) -> None:
         """It is like this now: those named are not as they were, nor is anything of their Replicas."""
@@ -97,7 +97,7 @@ class Yet:
         told = ordered and before.settings is world.settings and (before.slices is world.slices or not world.cordons)
         self._stale.update(otherwise if told else (*otherwise, *world.models))
 
-    def now(self, leaving: Collection[ReplicaId] = (), staying: Collection[ReplicaId] = ()) -> dict[Kind, int]:
+    def now(self, leaving: Collection[ReplicaId] = (), staying: Collection[ReplicaId] = ()) -> dict[RequestShape, int]:
         """`leaving` and `staying`: Replicas that this tick drains or evicts, and revives."""
         for name in self._stale:
             self._put(name, self._lacking(name))
@@ -108,7 +108,7 @@ class Yet:
             _count(found, self._lacking(name, leaving, staying), 1)
         return found
 
-    def _put(self, name: ModelName, lacking: tuple[Kind, int] | None) -> None:
+    def _put(self, name: ModelName, lacking: tuple[RequestShape, int] | None) -> None:
         _count(self._many, self._each.pop(name, None), -1)
         _count(self._many, lacking, 1)
         if lacking is not None:
@@ -116,7 +116,7 @@ class Yet:
 
     def _lacking(
         self, name: ModelName, leaving: Collection[ReplicaId] = (), staying: Collection[ReplicaId] = ()
-    ) -> tuple[Kind, int] | None:
+    ) -> tuple[RequestShape, int] | None:
         """Its Kind, and how many more it may have: who is to give way to another is not counted beside that."""
         world, model = self._world, self._world.models.get(name)
         if model is None or model.adopted is not None or not model.memory_bytes:
@@ -125,12 +125,16 @@ class Yet:
         if spec.paused or spec.gpu.count != 1:
             return None
         there = (world.replicas[id] for id in world.by_model.get(name, ()) if id not in leaving)
-        here = lasting([one for one in there if one.state in LIVE or one.id in staying])
-        many = spec.replicas.max - sum(one.spec_hash == hash and not must_go(world, one) for one in here)
-        return (want_of(model, 0, inf, Force.NONE, "", world.settings.pod).kind, many) if many > 0 else None
+        here = exclude_replaced_replicas([one for one in there if one.state in LIVE or one.id in staying])
+        many = spec.replicas.max - sum(one.spec_hash == hash and not is_stop_ordered(world, one) for one in here)
+        return (
+            (build_placement_request(model, 0, inf, EvictionLevel.NONE, "", world.settings.pod).kind, many)
+            if many > 0
+            else None
+        )
 
 
-def _count(found: dict[Kind, int], of: tuple[Kind, int] | None, sign: int) -> None:
+def _count(found: dict[RequestShape, int], of: tuple[RequestShape, int] | None, sign: int) -> None:
     if of is not None:
         kind, many = of
         found[kind] = found.get(kind, 0) + sign * many
@@ -138,7 +142,7 @@ def _count(found: dict[Kind, int], of: tuple[Kind, int] | None, sign: int) -> No
             del found[kind]
 
 
-def wanted_lately(model: Model, history: History, load: Load, now_s: float) -> float:
+def estimate_recent_replicas(model: Model, history: History, load: ModelLoad, now_s: float) -> float:
     """How many Replicas the Model needed when it was last called, fading since then; never below its minimum."""
     spec = model.spec
     if spec.paused:

@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 
 import numpy as np
 
-from autoscaler.placement.index.arrays import Node, Stock
+from autoscaler.placement.index.arrays import NodeArrays, NodeCapacity
 from autoscaler.placement.index.elastic import Elastic
 from autoscaler.placement.index.residual_waste import (  # fmt: skip
     ABSENT,
@@ -27,11 +27,11 @@ from autoscaler.placement.index.residual_waste import (  # fmt: skip
     Ints,
     Taught,
     bin_of,
-    levels_of,
-    residual,
-    tables,
+    build_tables,
+    compute_residual_waste,
+    sample_levels,
 )
-from autoscaler.state.resources import Kind, Wanted
+from autoscaler.state.resources import RequestFrequency, RequestShape
 
 T = TypeVar("T")
 Draw = Callable[[int], int]
@@ -101,8 +101,8 @@ class _Looks:
 class _Replay:
     """One: `cells` and `lefts` for `_Looks`, what was refused, and how full it was."""
 
-    def __init__(self, nodes: Sequence[Node], made: Taught, capacity: int) -> None:
-        self.stock = Stock(nodes, made)
+    def __init__(self, nodes: Sequence[NodeCapacity], made: Taught, capacity: int) -> None:
+        self.stock = NodeArrays(nodes, made)
         self._elastic = Elastic(self.stock)
         self._capacity = capacity
         self._looks: list[tuple[Ints, Ints, Ints]] = []
@@ -111,10 +111,10 @@ class _Replay:
         self._half_left: Ints | None = None
         self._arrived = self._used = self._looked = 0
         self._judged = dict.fromkeys(JUDGED, 0.0)
-        self.refused: list[Kind] = []
+        self.refused: list[RequestShape] = []
         """Early ones."""
 
-    def play(self, kind: Kind, milli: int) -> None:
+    def play(self, kind: RequestShape, milli: int) -> None:
         """One arrives; `milli` of the capacity."""
         if self._arrived + milli > self._looked * LOOK_EVERY * self._capacity:
             self._looked += 1
@@ -161,8 +161,8 @@ class Learner:
 
     def __init__(
         self,
-        nodes: Sequence[Node],
-        demand: Sequence[Wanted],
+        nodes: Sequence[NodeCapacity],
+        demand: Sequence[RequestFrequency],
         chance: Chance,
         lanes_min: int = LANES_MIN,
         seed: int = SEED,
@@ -176,7 +176,7 @@ class Learner:
         self._of_face = [WHOLE * len(face.lanes) * counts[face] for face in self._faces]
         self._capacity = sum(self._of_face)
         self._chance, self._seed = chance, seed
-        sizes = sizes_of(self._alike.values(), demand)
+        sizes = count_request_sizes(self._alike.values(), demand)
         if not self._capacity or not sizes:
             raise ValueError("there is nothing to learn from: no device, or nobody who asks for one")
         self._demand = [(kind, self._milli(kind)) for kind, weight in _bounded(demand) for _ in range(weight)]
@@ -185,18 +185,18 @@ class Learner:
             if kind.spare_bytes:
                 least[milli] = -(-milli * kind.least.memory_bytes // kind.memory_bytes)
         self._halfway = ELASTIC_HALFWAY if least else HALFWAY
-        self._waste = levels_of(residual(sizes, least))
+        self._waste = sample_levels(compute_residual_waste(sizes, least))
         self._values: Floats = np.broadcast_to(self._waste, (len(self._faces), BINS, LEVELS))
         self._prices = np.zeros(len(self._faces))
-        self._capable: dict[Kind, tuple[list[int], int]] = {}
+        self._capable: dict[RequestShape, tuple[list[int], int]] = {}
 
-    def _milli(self, kind: Kind) -> int:
-        return milli_of(self._alike.values(), kind)
+    def _milli(self, kind: RequestShape) -> int:
+        return compute_request_milli(self._alike.values(), kind)
 
     def _taught(self, values: Floats) -> Taught:
         """With what is expected of a class never seen: as much as of those that were, together."""
         others = values.mean(axis=0, keepdims=True)
-        return Taught(self._faces, tables(np.concatenate((values, others)), np.append(self._prices, 0.0)))
+        return Taught(self._faces, build_tables(np.concatenate((values, others)), np.append(self._prices, 0.0)))
 
     def lessons(self) -> Iterator[tuple[Taught, float]]:
         """After each iteration: the tables that drove it, at first those of `untaught`, and how good it was. The best,
@@ -221,7 +221,7 @@ class Learner:
         self._price(replay.refused)
         return replay.score()
 
-    def _arrivals(self, draw: Draw) -> list[tuple[Kind, int]]:
+    def _arrivals(self, draw: Draw) -> list[tuple[RequestShape, int]]:
         """All that is expected, in any order, as much as is to arrive; where that is not enough, more of it."""
         arrivals, total = [], 0
         for one in _shuffled(self._demand, draw):
@@ -234,7 +234,7 @@ class Learner:
             total += arrivals[-1][1]
         return arrivals
 
-    def _price(self, refused: Sequence[Kind]) -> None:
+    def _price(self, refused: Sequence[RequestShape]) -> None:
         raised = np.zeros(len(self._faces))
         for kind in refused:
             faces, milli = self._where(kind)
@@ -242,7 +242,7 @@ class Learner:
                 raised[faces] += self._milli(kind) / milli
         self._prices = np.minimum(PRICE_MAX, PRICE_FADE * self._prices + PRICE_STEP * raised)
 
-    def _where(self, kind: Kind) -> tuple[list[int], int]:
+    def _where(self, kind: RequestShape) -> tuple[list[int], int]:
         """Classes on which it fits when they are empty, and what they have together, in milli."""
         if kind not in self._capable:
             faces = [number for number, face in enumerate(self._faces) if _fits(kind, self._alike[face])]
@@ -250,31 +250,31 @@ class Learner:
         return self._capable[kind]
 
 
-def milli_of(nodes: Iterable[Node], kind: Kind) -> int:
+def compute_request_milli(nodes: Iterable[NodeCapacity], kind: RequestShape) -> int:
     """What a request is of their capacity: by the node on which it is the least; 0 where it fits on none."""
     return kind.devices * min((min(milli) for node in nodes if (milli := _fits(kind, node))), default=0)
 
 
-def sizes_of(nodes: Iterable[Node], demand: Iterable[Wanted]) -> dict[int, float]:
+def count_request_sizes(nodes: Iterable[NodeCapacity], demand: Iterable[RequestFrequency]) -> dict[int, float]:
     """Milli of one device -> how often that is asked for; who fits on none of these nodes asks for nothing."""
     ones, sizes = tuple(nodes), dict[int, float]()
     for kind, weight in demand:
-        milli = milli_of(ones, kind)
+        milli = compute_request_milli(ones, kind)
         if milli and weight:
             size = milli // kind.devices
             sizes[size] = sizes.get(size, 0.0) + kind.devices * weight
     return sizes
 
 
-def _bounded(demand: Sequence[Wanted]) -> list[Wanted]:
+def _bounded(demand: Sequence[RequestFrequency]) -> list[RequestFrequency]:
     """In order, and about WEIGHTS_MAX in all at most."""
     total = sum(weight for _, weight in demand)
     if total <= WEIGHTS_MAX:
         return sorted(demand)
-    return [Wanted(kind, max(1, weight * WEIGHTS_MAX // total)) for kind, weight in sorted(demand) if weight]
+    return [RequestFrequency(kind, max(1, weight * WEIGHTS_MAX // total)) for kind, weight in sorted(demand) if weight]
 
 
-def _fits(kind: Kind, node: Node) -> list[int]:
+def _fits(kind: RequestShape, node: NodeCapacity) -> list[int]:
     """Milli that it takes of each lane that could hold it, were nobody there and the host's memory enough; empty: it
     can never be there.
     """

@@ -3,8 +3,8 @@
 Owns the way from a World to an Exercise (its nodes by what they are alike in, its demand lately by Kind) and to the
 tables of a Lesson, and the decision to learn anew: drift. Promises: an Exercise is bounded, and the same for the same
 World in whatever order things were observed; the same Exercise gives the same Lesson. Learning takes a minute or more
-and is done elsewhere (`pilotlight.processes.placement_learning`); nothing here is called by the plan but `taught`,
-which is quick.
+and is done elsewhere (`pilotlight.processes.placement_learning`); nothing here is called by the plan but
+`decode_placement_values`, which is quick.
 """
 
 from __future__ import annotations
@@ -15,14 +15,23 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from autoscaler.placement.index.arrays import Node
-from autoscaler.placement.index.residual_waste import BINS, LEVELS, UNITS, WHOLE, Face, Tables, Taught, untaught
-from autoscaler.placement.learning.expected_demand import histogram
-from autoscaler.placement.learning.learner import SEED, Chance, Learner, milli_of, sizes_of
-from autoscaler.placement.model.bins import alone
-from autoscaler.placement.model.types import lane_of
-from autoscaler.state.placement_value import Alike, Exercise, Lesson
-from autoscaler.state.resources import Host, Kind, Wanted
+from autoscaler.placement.index.arrays import NodeCapacity
+from autoscaler.placement.index.residual_waste import (
+    BINS,
+    LEVELS,
+    UNITS,
+    WHOLE,
+    Face,
+    Tables,
+    Taught,
+    build_untrained_estimate,
+)
+from autoscaler.placement.learning.expected_demand import build_demand_histogram
+from autoscaler.placement.learning.learner import SEED, Chance, Learner, compute_request_milli, count_request_sizes
+from autoscaler.placement.model.bins import list_whole_devices
+from autoscaler.placement.model.types import slice_class_of
+from autoscaler.state.placement_value import Alike, PlacementValues, TrainingInput
+from autoscaler.state.resources import HostResources, RequestFrequency, RequestShape
 from autoscaler.state.world import NodeId, Slice, World
 
 AGAIN_S: Final = 600.0
@@ -51,23 +60,23 @@ class Tried(NamedTuple):
     failed: bool
 
 
-def exercise(world: World, now_s: float) -> Exercise | None:
+def build_training_input(world: World, now_s: float) -> TrainingInput | None:
     """What could be learnt from; None: nothing, for nobody asks for a Device, or there is no choice among them."""
     by_node: dict[str, list[Slice]] = {}
-    whole = alone(world.slices.values())
+    whole = list_whole_devices(world.slices.values())
     for id in sorted(world.slices):
         by_node.setdefault(world.slices[id].node, []).append(world.slices[id])
     counts: Counter[Alike] = Counter()
     for node, slices in by_node.items():
-        host = world.hosts.get(NodeId(node), Host())
-        lanes = tuple(lane_of(one, whole=one.device in whole) for one in slices)
+        host = world.hosts.get(NodeId(node), HostResources())
+        lanes = tuple(slice_class_of(one, whole=one.device in whole) for one in slices)
         counts[Alike(lanes, host.cores_milli, _grains(host.host_bytes), many=0)] += 1
     most = sorted(counts, key=lambda alike: (-len(alike.lanes) * counts[alike], alike))[:ALIKE_MAX]
     found = tuple(alike._replace(many=counts[alike]) for alike in sorted(most))
-    demand = histogram(world, now_s)
-    if len(world.slices) < 2 or not sizes_of(_samples(found), demand):
+    demand = build_demand_histogram(world, now_s)
+    if len(world.slices) < 2 or not count_request_sizes(_samples(found), demand):
         return None
-    return Exercise(nodes=found, demand=demand, seed=SEED)
+    return TrainingInput(nodes=found, demand=demand, seed=SEED)
 
 
 def _grains(host_bytes: int) -> int:
@@ -75,7 +84,7 @@ def _grains(host_bytes: int) -> int:
     return host_bytes // GRAIN_BYTES * GRAIN_BYTES
 
 
-def why(now: Exercise, last: Lesson | None, tried: Tried | None, now_s: float) -> str:
+def training_reason(now: TrainingInput, last: PlacementValues | None, tried: Tried | None, now_s: float) -> str:
     """Why it is time to learn from `now`; empty: it is not. `last`: what is in force."""
     if tried is not None and now_s < tried.at_s + (FAILED_S if tried.failed else AGAIN_S):
         return ""
@@ -92,29 +101,29 @@ def why(now: Exercise, last: Lesson | None, tried: Tried | None, now_s: float) -
     return "what is asked for has changed" if _distance(samples, of.demand, now.demand) > DRIFT_MAX else ""
 
 
-def begin(now: Exercise) -> Lesson:
+def build_initial_values(now: TrainingInput) -> PlacementValues:
     """What is known at once: how often which size is asked for."""
-    return _lesson(now, untaught(sizes_of(_samples(now.nodes), now.demand)), learnt=False)
+    return _lesson(now, build_untrained_estimate(count_request_sizes(_samples(now.nodes), now.demand)), learnt=False)
 
 
-def learn(now: Exercise, chance: Chance) -> Lesson:
+def learn_placement_values(now: TrainingInput, chance: Chance) -> PlacementValues:
     """The best of all lessons. Raises ValueError where there is nothing to learn from."""
-    best, _ = max(Learner(played(now), now.demand, chance, seed=now.seed).lessons(), key=lambda lesson: lesson[1])
+    best, _ = max(Learner(sample_nodes(now), now.demand, chance, seed=now.seed).lessons(), key=lambda lesson: lesson[1])
     return _lesson(now, best, learnt=True)
 
 
-def played(now: Exercise) -> tuple[Node, ...]:
+def sample_nodes(now: TrainingInput) -> tuple[NodeCapacity, ...]:
     """Nodes that are played with: all, or of each kind its part of about LANES_MAX, at least one."""
     lanes = sum(len(alike.lanes) * alike.many for alike in now.nodes)
     part = max(lanes, LANES_MAX)
     return tuple(
-        Node(f"{number}/{at}", alike.lanes, alike.cpu_milli, alike.host_bytes)
+        NodeCapacity(f"{number}/{at}", alike.lanes, alike.cpu_milli, alike.host_bytes)
         for number, alike in enumerate(now.nodes)
         for at in range(max(1, alike.many * LANES_MAX // part) if lanes > LANES_MAX else alike.many)
     )
 
 
-def taught(lesson: Lesson) -> Taught:
+def decode_placement_values(lesson: PlacementValues) -> Taught:
     """As tables. Raises ValueError for what is none."""
     faces = tuple(sorted({node.face for node in _samples(lesson.exercise.nodes)})) if lesson.learnt else ()
     classes = len(faces) + 1
@@ -126,22 +135,22 @@ def taught(lesson: Lesson) -> Taught:
     return Taught(faces, Tables(values.reshape(classes, BINS, LEVELS + 1), prices))
 
 
-def told(of: Exercise) -> str:
+def describe_training_input(of: TrainingInput) -> str:
     """In words."""
     return f"{len(of.demand)} kinds, {sum(alike.many for alike in of.nodes)} nodes, seed {of.seed}"
 
 
-def _lesson(of: Exercise, known: Taught, *, learnt: bool) -> Lesson:
+def _lesson(of: TrainingInput, known: Taught, *, learnt: bool) -> PlacementValues:
     values, prices = (np.asarray(table, _FOUR).tobytes() for table in known.tables)
-    return Lesson(exercise=of, values=values, prices=prices, learnt=learnt)
+    return PlacementValues(exercise=of, values=values, prices=prices, learnt=learnt)
 
 
-def _samples(nodes: Sequence[Alike]) -> tuple[Node, ...]:
+def _samples(nodes: Sequence[Alike]) -> tuple[NodeCapacity, ...]:
     """One of each kind."""
-    return tuple(Node("", alike.lanes, alike.cpu_milli, alike.host_bytes) for alike in nodes)
+    return tuple(NodeCapacity("", alike.lanes, alike.cpu_milli, alike.host_bytes) for alike in nodes)
 
 
-def _lanes(of: Exercise) -> Counter[Face]:
+def _lanes(of: TrainingInput) -> Counter[Face]:
     """How many Slices there are on nodes of each class."""
     found: Counter[Face] = Counter()
     for node, alike in zip(_samples(of.nodes), of.nodes, strict=True):
@@ -149,14 +158,16 @@ def _lanes(of: Exercise) -> Counter[Face]:
     return found
 
 
-def _distance(samples: Sequence[Node], one: Sequence[Wanted], other: Sequence[Wanted]) -> float:
+def _distance(
+    samples: Sequence[NodeCapacity], one: Sequence[RequestFrequency], other: Sequence[RequestFrequency]
+) -> float:
     """Total variation: the part of the capacity asked for that would have to be asked for otherwise; 0 to 1."""
     before, after = _parts(samples, one), _parts(samples, other)
     return sum(abs(before.get(kind, 0.0) - after.get(kind, 0.0)) for kind in before.keys() | after.keys()) / 2
 
 
-def _parts(samples: Sequence[Node], demand: Sequence[Wanted]) -> dict[Kind, float]:
+def _parts(samples: Sequence[NodeCapacity], demand: Sequence[RequestFrequency]) -> dict[RequestShape, float]:
     """Kind -> its part of all capacity that is asked for; who takes none has none."""
-    capacity = {kind: weight * milli_of(samples, kind) for kind, weight in demand}
+    capacity = {kind: weight * compute_request_milli(samples, kind) for kind, weight in demand}
     total = sum(capacity.values()) or 1
     return {kind: milli / total for kind, milli in capacity.items() if milli}

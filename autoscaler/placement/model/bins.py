@@ -12,38 +12,38 @@ from math import inf
 from types import MappingProxyType
 from typing import NamedTuple
 
-from autoscaler.capacity.ordered_slices import shut as given_back
+from autoscaler.capacity.ordered_slices import list_withheld_slices as given_back
 from autoscaler.contract import ReplicaId
 from autoscaler.demand.desired_replicas import (
     BEGINNING,
     LIVE,
     NO_HISTORY,
     NO_LOAD,
+    exclude_replaced_replicas,
+    has_activity_since,
     held_until_s,
-    lasting,
-    live,
+    list_live_replicas,
     refused_until_s,
     residency_s,
-    used,
 )
-from autoscaler.demand.schedule import floor
-from autoscaler.placement.index.elastic import Budget
+from autoscaler.demand.schedule import compute_replica_floor
+from autoscaler.placement.index.elastic import ElasticBudget
 from autoscaler.placement.model.prices import Prices
-from autoscaler.placement.model.tenant_isolation import NOBODY, Trust, domain_of
-from autoscaler.placement.model.types import Force, Incumbent, Shelf, Spread, Want
-from autoscaler.queries.cordons import closed
-from autoscaler.queries.gateways import complete, in_use
-from autoscaler.queries.memory import growth, spare_bytes
-from autoscaler.queries.node_reports import STUCK_S, shut
-from autoscaler.queries.overcommit import all_of, room_of
-from autoscaler.queries.pod_requests import beside
-from autoscaler.spec.artifact import named
+from autoscaler.placement.model.tenant_isolation import NOBODY, TenantSet, domain_of
+from autoscaler.placement.model.types import Bin, EvictionLevel, Occupant, PlacementRequest, Spread
+from autoscaler.queries.cordons import explain_closed_slice
+from autoscaler.queries.gateways import count_running_calls, is_demand_complete
+from autoscaler.queries.memory import compute_growth, spare_bytes
+from autoscaler.queries.node_reports import STUCK_S, list_closed_slices
+from autoscaler.queries.overcommit import compute_usable_resources, room_of
+from autoscaler.queries.pod_requests import compute_host_request
+from autoscaler.spec.artifact import normalize_artifact
 from autoscaler.spec.model import Model, Start
 from autoscaler.spec.pod import Pod, selector_of
 from autoscaler.state.lifecycle import LEAVING
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.node_labels import tolerations
-from autoscaler.state.resources import NO_ROOM, Beside, Host, Isolation, Link
+from autoscaler.state.node_labels import merge_tolerations
+from autoscaler.state.resources import NO_ROOM, HostRequest, HostResources, Isolation, Link
 from autoscaler.state.world import DeviceId, NodeId, Replica, Slice, SliceId, World
 
 SERVE_FIRST_S = 1.0
@@ -56,22 +56,22 @@ NOTHING_KEPT: Mapping[SliceId, str] = MappingProxyType({})
 ENDING = frozenset({S.STOPPING, S.SCRUBBING, S.FAILED})
 
 
-def want_of(  # noqa: PLR0917  in the order of a Want
+def build_placement_request(  # noqa: PLR0917  in the order of a Want
     model: Model,
     ordinal: int,
     unserved_since_s: float,
-    force: Force,
+    force: EvictionLevel,
     reason: str,
     defaults: Pod | None = None,
     avoids: tuple[NodeId, ...] = (),
-) -> Want:
+) -> PlacementRequest:
     """One Replica of `model` as the packer is asked for it. `defaults`: what the Settings say of pods. `avoids`: nodes
     that the Model shuns now.
     """
     gpu, labels = model.spec.gpu, selector_of(defaults, model.spec.pod)
     apart, near = model.spec.spread or "", model.spec.near or ""
-    asked = beside(model, defaults)
-    return Want(
+    asked = compute_host_request(model, defaults)
+    return PlacementRequest(
         model=model.name,
         ordinal=ordinal,
         devices=gpu.count,
@@ -82,30 +82,30 @@ def want_of(  # noqa: PLR0917  in the order of a Want
         priority=model.spec.priority,
         unserved_since_s=unserved_since_s,
         force=force,
-        artifact=named(model.spec.artifact or ""),
+        artifact=normalize_artifact(model.spec.artifact or ""),
         image=model.spec.image,
         reason=reason,
         selector=tuple(sorted(labels.items())) if labels else (),
-        tolerations=tolerations(defaults, model.spec.pod),
+        tolerations=merge_tolerations(defaults, model.spec.pod),
         avoids=avoids,
         cpu_milli=asked.cpu_milli,
         host_bytes=asked.host_bytes,
-        trust=trust_of(model),
+        trust=tenant_set_of(model),
         spare_bytes=spare_bytes(model),
         spread=Spread(apart, near) if apart or near else None,
         link=LINKS[gpu.link] if gpu.count > 1 else Link.NODE,
-        growth=growth(model),
+        growth=compute_growth(model),
     )
 
 
-def trust_of(model: Model | None) -> Trust:
+def tenant_set_of(model: Model | None) -> TenantSet:
     """The Tenants that a Model is for; None: it is not known any more."""
     if model is None:
         return NOBODY
     return () if model.spec.tenants is None else tuple(sorted(set(model.spec.tenants))) or NOBODY
 
 
-def locks(world: World, now_s: float) -> dict[DeviceId, float]:
+def list_start_locks(world: World, now_s: float) -> dict[DeviceId, float]:
     """Devices on which a Replica starts or wakes, and until when that keeps others from starting there. On a part that
     hardware keeps apart nobody's start is in the way of others.
     """
@@ -141,13 +141,13 @@ def evictable_s(world: World, replica: Replica, model: Model, calls: int) -> flo
     if replica.state in BEGINNING:
         return inf if load.waiting else max(history.hold_until_s, refused_until_s(history))
     ready_s = replica.since_s if replica.ready_s is None else replica.ready_s
-    if load.waiting or load.running or used(history, ready_s):
+    if load.waiting or load.running or has_activity_since(history, ready_s):
         stays_s = residency_s(model, history)
         return ready_s + (max(stays_s, SERVE_FIRST_S) if load.waiting and not calls else stays_s)
     return held_until_s(model, history, replica)
 
 
-class Look(NamedTuple):
+class BinContext(NamedTuple):
     """What all Shelves of one tick are made with."""
 
     world: World
@@ -162,7 +162,7 @@ class Look(NamedTuple):
     prices: Prices
 
 
-def look_at(
+def build_bin_context(
     world: World,
     now_s: float,
     leaving: Collection[ReplicaId] = (),
@@ -170,38 +170,38 @@ def look_at(
     *,
     whole: Collection[DeviceId] | None = None,
     kept: Mapping[SliceId, str] = NOTHING_KEPT,
-) -> Look:
+) -> BinContext:
     """`leaving` and `staying`: Replicas that this tick drains and revives; `whole`: Devices of one Slice, if known;
     `kept`: Slices on which nothing new is put beside, and why.
     """
-    return Look(
+    return BinContext(
         world=world,
         now_s=now_s,
-        calls=in_use(world),
-        told=complete(world, now_s),
-        whole=alone(world.slices.values()) if whole is None else whole,
-        locked=locks(world, now_s),
+        calls=count_running_calls(world),
+        told=is_demand_complete(world, now_s),
+        whole=list_whole_devices(world.slices.values()) if whole is None else whole,
+        locked=list_start_locks(world, now_s),
         leaving=leaving,
         staying=staying,
-        shut={**kept, **shut(world, now_s), **given_back(world)},
+        shut={**kept, **list_closed_slices(world, now_s), **given_back(world)},
         prices=Prices(world.settings.prices),
     )
 
 
-def shelves(
+def build_bins(
     world: World, now_s: float, leaving: Collection[ReplicaId] = (), staying: Collection[ReplicaId] = ()
-) -> tuple[Shelf, ...]:
-    """All Slices in order of their ids, see `look_at`."""
-    look = look_at(world, now_s, leaving, staying)
-    return tuple(shelf_of(look, world.slices[id]) for id in sorted(world.slices))
+) -> tuple[Bin, ...]:
+    """All Slices in order of their ids, see `build_bin_context`."""
+    look = build_bin_context(world, now_s, leaving, staying)
+    return tuple(build_occupied_bin(look, world.slices[id]) for id in sorted(world.slices))
 
 
-def hosts(
+def build_hosts(
     world: World, now_s: float, leaving: Collection[ReplicaId] = (), staying: Collection[ReplicaId] = ()
-) -> dict[NodeId, Host]:
-    """What is left of each node beside its Devices, see `look_at`."""
-    look, ids = look_at(world, now_s, leaving, staying, whole=()), slices_by_node(world)
-    return {node: host_of(look, node, ids.get(node, ())) for node in world.hosts}
+) -> dict[NodeId, HostResources]:
+    """What is left of each node beside its Devices, see `build_bin_context`."""
+    look, ids = build_bin_context(world, now_s, leaving, staying, whole=()), slices_by_node(world)
+    return {node: build_host(look, node, ids.get(node, ())) for node in world.hosts}
 
 
 def slices_by_node(world: World) -> dict[NodeId, list[SliceId]]:
@@ -212,10 +212,10 @@ def slices_by_node(world: World) -> dict[NodeId, list[SliceId]]:
     return found
 
 
-def host_of(look: Look, node: NodeId, slices: Collection[SliceId]) -> Host:
+def build_host(look: BinContext, node: NodeId, slices: Collection[SliceId]) -> HostResources:
     """A node of which it is known what it has, with what is left of that. `slices`: all of them."""
     world = look.world
-    host, coming = world.hosts[node], Beside()
+    host, coming = world.hosts[node], HostRequest()
     for id in {one for slice_ in slices for one in world.by_slice.get(slice_, ())}:
         replica = world.replicas[id]
         host = host.without(replica.beside)
@@ -224,15 +224,15 @@ def host_of(look: Look, node: NodeId, slices: Collection[SliceId]) -> Host:
     return host._replace(coming=coming)
 
 
-def empty_shelves(world: World) -> tuple[Shelf, ...]:
+def build_empty_bins(world: World) -> tuple[Bin, ...]:
     """All Slices in order of their ids, as if nobody were on them."""
-    whole, nothing = alone(world.slices.values()), NO_ROOM
+    whole, nothing = list_whole_devices(world.slices.values()), NO_ROOM
     return tuple(
-        Shelf(
+        Bin(
             slice=slice_,
             whole=slice_.device in whole,
             incumbents=(),
-            free=all_of(slice_),
+            free=compute_usable_resources(slice_),
             coming=nothing,
             locked=False,
         )
@@ -240,50 +240,50 @@ def empty_shelves(world: World) -> tuple[Shelf, ...]:
     )
 
 
-def shelf_of(look: Look, slice_: Slice) -> Shelf:
+def build_occupied_bin(look: BinContext, slice_: Slice) -> Bin:
     """A Slice with who is on it."""
-    shelf = bare(look, slice_)
+    shelf = build_bare_bin(look, slice_)
     on_it = (look.world.replicas[id] for id in look.world.by_slice.get(slice_.id, ()))
     shelf.incumbents = tuple(_incumbent(look, replica, slice_) for replica in on_it)
     return shelf
 
 
-def bare(look: Look, slice_: Slice) -> Shelf:
+def build_bare_bin(look: BinContext, slice_: Slice) -> Bin:
     """A Slice with what is free of it, without saying who has the rest."""
-    free, coming = all_of(slice_), NO_ROOM
-    trusts, common = set[Trust](), domain_of(slice_) is not None
+    free, coming = compute_usable_resources(slice_), NO_ROOM
+    trusts, common = set[TenantSet](), domain_of(slice_) is not None
     for replica in (look.world.replicas[id] for id in look.world.by_slice.get(slice_.id, ())):
         if common:
-            trusts.add(trust_of(look.world.models.get(replica.model)))
+            trusts.add(tenant_set_of(look.world.models.get(replica.model)))
         room = room_of(replica, slice_)
         free = free.less(room)
         if _leaves(look, replica) and look.now_s < stuck_s(replica):
             coming = coming.plus(room)
-    return Shelf(
+    return Bin(
         slice=slice_,
         whole=slice_.device in look.whole,
         incumbents=(),
         free=free,
         coming=coming,
         locked=slice_.device in look.locked,
-        closed=closed(look.world, slice_) or look.shut.get(slice_.id, ""),
+        closed=explain_closed_slice(look.world, slice_) or look.shut.get(slice_.id, ""),
         price=look.prices.of(slice_),
         trusts=frozenset(trust for trust in trusts if trust),
     )
 
 
-def _leaves(look: Look, replica: Replica) -> bool:
+def _leaves(look: BinContext, replica: Replica) -> bool:
     """Whether its room is coming."""
     if replica.id in look.staying:
         return False
     return replica.state in LEAVING or replica.model not in look.world.models or replica.id in look.leaving
 
 
-def budget(look: Look) -> Budget:
+def compute_elastic_budget(look: BinContext) -> ElasticBudget:
     """What elastic Replicas, as their documents are now, have of what they asked for. Who leaves does not count: those
     that stay are to have enough without it.
     """
-    found, world = Budget(), look.world
+    found, world = ElasticBudget(), look.world
     for name, model in world.models.items():
         for id in world.by_model.get(name, ()) if model.spec.gpu.elastic_percent and spare_bytes(model) else ():
             replica = world.replicas[id]
@@ -293,7 +293,7 @@ def budget(look: Look) -> Budget:
     return found
 
 
-def alone(slices: Collection[Slice]) -> set[DeviceId]:
+def list_whole_devices(slices: Collection[Slice]) -> set[DeviceId]:
     """Devices that are one Slice, which is all of them."""
     counts: dict[DeviceId, int] = {}
     for slice_ in slices:
@@ -302,24 +302,27 @@ def alone(slices: Collection[Slice]) -> set[DeviceId]:
     return {device for device, count in counts.items() if count == 1}
 
 
-def _incumbent(look: Look, replica: Replica, slice_: Slice) -> Incumbent:
+def _incumbent(look: BinContext, replica: Replica, slice_: Slice) -> Occupant:
     world, model = look.world, look.world.models.get(replica.model)
     load = world.loads.get(replica.model, NO_LOAD)
     calls = look.calls.get(replica.id, 0)
     leaving = _leaves(look, replica)
     stays = model is None or leaving or replica.state not in LIVE
-    return Incumbent(
+    return Occupant(
         replica=replica.id,
         model=replica.model,
         state=replica.state,
         room=room_of(replica, slice_),
         priority=0 if model is None else model.spec.priority,
         busy=not look.told or load.waiting > 0 or calls > 0,
-        kept=model is not None and 0 < floor(world, model, look.now_s).least >= len(lasting(live(world, model.name))),
+        kept=model is not None
+        and 0
+        < compute_replica_floor(world, model, look.now_s).least
+        >= len(exclude_replaced_replicas(list_live_replicas(world, model.name))),
         evictable_s=inf if model is None or stays else evictable_s(world, replica, model, calls),
         leaving=leaving,
         stuck=look.now_s >= stuck_s(replica),
         others=len(replica.slices) - 1,
-        trust=trust_of(model),
+        trust=tenant_set_of(model),
         beside=replica.beside,
     )

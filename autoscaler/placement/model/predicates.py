@@ -8,37 +8,37 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from autoscaler.placement.model.tenant_isolation import Domain, domain_of, strange
-from autoscaler.placement.model.topology import UNKNOWN, WORDS, Team, loose, sizes
-from autoscaler.placement.model.types import Choice, Force, Incumbent, Shelf, Want
+from autoscaler.placement.model.tenant_isolation import Domain, domain_of, has_tenant_conflict
+from autoscaler.placement.model.topology import UNKNOWN, WORDS, Team, count_team_devices, link_shortage_reason
+from autoscaler.placement.model.types import Bin, EvictionLevel, NodeConstraints, Occupant, PlacementRequest
 from autoscaler.state.lifecycle import LEAVING, ReplicaState
-from autoscaler.state.node_labels import Taint, may_come, repels
-from autoscaler.state.resources import CORE, NOTHING, Beside, Host, Kind, Link, Room
+from autoscaler.state.node_labels import Taint, can_label_appear, find_untolerated_taint
+from autoscaler.state.resources import CORE, NOTHING, HostRequest, HostResources, Link, RequestShape, ResourceAmount
 from autoscaler.state.world import Slice
-from autoscaler.text import seconds, size
+from autoscaler.text import format_duration, format_size
 
 _PLACE = {Link.NODE: "node", Link.PCIE_ROOT: "root", Link.NVLINK: "node"}
 TOLD_MAX = 3
 """Of the Slices of one node so many are told with who is on them."""
 
 
-def admits(selector: Sequence[tuple[str, str]], slice_: Slice) -> bool:
+def has_matching_labels(selector: Sequence[tuple[str, str]], slice_: Slice) -> bool:
     """Whether a Slice's node has these labels, as far as its labels are known."""
     labels, whole = slice_.labels, slice_.labels_known
     return all(
-        labels[key] == value if key in labels else not whole or may_come(key, slice_.labels_coming)
+        labels[key] == value if key in labels else not whole or can_label_appear(key, slice_.labels_coming)
         for key, value in selector
     )
 
 
-def tolerated(choice: Choice, taints: Sequence[Taint]) -> bool:
+def can_tolerate_taints(choice: NodeConstraints, taints: Sequence[Taint]) -> bool:
     """Whether none of a node's taints keeps who chooses so away."""
-    return not taints or repels(taints, choice.tolerations) is None
+    return not taints or find_untolerated_taint(taints, choice.tolerations) is None
 
 
-def barred(choice: Choice, slice_: Slice) -> str:
+def node_exclusion_reason(choice: NodeConstraints, slice_: Slice) -> str:
     """What keeps who chooses so off a Slice's node for now, in words; empty: nothing does."""
-    taint = repels(slice_.taints, choice.tolerations) if slice_.taints else None
+    taint = find_untolerated_taint(slice_.taints, choice.tolerations) if slice_.taints else None
     if taint is not None:
         return f"its node is tainted {taint}, which spec.pod.tolerations do not tolerate"
     if slice_.node in choice.avoids:
@@ -46,13 +46,13 @@ def barred(choice: Choice, slice_: Slice) -> str:
     return ""
 
 
-def keep_away(want: Want, slice_: Slice, there: Iterable[Incumbent]) -> str:
+def tenant_conflict_reason(want: PlacementRequest, slice_: Slice, there: Iterable[Occupant]) -> str:
     """Who of those in a Slice's Domain is for other Tenants than the Want, in words; empty: nobody."""
-    names = sorted({one.model for one in there if strange(want.trust, one.trust)})
+    names = sorted({one.model for one in there if has_tenant_conflict(want.trust, one.trust)})
     return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} {_there(slice_)}" if names else ""
 
 
-def promised(slice_: Slice) -> str:
+def reservation_reason(slice_: Slice) -> str:
     """Who is about to come there is for other Tenants."""
     return f"a Model that waits longer is to be {_there(slice_)}"
 
@@ -63,64 +63,66 @@ def _there(slice_: Slice) -> str:
     return f"{where} for other tenants"
 
 
-def need(want: Want, shelf: Shelf) -> Room | None:
+def find_required_amount(want: PlacementRequest, shelf: Bin) -> ResourceAmount | None:
     """What the Want takes of this Slice; None: it can never be there, however empty the Slice is."""
-    return takes(want, want.kind, shelf)
+    return find_amount_for_shape(want, want.kind, shelf)
 
 
-def takes(want: Want, kind: Kind, shelf: Shelf) -> Room | None:
+def find_amount_for_shape(want: PlacementRequest, kind: RequestShape, shelf: Bin) -> ResourceAmount | None:
     """The same; `kind`: the Want's, which is a little work to make."""
-    room = kind.takes(shelf.lane) if not want.selector or admits(want.selector, shelf.slice) else None
+    room = kind.takes(shelf.lane) if not want.selector or has_matching_labels(want.selector, shelf.slice) else None
     return room._replace(places=1) if room is not None and shelf.slice.holders_max else room
 
 
-def evictable(want: Want, incumbent: Incumbent, now_s: float) -> bool:
+def can_evict(want: PlacementRequest, incumbent: Occupant, now_s: float) -> bool:
     """Whether the Want may take the incumbent's room now."""
     if incumbent.leaving or incumbent.model == want.model or now_s < incumbent.evictable_s:
         return False
     if incumbent.priority != want.priority:
-        return incumbent.priority < want.priority and want.force >= Force.LOWER
-    return not incumbent.kept and want.force >= (Force.BUSY if incumbent.busy else Force.IDLE)
+        return incumbent.priority < want.priority and want.force >= EvictionLevel.LOWER
+    return not incumbent.kept and want.force >= (EvictionLevel.BUSY if incumbent.busy else EvictionLevel.IDLE)
 
 
-def never_reason(want: Want, kinds: Sequence[Shelf], most: int) -> str | None:
+def never_reason(want: PlacementRequest, kinds: Sequence[Bin], most: int) -> str | None:
     """Why no Slice could hold the Want, which needs one, however empty; None: one could. `kinds`: one of each kind of
     Shelf that there is; `most`: of how many Devices that could hold it the node with the most has.
     """
     if not kinds:
-        return f"needs {ask(want)}; there is no device"
+        return f"needs {describe_request(want)}; there is no device"
     matching = [shelf for shelf in kinds if want.kind.rank(shelf.slice.product) is not None]
     if not matching:
         products = sorted({shelf.slice.product or "unnamed" for shelf in kinds})
         return f"needs a device named like {' or '.join(want.products)}; there are: {', '.join(products)}"
-    matching = [shelf for shelf in matching if admits(want.selector, shelf.slice)]
+    matching = [shelf for shelf in matching if has_matching_labels(want.selector, shelf.slice)]
     if not matching:
-        return f"needs a node labelled {labelled(want)}; none that has such a device is"
-    if all(need(want, shelf) is None for shelf in matching):
-        return f"needs {ask(want)}; {_too_small(want, [shelf.lane.room for shelf in matching])}"
+        return f"needs a node labelled {describe_selector(want)}; none that has such a device is"
+    if all(find_required_amount(want, shelf) is None for shelf in matching):
+        return f"needs {describe_request(want)}; {_too_small(want, [shelf.lane.room for shelf in matching])}"
     if most < want.devices and want.link:
-        return f"needs {ask(want)}; " + (f"at most {most} are joined so" if most else f"of each {UNKNOWN[want.link]}")
+        return f"needs {describe_request(want)}; " + (
+            f"at most {most} are joined so" if most else f"of each {UNKNOWN[want.link]}"
+        )
     if most < want.devices:
-        return f"needs {ask(want)} of one node; the largest node has {most}"
+        return f"needs {describe_request(want)} of one node; the largest node has {most}"
     return None
 
 
-def _too_small(want: Want, rooms: Sequence[Room]) -> str:
+def _too_small(want: PlacementRequest, rooms: Sequence[ResourceAmount]) -> str:
     """What there is instead of what it needs."""
-    if any(room.holds(Room(want.memory_bytes, want.compute_percent)) for room in rooms):
+    if any(room.holds(ResourceAmount(want.memory_bytes, want.compute_percent)) for room in rooms):
         return "what is large enough is only a part of a device" + (", and not kept apart so" if want.isolation else "")
     largest = max(rooms)
-    return f"the largest has {size(largest.memory_bytes)}{_compute(want, largest)}"
+    return f"the largest has {format_size(largest.memory_bytes)}{_compute(want, largest)}"
 
 
-def small_reason(want: Want, cpu_milli: int, host_bytes: int) -> str:
+def node_too_small_reason(want: PlacementRequest, cpu_milli: int, host_bytes: int) -> str:
     """Why no node could hold it, however empty. The others: the most that any with Devices for it has."""
-    most = Beside(cpu_milli if want.cpu_milli else 0, host_bytes if want.host_bytes else 0)
-    has = f"none that has such devices has more than {beside(most)}"
-    return f"needs {beside(want.beside)} of one node beside {ask(want)}; {has}"
+    most = HostRequest(cpu_milli if want.cpu_milli else 0, host_bytes if want.host_bytes else 0)
+    has = f"none that has such devices has more than {describe_host_request(most)}"
+    return f"needs {describe_host_request(want.beside)} of one node beside {describe_request(want)}; {has}"
 
 
-def scarce(want: Want, host: Host | None, node: str) -> str:
+def host_shortage_reason(want: PlacementRequest, host: HostResources | None, node: str) -> str:
     """What a node has too little of beside its Devices, in words; empty: it has enough. None: it is not known."""
     lack = NOTHING if host is None else host.left.lack(want.beside)
     if host is None or lack == NOTHING:
@@ -131,41 +133,47 @@ def scarce(want: Want, host: Host | None, node: str) -> str:
     return f"{node} has not {names} enough beside its devices: {amounts}"
 
 
-def unmet_reason(want: Want, best: Shelf | None, closed: str, now_s: float, scarce: str = "") -> str:
+def unmet_reason(want: PlacementRequest, best: Bin | None, closed: str, now_s: float, scarce: str = "") -> str:
     """Why the Want, which could be placed some day, is not now. `best`: the Shelf that could hold it with the most
-    room; None: none is open. `closed`: what keeps it from others; `scarce`: see there, of who has room on its Devices.
+    room; None: none is open. `closed`: what keeps it from others; `host_shortage_reason`: see there, of who has room on
+    its Devices.
     """
     if best is None:
-        return f"needs {ask(want)}; {closed or 'no device that has it is healthy'}"
+        return f"needs {describe_request(want)}; {closed or 'no device that has it is healthy'}"
     elsewhere = f"; elsewhere {closed}" if closed else ""
     if scarce:
-        return f"needs {ask(want)} and {beside(want.beside)} of its node; {scarce}{elsewhere}"
-    return f"needs {ask(want)}; the largest has {left(want, best)}, {held(want, best, now_s)}{elsewhere}"
+        return (
+            f"needs {describe_request(want)} and {describe_host_request(want.beside)} of its node; {scarce}{elsewhere}"
+        )
+    return (
+        f"needs {describe_request(want)}; the largest has {describe_free_amount(want, best)}, "
+        f"{describe_holders(want, best, now_s)}{elsewhere}"
+    )
 
 
-def team_reason(want: Want, node: Sequence[Shelf], closed: str, now_s: float, scarce: str = "") -> str:
+def team_reason(want: PlacementRequest, node: Sequence[Bin], closed: str, now_s: float, scarce: str = "") -> str:
     """Why the Want of several Devices, which could be placed some day, is not now. `node`: what could hold it of the
     node, or of the link, that has the most of that free; empty: none has enough that is open. The others as in
     `unmet_reason`.
     """
-    asks = f"needs {ask(want)}" + ("" if want.link else " of one node")
+    asks = f"needs {describe_request(want)}" + ("" if want.link else " of one node")
     if not node:
         return f"{asks}; {closed or 'no node has as many that are healthy'}"
     elsewhere = f"; elsewhere {closed}" if closed else ""
-    full = [one for one in node if (room := need(want, one)) is None or not one.free.holds(room)]
+    full = [one for one in node if (room := find_required_amount(want, one)) is None or not one.free.holds(room)]
     free = len(node) - len(full)
     if scarce:
-        return f"{asks} and {beside(want.beside)} beside them; {scarce}{elsewhere}"
+        return f"{asks} and {describe_host_request(want.beside)} beside them; {scarce}{elsewhere}"
     if free >= want.devices:
         return f"{asks}; {closed or 'another Replica is starting there, and one starts at a time'}"
-    told = [f"{one.slice.id} is {held(want, one, now_s)}" for one in full[:TOLD_MAX]]
+    told = [f"{one.slice.id} is {describe_holders(want, one, now_s)}" for one in full[:TOLD_MAX]]
     more = f" and {len(full) - TOLD_MAX} more are not free" if len(full) > TOLD_MAX else ""
     return f"{asks}; the {_PLACE[want.link]} with the most has {free} free, {', '.join(told)}{more}{elsewhere}"
 
 
-def neighbours(shelves: Iterable[Shelf]) -> Mapping[Domain | None, Sequence[Incumbent]]:
+def group_occupants_by_domain(shelves: Iterable[Bin]) -> Mapping[Domain | None, Sequence[Occupant]]:
     """Who is in each Domain."""
-    found: dict[Domain | None, list[Incumbent]] = {}
+    found: dict[Domain | None, list[Occupant]] = {}
     for shelf in shelves:
         domain = domain_of(shelf.slice)
         if domain is not None:
@@ -173,23 +181,27 @@ def neighbours(shelves: Iterable[Shelf]) -> Mapping[Domain | None, Sequence[Incu
     return found
 
 
-def teams_of(want: Want, shelves: Iterable[Shelf]) -> Mapping[Team, int]:
+def count_fitting_devices(want: PlacementRequest, shelves: Iterable[Bin]) -> Mapping[Team, int]:
     """Of how many Devices that could hold it, were they empty, each Team is."""
-    able = (one.slice for one in shelves if want.kind.rank(one.slice.product) is not None and need(want, one))
-    return sizes(able, want.link) if want.devices > 1 else {}
+    able = (
+        one.slice
+        for one in shelves
+        if want.kind.rank(one.slice.product) is not None and find_required_amount(want, one)
+    )
+    return count_team_devices(able, want.link) if want.devices > 1 else {}
 
 
-def why_not(
-    want: Want,
-    shelf: Shelf,
+def rejection_reason(
+    want: PlacementRequest,
+    shelf: Bin,
     now_s: float,
-    there: Mapping[Domain | None, Sequence[Incumbent]],
-    host: Host | None = None,
+    there: Mapping[Domain | None, Sequence[Occupant]],
+    host: HostResources | None = None,
     *,
     teams: Mapping[Team, int] | None = None,
 ) -> str:
-    """What keeps the Want from this Slice, for people; empty: nothing does. `there`: see `neighbours`; `host`: its
-    node's, as far as that is known; `teams`: see there, None: links are not looked at.
+    """What keeps the Want from this Slice, for people; empty: nothing does. `there`: see `group_occupants_by_domain`;
+    `host`: its node's, as far as that is known; `teams`: see there, None: links are not looked at.
     """
     if shelf.closed:
         return shelf.closed
@@ -197,73 +209,73 @@ def why_not(
         return "it is not healthy"
     if want.kind.rank(shelf.slice.product) is None:
         return f"it is {shelf.slice.product or 'of no named product'}, not {' or '.join(want.products)}"
-    if not admits(want.selector, shelf.slice):
-        return f"its node is not labelled {labelled(want)}"
-    bar = barred(want.choice, shelf.slice)
-    bar = bar or keep_away(want, shelf.slice, there.get(domain_of(shelf.slice), ()))
+    if not has_matching_labels(want.selector, shelf.slice):
+        return f"its node is not labelled {describe_selector(want)}"
+    bar = node_exclusion_reason(want.choice, shelf.slice)
+    bar = bar or tenant_conflict_reason(want, shelf.slice, there.get(domain_of(shelf.slice), ()))
     if bar:
         return bar
-    room = need(want, shelf)
+    room = find_required_amount(want, shelf)
     if room is None:
-        return f"it has {size(shelf.slice.memory_bytes)} in all, which cannot be {ask(want)}"
-    apart = loose(shelf.slice, want.link, teams, want.devices) if teams is not None else ""
+        return f"it has {format_size(shelf.slice.memory_bytes)} in all, which cannot be {describe_request(want)}"
+    apart = link_shortage_reason(shelf.slice, want.link, teams, want.devices) if teams is not None else ""
     if apart:
         return apart
     if not shelf.free.holds(room):
-        return f"{left(want, shelf)}, {held(want, shelf, now_s)}"
-    short = scarce(want, host, "its node")
+        return f"{describe_free_amount(want, shelf)}, {describe_holders(want, shelf, now_s)}"
+    short = host_shortage_reason(want, host, "its node")
     return short or ("another Replica is starting on this device, and one starts at a time" if shelf.locked else "")
 
 
-def ask(want: Want) -> str:
+def describe_request(want: PlacementRequest) -> str:
     """`20Gi on one device`."""
     if want.devices > 1:
         joined = f" {WORDS[want.link]}" if want.link else ""
-        each = f" of {size(want.memory_bytes)}" if want.memory_bytes else ""
+        each = f" of {format_size(want.memory_bytes)}" if want.memory_bytes else ""
         return f"{want.devices} whole devices{each}{joined}"
     if want.memory_bytes == 0:
         return "a whole device"
     compute = f" and {want.compute_percent} % of compute" if want.compute_percent else ""
     apart = f" with {want.isolation.name.lower()} isolation" if want.isolation else ""
-    least = f" or {size(want.least.memory_bytes)} at least" if want.spare_bytes else ""
-    return f"{size(want.memory_bytes)}{least}{compute} on one device{apart}"
+    least = f" or {format_size(want.least.memory_bytes)} at least" if want.spare_bytes else ""
+    return f"{format_size(want.memory_bytes)}{least}{compute} on one device{apart}"
 
 
-def left(want: Want, shelf: Shelf) -> str:
+def describe_free_amount(want: PlacementRequest, shelf: Bin) -> str:
     """`4Gi free of 24Gi`, `4Gi and 30 % of compute free of 24Gi and 100 %` for who asks for compute."""
     free, all_ = shelf.free, shelf.lane.room
     percent = f" and {all_.compute_percent} %" if want.compute_percent else ""
-    return f"{size(free.memory_bytes)}{_compute(want, free)} free of {size(all_.memory_bytes)}{percent}"
+    return f"{format_size(free.memory_bytes)}{_compute(want, free)} free of {format_size(all_.memory_bytes)}{percent}"
 
 
-def _compute(want: Want, room: Room) -> str:
+def _compute(want: PlacementRequest, room: ResourceAmount) -> str:
     return f" and {room.compute_percent} % of compute" if want.compute_percent else ""
 
 
-def beside(amounts: Beside) -> str:
+def describe_host_request(amounts: HostRequest) -> str:
     """`4 cores and 16Gi`."""
     return " and ".join(told for amount, told in zip(amounts, _told(amounts), strict=True) if amount)
 
 
-def _told(amounts: Beside) -> tuple[str, str]:
-    return f"{amounts.cpu_milli / CORE:g} cores", size(amounts.host_bytes)
+def _told(amounts: HostRequest) -> tuple[str, str]:
+    return f"{amounts.cpu_milli / CORE:g} cores", format_size(amounts.host_bytes)
 
 
-def labelled(want: Want) -> str:
+def describe_selector(want: PlacementRequest) -> str:
     """`zone=a, disk=ssd`."""
     return ", ".join(f"{key}={value}" for key, value in want.selector)
 
 
-def held(want: Want, shelf: Shelf, now_s: float) -> str:
+def describe_holders(want: PlacementRequest, shelf: Bin, now_s: float) -> str:
     """`held by llama-8b (busy, residency ends in 12 s)`."""
     full = shelf.slice.holders_max > 0 and not shelf.free.places
-    there = [f"{i.model} ({standing(want, i, now_s)})" for i in shelf.incumbents]
+    there = [f"{i.model} ({describe_occupant(want, i, now_s)})" for i in shelf.incumbents]
     there += [f"pods of others ({shelf.slice.theirs})"] if full and shelf.slice.theirs else []
     told = f"held by {', '.join(there)}" if there else "promised to Models that wait longer"
     return f"{told}, and takes no more than {shelf.slice.holders_max} at once" if full else told
 
 
-def standing(want: Want, incumbent: Incumbent, now_s: float) -> str:
+def describe_occupant(want: PlacementRequest, incumbent: Occupant, now_s: float) -> str:
     """Why the incumbent stays, or that it goes."""
     if incumbent.stuck:
         return f"{incumbent.state}, and should long be gone"
@@ -277,5 +289,5 @@ def standing(want: Want, incumbent: Incumbent, now_s: float) -> str:
     elif incumbent.kept and incumbent.priority == want.priority:
         words.append("kept by replicas.min")
     elif now_s < incumbent.evictable_s < float("inf"):
-        words.append(f"residency ends in {seconds(incumbent.evictable_s - now_s)}")
+        words.append(f"residency ends in {format_duration(incumbent.evictable_s - now_s)}")
     return ", ".join(words)

@@ -31,7 +31,7 @@ CLASSES: tuple[tuple[str, Mapping[str, Bought]], ...] = (
 first is who runs the cluster: what was committed to is on demand to the cloud's labels."""
 
 
-def bought(labels: Mapping[str, str]) -> Bought:
+def read_capacity_type(labels: Mapping[str, str]) -> Bought:
     """How a node was bought that has these labels; on-demand where they do not say."""
     return next((said[one] for label, said in CLASSES if (one := labels.get(label, "").lower()) in said), "on-demand")
 
@@ -47,7 +47,7 @@ class Prices:
         """Per hour, of its whole Device; 0: it is owned."""
         if not self.entries:
             return 0.0
-        return self.at(slice_.product, bought(slice_.labels))
+        return self.at(slice_.product, read_capacity_type(slice_.labels))
 
     def at(self, product: str, bought: Bought) -> float:
         """Per hour, of a Device that is bought so; 0: nobody says."""

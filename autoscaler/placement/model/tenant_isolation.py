@@ -21,9 +21,9 @@ from autoscaler.state.world import DeviceId, NodeId, Slice, SliceId
 
 _OTHERS_CHOOSE = frozenset({TIMESLICE, MPS, KAI, VOLCANO})
 """Kinds of which another says which Device of the node it is. Volcano takes ours only since July 2026."""
-Trust = tuple[TenantName, ...]
+TenantSet = tuple[TenantName, ...]
 """The Tenants that a Model is for, sorted; empty: everybody."""
-NOBODY: Final[Trust] = (TenantName(""),)
+NOBODY: Final[TenantSet] = (TenantName(""),)
 """For whom it is, is not known, or it is for none: a stranger to all that list somebody."""
 TRUSTS_MAX: Final = 256
 """Different ones for which it is kept where they may be."""
@@ -31,7 +31,7 @@ Domain = tuple[NodeId, DeviceId | None]
 """All that may come to be on one Device; None: any of the node's, for its kubelet, or KAI, chooses among them."""
 
 
-def strange(one: Trust, other: Trust) -> bool:
+def has_tenant_conflict(one: TenantSet, other: TenantSet) -> bool:
     """Whether these may not be on one Device."""
     return bool(one and other) and not set(one) & set(other)
 
@@ -45,7 +45,7 @@ def domain_of(slice_: Slice) -> Domain | None:
     return slice_.node, None if slice_.kind in _OTHERS_CHOOSE else slice_.device
 
 
-def domains(slices: Iterable[Slice]) -> dict[Domain, list[SliceId]]:
+def group_slices_by_domain(slices: Iterable[Slice]) -> dict[Domain, list[SliceId]]:
     """The Slices of each Domain, in their order."""
     found: dict[Domain, list[SliceId]] = {}
     for slice_ in slices:
@@ -55,16 +55,16 @@ def domains(slices: Iterable[Slice]) -> dict[Domain, list[SliceId]]:
     return found
 
 
-class Company:
+class DomainOccupancy:
     """Who is in which Domain. `lanes`: the numbers of each Domain's Slices among `many`."""
 
     def __init__(self, lanes: Mapping[Domain, Sequence[int]], many: int) -> None:
         self._lanes, self._many = lanes, many
-        self._there: dict[Domain, frozenset[Trust]] = {}
-        self._guests: dict[Domain, set[Trust]] = {}
-        self._free: dict[Trust, NDArray[np.bool_]] = {}
+        self._there: dict[Domain, frozenset[TenantSet]] = {}
+        self._guests: dict[Domain, set[TenantSet]] = {}
+        self._free: dict[TenantSet, NDArray[np.bool_]] = {}
 
-    def put(self, domain: Domain, trusts: Iterable[Trust]) -> None:
+    def put(self, domain: Domain, trusts: Iterable[TenantSet]) -> None:
         """They are there, and nobody else. Who is for everybody need not be named."""
         there = frozenset(one for one in trusts if one)
         if there != self._there.get(domain, frozenset()):
@@ -74,7 +74,7 @@ class Company:
                 del self._there[domain]
             self._mark(domain)
 
-    def expect(self, domain: Domain, trust: Trust) -> None:
+    def expect(self, domain: Domain, trust: TenantSet) -> None:
         """One is about to come: for those who ask later it counts as there, until `forget`."""
         if trust:
             self._guests.setdefault(domain, set()).add(trust)
@@ -86,15 +86,15 @@ class Company:
         for domain in domains:
             self._mark(domain)
 
-    def expects_stranger(self, domain: Domain | None, trust: Trust) -> bool:
+    def expects_stranger(self, domain: Domain | None, trust: TenantSet) -> bool:
         """Whether a stranger is about to come."""
-        return domain is not None and any(strange(trust, one) for one in self._guests.get(domain, ()))
+        return domain is not None and any(has_tenant_conflict(trust, one) for one in self._guests.get(domain, ()))
 
-    def among_strangers(self, domain: Domain | None, trust: Trust) -> bool:
+    def among_strangers(self, domain: Domain | None, trust: TenantSet) -> bool:
         """Whether a stranger is there."""
-        return domain is not None and any(strange(trust, one) for one in self._there.get(domain, ()))
+        return domain is not None and any(has_tenant_conflict(trust, one) for one in self._there.get(domain, ()))
 
-    def free(self, trust: Trust) -> NDArray[np.bool_] | None:
+    def free(self, trust: TenantSet) -> NDArray[np.bool_] | None:
         """[lanes]: where no stranger is, nor is about to come; None: anywhere."""
         if not trust or not (self._there or self._guests):
             return None
@@ -106,7 +106,7 @@ class Company:
                 made[self._lanes[domain]] = not self._strange(domain, trust)
         return self._free[trust]
 
-    def strange(self, trust: Trust) -> NDArray[np.bool_]:
+    def strange(self, trust: TenantSet) -> NDArray[np.bool_]:
         """[lanes]: where a stranger is."""
         found = np.zeros(self._many, bool)
         for domain in self._there:
@@ -117,5 +117,5 @@ class Company:
         for trust, free in self._free.items():
             free[self._lanes[domain]] = not self._strange(domain, trust)
 
-    def _strange(self, domain: Domain, trust: Trust) -> bool:
+    def _strange(self, domain: Domain, trust: TenantSet) -> bool:
         return self.among_strangers(domain, trust) or self.expects_stranger(domain, trust)

@@ -18,9 +18,9 @@ from functools import cache
 from typing import Final
 
 from autoscaler.contract import ReplicaId
-from autoscaler.demand.desired_replicas import live
-from autoscaler.placement.model.types import Want
-from autoscaler.queries.cordons import must_go
+from autoscaler.demand.desired_replicas import list_live_replicas
+from autoscaler.placement.model.types import PlacementRequest
+from autoscaler.queries.cordons import is_stop_ordered
 from autoscaler.queries.stranded_pods import nodes_of
 from autoscaler.state.resources import Link
 from autoscaler.state.world import NodeId, Slice, World
@@ -46,7 +46,7 @@ Team = tuple[NodeId, str]
 """Devices that a link joins: their node, and the link."""
 
 
-def join(slice_: Slice, link: Link) -> str:
+def name_device_link(slice_: Slice, link: Link) -> str:
     """What joins its Device to others of its node so well, or better; empty: nothing that is known."""
     if link is Link.NODE:
         return "node"
@@ -55,23 +55,23 @@ def join(slice_: Slice, link: Link) -> str:
     return f"root {slice_.link}" if link is Link.PCIE_ROOT and slice_.link else ""
 
 
-def team(slice_: Slice, link: Link) -> Team:
+def team_of(slice_: Slice, link: Link) -> Team:
     """The Team that its Device is of."""
-    return slice_.node, join(slice_, link)
+    return slice_.node, name_device_link(slice_, link)
 
 
-def sizes(slices: Iterable[Slice], link: Link) -> Mapping[Team, int]:
+def count_team_devices(slices: Iterable[Slice], link: Link) -> Mapping[Team, int]:
     """Of each Team, how many of these it has."""
-    return Counter(team(one, link) for one in slices)
+    return Counter(team_of(one, link) for one in slices)
 
 
-def loose(slice_: Slice, link: Link, many: Mapping[Team, int], devices: int) -> str:
-    """What lacks of a link to so many, in words; empty: nothing. `many`: see `sizes`."""
+def link_shortage_reason(slice_: Slice, link: Link, many: Mapping[Team, int], devices: int) -> str:
+    """What lacks of a link to so many, in words; empty: nothing. `many`: see `count_team_devices`."""
     if devices <= 1:
         return ""
-    if not join(slice_, link):
+    if not name_device_link(slice_, link):
         return UNKNOWN[link]
-    size = many.get(team(slice_, link), 0)
+    size = many.get(team_of(slice_, link), 0)
     if link is Link.NODE:
         return "" if size >= devices else f"of its node only {size} could hold it, not {devices}"
     return "" if size >= devices else f"of its node only {size} are {WORDS[link]} with it, not {devices}"
@@ -83,15 +83,15 @@ def _nvlinked(product: str) -> bool:
     return any(fnmatchcase(name, one) for one in NVLINKED)
 
 
-def apart(world: World, want: Want, going: Collection[ReplicaId] = ()) -> Want:
+def add_spread_nodes(world: World, want: PlacementRequest, going: Collection[ReplicaId] = ()) -> PlacementRequest:
     """The Want, told of the nodes of those that stay: not of who goes, nor of a spec that another replaces."""
     model = world.models.get(want.model)
     if want.spread is None or model is None:
         return want
     stay = (
         one
-        for one in live(world, model.name)
-        if one.id not in going and one.spec_hash == model.spec_hash() and not must_go(world, one)
+        for one in list_live_replicas(world, model.name)
+        if one.id not in going and one.spec_hash == model.spec_hash() and not is_stop_ordered(world, one)
     )
     nodes = sorted(node for one in stay for node in nodes_of(world, one))
     return want._replace(spread=want.spread._replace(nodes=tuple(nodes)))

@@ -16,14 +16,24 @@ from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.spec.pod import Toleration
 from autoscaler.state.capacity_orders import LeaseId
 from autoscaler.state.lifecycle import ReplicaState
-from autoscaler.state.resources import NO_GROWTH, NOTHING, Beside, Growth, Isolation, Kind, Lane, Link, Room
+from autoscaler.state.resources import (
+    NO_GROWTH,
+    NOTHING,
+    Growth,
+    HostRequest,
+    Isolation,
+    Link,
+    RequestShape,
+    ResourceAmount,
+    SliceClass,
+)
 from autoscaler.state.world import NodeId, Slice, SliceId
 
 if TYPE_CHECKING:  # imports NumPy, which processes that only read documents do without
-    from autoscaler.placement.model.tenant_isolation import Trust
+    from autoscaler.placement.model.tenant_isolation import TenantSet
 
 
-class Force(IntEnum):
+class EvictionLevel(IntEnum):
     """Whom a Want may evict; each grade includes those before it. Nobody is evicted before the end of its residency."""
 
     NONE = 0
@@ -36,7 +46,7 @@ class Force(IntEnum):
     """Also busy ones of its own priority (Calls wait and no Replica of the Model takes them)."""
 
 
-class Choice(NamedTuple):
+class NodeConstraints(NamedTuple):
     """By what a Want chooses among nodes: see there."""
 
     selector: tuple[tuple[str, str], ...]
@@ -55,7 +65,7 @@ class Spread(NamedTuple):
     """Where the others are, each as often as there are some."""
 
 
-class Supplies(NamedTuple):
+class RequiredArtifacts(NamedTuple):
     """What its node is to have before a Replica runs, or has to bring."""
 
     artifact: str = ""
@@ -66,7 +76,7 @@ class Supplies(NamedTuple):
     """0: not known, and taken for much."""
 
 
-class Want(NamedTuple):
+class PlacementRequest(NamedTuple):
     """One Replica that is to be placed."""
 
     model: ModelName
@@ -83,7 +93,7 @@ class Want(NamedTuple):
     priority: int = 0
     unserved_since_s: float = 0.0
     """The longer unserved of two goes first, so that nobody starves."""
-    force: Force = Force.NONE
+    force: EvictionLevel = EvictionLevel.NONE
     artifact: str = ""
     image: str = ""
     reason: str = ""
@@ -96,7 +106,7 @@ class Want(NamedTuple):
     cpu_milli: int = 0
     host_bytes: int = 0
     """CPU and memory of its node, beside Devices."""
-    trust: Trust = ()
+    trust: TenantSet = ()
     spare_bytes: int = 0
     """Of `memory_bytes`: with so much less it makes do."""
     spread: Spread | None = None
@@ -107,45 +117,45 @@ class Want(NamedTuple):
     """It is not needed before."""
 
     @property
-    def beside(self) -> Beside:
+    def beside(self) -> HostRequest:
         """Both."""
-        return Beside(self.cpu_milli, self.host_bytes)
+        return HostRequest(self.cpu_milli, self.host_bytes)
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> RequestShape:
         """What decides where it fits."""
-        return Kind(
+        return RequestShape(
             self.devices, self.memory_bytes, self.compute_percent, self.isolation, self.products, self.cpu_milli,
             self.host_bytes, self.spare_bytes, self.link,
         )  # fmt: skip
 
     @property
-    def least(self) -> Want:
+    def least(self) -> PlacementRequest:
         """With which it makes do."""
         return self.granted(self.memory_bytes - self.spare_bytes)
 
-    def granted(self, memory_bytes: int) -> Want:
+    def granted(self, memory_bytes: int) -> PlacementRequest:
         """The same, of which so much was granted."""
         return self._replace(memory_bytes=memory_bytes, spare_bytes=0) if self.spare_bytes else self
 
     @property
-    def supplies(self) -> Supplies:
+    def supplies(self) -> RequiredArtifacts:
         """What its node has to bring where it is not there yet."""
-        return Supplies(self.artifact, self.image, self.memory_bytes * max(1, self.devices))
+        return RequiredArtifacts(self.artifact, self.image, self.memory_bytes * max(1, self.devices))
 
     @property
-    def choice(self) -> Choice:
+    def choice(self) -> NodeConstraints:
         """By what it chooses among nodes."""
-        return Choice(self.selector, self.tolerations, self.avoids)
+        return NodeConstraints(self.selector, self.tolerations, self.avoids)
 
 
-class Incumbent(NamedTuple):
+class Occupant(NamedTuple):
     """A Replica on a Shelf."""
 
     replica: ReplicaId
     model: ModelName
     state: ReplicaState
-    room: Room
+    room: ResourceAmount
     """What it holds of the Slice: everything where it is there alone by right."""
     priority: int = 0
     busy: bool = False
@@ -160,22 +170,22 @@ class Incumbent(NamedTuple):
     """It should have left long ago: its room is not counted on."""
     others: int = 0
     """On how many other Slices it is, too."""
-    trust: Trust = ()
-    beside: Beside = NOTHING
+    trust: TenantSet = ()
+    beside: HostRequest = NOTHING
     """What it has of its node."""
 
 
 @dataclass(slots=True, kw_only=True)
-class Shelf:
+class Bin:
     """One Slice as the packer sees it. `pack` works on copies: what it is given stays as it is."""
 
     slice: Slice
     whole: bool
     """It is all of its Device, so that a Replica alone on it has a Device of its own."""
-    incumbents: tuple[Incumbent, ...]
-    free: Room
+    incumbents: tuple[Occupant, ...]
+    free: ResourceAmount
     """Held by nobody and promised to nobody."""
-    coming: Room
+    coming: ResourceAmount
     """Held by those who leave, and promised to nobody."""
     locked: bool
     """A Replica is starting on its Device, so that no other may start there now."""
@@ -183,19 +193,19 @@ class Shelf:
     """Why nothing new is put here, in words; empty: it is open."""
     price: float = 0.0
     """Of its Device, per hour; 0: nothing at the margin, or not known."""
-    trusts: frozenset[Trust] = frozenset()
+    trusts: frozenset[TenantSet] = frozenset()
     """Of those on it that are not for everybody, where strangers may not be on one Device
     (`autoscaler.placement.model.tenant_isolation`).
     """
 
     @property
-    def lane(self) -> Lane:
+    def lane(self) -> SliceClass:
         """What it has in common with those that are alike."""
-        return lane_of(self.slice, whole=self.whole, price=self.price)
+        return slice_class_of(self.slice, whole=self.whole, price=self.price)
 
-    def copy(self) -> Shelf:
+    def copy(self) -> Bin:
         """Another Shelf with the same things on it."""
-        return Shelf(
+        return Bin(
             slice=self.slice,
             whole=self.whole,
             incumbents=self.incumbents,
@@ -207,7 +217,7 @@ class Shelf:
             trusts=self.trusts,
         )
 
-    def reserve(self, need: Room) -> None:
+    def reserve(self, need: ResourceAmount) -> None:
         """Promises `need` to somebody: first of what is free, then of what is coming."""
         rest = need.less(self.free)
         self.free = self.free.less(need)
@@ -215,7 +225,7 @@ class Shelf:
 
     def evict(self, replica: ReplicaId) -> None:
         """Its room is coming from now on."""
-        after: list[Incumbent] = []
+        after: list[Occupant] = []
         for incumbent in self.incumbents:
             if incumbent.replica == replica and not incumbent.leaving:
                 self.coming = self.coming.plus(incumbent.room)
@@ -224,7 +234,7 @@ class Shelf:
                 after.append(incumbent)
         self.incumbents = tuple(after)
 
-    def keep(self, victim: Incumbent) -> None:
+    def keep(self, victim: Occupant) -> None:
         """It stays after all: its room is neither coming nor free."""
         rest = victim.room.less(self.coming)
         self.coming = self.coming.less(victim.room)
@@ -232,16 +242,16 @@ class Shelf:
         self.incumbents = tuple(victim if one.replica == victim.replica else one for one in self.incumbents)
 
 
-def lane_of(one: Slice, *, whole: bool, price: float = 0.0) -> Lane:
+def slice_class_of(one: Slice, *, whole: bool, price: float = 0.0) -> SliceClass:
     """What a Slice has in common with those that are alike. `whole`: it is all of its Device."""
-    return Lane(one.memory_bytes, one.product, one.compute_percent, one.isolation, one.shared, whole, price)
+    return SliceClass(one.memory_bytes, one.product, one.compute_percent, one.isolation, one.shared, whole, price)
 
 
 UNKNOWN_START_S = 60.0
 """What a Model whose start was never measured is taken to need."""
 
 
-class Outlook(NamedTuple):
+class RestartCosts(NamedTuple):
     """What the packer may expect: what a restart costs."""
 
     start_s: Mapping[ModelName, float] = {}
@@ -255,7 +265,7 @@ class Outlook(NamedTuple):
 class Placement(NamedTuple):
     """Where a Want goes now. `memory_bytes` is claimed on each Slice."""
 
-    want: Want
+    want: PlacementRequest
     slices: tuple[SliceId, ...]
     memory_bytes: int
     node: NodeId | None = None
@@ -269,13 +279,13 @@ class Victim(NamedTuple):
 
     replica: ReplicaId
     model: ModelName
-    want: Want
+    want: PlacementRequest
 
 
-class Missing(NamedTuple):
+class Unplaced(NamedTuple):
     """A Want that is not placed now, and why. `never`: no Slice is large enough, whoever leaves."""
 
-    want: Want
+    want: PlacementRequest
     reason: str
     never: bool = False
     promised: bool = False
@@ -288,9 +298,9 @@ class Missing(NamedTuple):
     """It is to be on this, which is on its way."""
 
 
-class Packing(NamedTuple):
+class PackResult(NamedTuple):
     """The packer's answer; every Want is in `placements` or in `unmet`."""
 
     placements: tuple[Placement, ...] = ()
     victims: tuple[Victim, ...] = ()
-    unmet: tuple[Missing, ...] = ()
+    unmet: tuple[Unplaced, ...] = ()

@@ -15,9 +15,9 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from autoscaler.providers.karpenter.nodeclaim import PROVIDER, WRITER, lease, notes
+from autoscaler.providers.karpenter.nodeclaim import PROVIDER, WRITER, build_lease_annotations, read_lease_annotations
 from autoscaler.providers.kube import ENDED, Object
-from autoscaler.providers.new_nodes import Needs
+from autoscaler.providers.new_nodes import NodeRequirements
 from autoscaler.spec.capacity import ClusterAutoscaler
 from autoscaler.spec.pod import DO_NOT_DISRUPT, GPU, MANAGED_BY, OURS, PLACE, SAFE_TO_EVICT, Toleration
 from autoscaler.spec.tenant import unix_seconds
@@ -39,13 +39,13 @@ _SECURITY: Object = {
 """Pod security `restricted`."""
 
 
-def keeper_of(name: str) -> str:
+def keeper_name(name: str) -> str:
     """The name of a Lease's keeper; the placeholder has the Lease's own."""
     return f"{name}-keeper"
 
 
-def pods(
-    order: AcquireOrder, group: ClusterAutoscaler, tolerations: Sequence[Toleration], need: Needs
+def build_pods(
+    order: AcquireOrder, group: ClusterAutoscaler, tolerations: Sequence[Toleration], need: NodeRequirements
 ) -> tuple[Object, Object]:
     """(keeper, placeholder): in the order in which they are made, so that no placeholder is without its keeper."""
     borne: list[Object] = [{"key": GPU, "operator": "Exists"}]
@@ -65,8 +65,8 @@ def pods(
     keeper: Object = {
         "apiVersion": "v1", "kind": "Pod",
         "metadata": {
-            "name": keeper_of(name), "labels": {**of, KEEPS: name},
-            "annotations": {**notes(order), DO_NOT_DISRUPT: "true", SAFE_TO_EVICT: "false"},
+            "name": keeper_name(name), "labels": {**of, KEEPS: name},
+            "annotations": {**build_lease_annotations(order), DO_NOT_DISRUPT: "true", SAFE_TO_EVICT: "false"},
         },
         "spec": {
             **common, "containers": [_container(group.image, {"requests": LITTLE})],
@@ -75,7 +75,7 @@ def pods(
     }  # fmt: skip
     placeholder: Object = {
         "apiVersion": "v1", "kind": "Pod",
-        "metadata": {"name": name, "labels": {**of, PLACE: name}, "annotations": notes(order)},
+        "metadata": {"name": name, "labels": {**of, PLACE: name}, "annotations": build_lease_annotations(order)},
         "spec": {
             **common, "priorityClassName": group.priority_class,
             "containers": [_container(group.image, {"requests": {**LITTLE, **need.beside}, "limits": {GPU: many}})],
@@ -91,14 +91,14 @@ def _container(image: str, resources: Object) -> Object:
     }  # fmt: skip
 
 
-def read(keeper: Object, placeholder: Object | None, events: Sequence[Object], unix_s: float) -> Listed | None:
+def read_lease(keeper: Object, placeholder: Object | None, events: Sequence[Object], unix_s: float) -> Listed | None:
     """What its pods say; None: it does not stand yet, since its placeholder is still being made."""
     metadata, node = keeper["metadata"], keeper["spec"].get("nodeName", "")
     half = placeholder is None and not node
     age_s = unix_s - unix_seconds(metadata["creationTimestamp"])
     if half and age_s < HALF_S:
         return None
-    one = lease(keeper, metadata["labels"][PROVIDER])
+    one = read_lease_annotations(keeper, metadata["labels"][PROVIDER])
     waits = "" if placeholder is None else placeholder["spec"].get("nodeName", "")
     one = replace(one, name=metadata["labels"][KEEPS], node=node or waits)
     if "deletionTimestamp" in metadata:
@@ -118,7 +118,7 @@ def read(keeper: Object, placeholder: Object | None, events: Sequence[Object], u
     return replace(one, phase="failed" if age_s >= PATIENCE_S else "coming", says=str(last.get("message", "")))
 
 
-def told(event: Object) -> bool:
+def is_scale_up_event(event: Object) -> bool:
     """Whether it is one by which Cluster Autoscaler tells of a pod."""
     return event.get("reason") in {TRIGGERED, REFUSED}
 

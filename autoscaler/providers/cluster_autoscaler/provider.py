@@ -15,9 +15,16 @@ from msgspec.structs import replace
 from autoscaler.providers.cluster_autoscaler import placeholder_pods
 from autoscaler.providers.cluster_autoscaler.placeholder_pods import KEEPS
 from autoscaler.providers.karpenter.nodeclaim import PROVIDER
-from autoscaler.providers.karpenter.provider import NODES, PODS, of_us, uses
-from autoscaler.providers.kube import CONFLICT, AnswerError, Object, Server, refuse
-from autoscaler.providers.new_nodes import EXPECTED_S, Shape, Terms, needs, offer, shape
+from autoscaler.providers.karpenter.provider import NODES, PODS, is_blocking_node_removal, is_live_engine_pod
+from autoscaler.providers.kube import CONFLICT, AnswerError, Object, Server, raise_refusal
+from autoscaler.providers.new_nodes import (
+    EXPECTED_S,
+    OfferTerms,
+    Shape,
+    build_offer,
+    infer_node_shape,
+    resolve_node_requirements,
+)
 from autoscaler.providers.provider import RefusedError
 from autoscaler.spec.capacity import ClusterAutoscaler
 from autoscaler.spec.pod import PLACE
@@ -48,11 +55,11 @@ class NodeGroup:
         many, labels = self._group.nodes_max - len(there), self._group.node_labels
         if many <= 0:
             return ()
-        return (offer(self._name, "node", of, labels, Terms(many, self._expected_s), settings),)
+        return (build_offer(self._name, "node", of, labels, OfferTerms(many, self._expected_s), settings),)
 
     def _shape(self) -> Shape | None:
         labels = self._group.node_labels
-        of = shape(labels, kind_of(labels, self._world().settings.nodes))
+        of = infer_node_shape(labels, kind_of(labels, self._world().settings.nodes))
         return of if of is not None and of.counted else None
 
     async def acquire(self, order: AcquireOrder) -> None:
@@ -63,7 +70,9 @@ class NodeGroup:
             raise RefusedError(f"{self._name} has {len(there)} nodes for us, which is its nodesMax")
         world = self._world()
         tolerated = world.settings.pod.tolerations
-        for pod in placeholder_pods.pods(order, self._group, tolerated, needs(world, order.owner)):
+        for pod in placeholder_pods.build_pods(
+            order, self._group, tolerated, resolve_node_requirements(world, order.owner)
+        ):
             await self._make(pod)
 
     async def _ours(self, more: str = "") -> Sequence[Object]:
@@ -81,7 +90,7 @@ class NodeGroup:
             await self._server.create(self._pods, pod)
         except AnswerError as error:
             if error.status != CONFLICT:
-                refuse(error)
+                raise_refusal(error)
             there = await self._server.find(path)
             if there is None or "deletionTimestamp" in there["metadata"]:
                 raise TimeoutError from None
@@ -95,7 +104,7 @@ class NodeGroup:
             return
         if listed is not None and listed.node and await self._used(listed.node):
             return
-        for name in (order.id.name, placeholder_pods.keeper_of(order.id.name)):
+        for name in (order.id.name, placeholder_pods.keeper_name(order.id.name)):
             found = await self._server.find(f"{self._pods}/{name}")
             if found is not None and self._is_ours(found):
                 await self._server.delete(f"{self._pods}/{name}")
@@ -103,7 +112,11 @@ class NodeGroup:
     async def _used(self, node: str) -> bool:
         """By anybody else: what was seen of it is no promise, but Cluster Autoscaler leaves a node with pods alone."""
         pods = await self._server.items(PODS, fieldSelector=f"spec.nodeName={node}")
-        return any(uses(one) for one in pods if not {PLACE, KEEPS} & (one["metadata"].get("labels") or {}).keys())
+        return any(
+            is_blocking_node_removal(one)
+            for one in pods
+            if not {PLACE, KEEPS} & (one["metadata"].get("labels") or {}).keys()
+        )
 
     async def list(self) -> tuple[Listed, ...]:
         """See Provider."""
@@ -115,7 +128,7 @@ class NodeGroup:
             name = keeper["metadata"]["labels"][KEEPS]
             place = places.get(name)
             events = () if place is None or keeper["spec"].get("nodeName") else await self._told(place)
-            one = placeholder_pods.read(keeper, place, events, self._server.unix_s())
+            one = placeholder_pods.read_lease(keeper, place, events, self._server.unix_s())
             if one is not None and one.committed and not one.node and await self._overtaken(keeper):
                 one = replace(one, committed=False)
             listed += [one] if one is not None else []
@@ -132,7 +145,7 @@ class NodeGroup:
                 continue
             there = await self._server.items(PODS, fieldSelector=f"spec.nodeName={node['metadata']['name']}")
             kept = any({PLACE, KEEPS} & (one["metadata"].get("labels") or {}).keys() for one in there)
-            if not kept and any(of_us(one) for one in there):
+            if not kept and any(is_live_engine_pod(one) for one in there):
                 return True
         return False
 
@@ -140,4 +153,4 @@ class NodeGroup:
         """Of this very one: names are given again, and what is told of a pod is kept for an hour after it."""
         about = f"involvedObject.uid={pod['metadata']['uid']}"
         events = await self._server.items(self._events, fieldSelector=about)
-        return [one for one in events if placeholder_pods.told(one)]
+        return [one for one in events if placeholder_pods.is_scale_up_event(one)]

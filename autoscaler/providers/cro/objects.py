@@ -42,7 +42,7 @@ code: '...', error message: '...'"), of which no list is published: so it is kno
 """
 
 
-class Note(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+class LeaseNote(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """One Lease of ours on a request."""
 
     provider: str
@@ -58,7 +58,7 @@ class Note(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """Whose it is; empty: it was noted by a version that did not say so."""
 
 
-def is_of(note: Note, provider: str, installation: str) -> bool:
+def is_from_provider(note: LeaseNote, provider: str, installation: str) -> bool:
     """Whether a Lease is one of this provider of this installation."""
     return note.provider == provider and note.installation in {"", installation}
 
@@ -91,7 +91,7 @@ class Request(NamedTuple):
     node: str
     size: int
     error: str
-    notes: Mapping[str, Note]
+    notes: Mapping[str, LeaseNote]
     """By Lease."""
     made: bool
     """It is there only for us."""
@@ -126,11 +126,11 @@ def read_request(found: Object) -> Request | None:
     )  # fmt: skip
 
 
-def _note(key: str, text: str) -> Note | None:
+def _note(key: str, text: str) -> LeaseNote | None:
     if not key.startswith(NOTE):
         return None
     try:
-        return msgspec.json.decode(text, type=Note)
+        return msgspec.json.decode(text, type=LeaseNote)
     except (msgspec.DecodeError, RecursionError):
         return None  # what somebody else wrote there is no Lease of ours
 
@@ -149,7 +149,7 @@ def read_resource(found: Object) -> Resource:
     )  # fmt: skip
 
 
-def whose(request: Request, resources: Iterable[Resource]) -> dict[str, tuple[Resource, ...]]:
+def assign_resources(request: Request, resources: Iterable[Resource]) -> dict[str, tuple[Resource, ...]]:
     """By Lease of a request the resources that are its. What is not labelled is the others' first, as far as their
     part of the size goes, for that was there first; a label of a Lease that lives is believed.
     """
@@ -180,7 +180,7 @@ def whose(request: Request, resources: Iterable[Resource]) -> dict[str, tuple[Re
     return {name: tuple(some) for name, some in found.items()}
 
 
-def cut_off(request: Request, shares: Mapping[str, Sequence[Resource]]) -> frozenset[str]:
+def list_undeliverable_leases(request: Request, shares: Mapping[str, Sequence[Resource]]) -> frozenset[str]:
     """Our Leases of which nothing comes any more: somebody made the request smaller than what we have of it."""
     left, lost = request.size, set[str]()
     for name in sorted(request.live, key=lambda name: request.notes[name].devices - len(shares[name])):
@@ -192,13 +192,13 @@ def cut_off(request: Request, shares: Mapping[str, Sequence[Resource]]) -> froze
     return frozenset(lost)
 
 
-def in_vain(resources: Iterable[Resource], model: str) -> tuple[Resource, ...]:
+def list_stuck_resources(resources: Iterable[Resource], model: str) -> tuple[Resource, ...]:
     """Those that wait for a Device of that model, and of which the operator says that something is wrong."""
     waits = (one for one in resources if one.model == model and not one.device_id and one.error and not one.going)
     return tuple(one for one in waits if one.state != ONLINE)
 
 
-def starved(waits: Iterable[Resource]) -> Resource | None:
+def find_starved_resource(waits: Iterable[Resource]) -> Resource | None:
     """Of those in vain one that is told that the fabric has none; None: there is no such. What else is wrong (its node
     has no driver, nobody knows its machine) is no word about other nodes.
     """
@@ -208,17 +208,17 @@ def starved(waits: Iterable[Resource]) -> Resource | None:
 # --- what changes -----------------------------------------------------------------------------------------------------
 
 
-def heard_of_request(found: Object, provider: str, installation: str = "") -> object:
+def watched_request_state(found: Object, provider: str, installation: str = "") -> object:
     """What of a request may be news for who has Leases on it; None: that provider has none there. The moment at which
     its resources are made is: until they have our label nothing is heard of them.
     """
     request, status = read_request(found), found.get("status") or {}
-    if request is None or not any(is_of(note, provider, installation) for note in request.notes.values()):
+    if request is None or not any(is_from_provider(note, provider, installation) for note in request.notes.values()):
         return None
     return request._replace(version=""), status.get("state", ""), sorted(status.get("resources") or {})
 
 
-def heard_of_resource(found: Object, model: str) -> object:
+def watched_resource_state(found: Object, model: str) -> object:
     """What of a resource may be news; None: it is of another model, or nobody has said whose Lease's it is. When it was
     last used is none, for that we say.
     """
@@ -230,30 +230,30 @@ def heard_of_resource(found: Object, model: str) -> object:
 # --- what is written --------------------------------------------------------------------------------------------------
 
 
-def name_for(model: str, node: str) -> str:
+def request_name(model: str, node: str) -> str:
     """Of the request that we make for a model on a node."""
     digest = hashlib.sha256(f"{model}/{node}".encode()).hexdigest()[:10]
     return "-".join(part for part in ("pilotlight", _UNSAFE.sub("-", node.lower())[:40].strip("-"), digest) if part)
 
 
-def new_request(model: str, node: str, size: int, notes: Mapping[str, Note]) -> Object:
+def build_composability_request(model: str, node: str, size: int, notes: Mapping[str, LeaseNote]) -> Object:
     """One that is there only for us."""
     resource = {"type": "gpu", "model": model, "size": size, "target_node": node, "allocation_policy": "samenode"}
-    metadata = {"name": name_for(model, node), "labels": {MADE: "true"}, "annotations": _told(notes)}
+    metadata = {"name": request_name(model, node), "labels": {MADE: "true"}, "annotations": _told(notes)}
     return {"apiVersion": API, "kind": "ComposabilityRequest", "metadata": metadata, "spec": {"resource": resource}}
 
 
-def sized(version: str, size: int, notes: Mapping[str, Note | None]) -> Object:
+def build_resize_patch(version: str, size: int, notes: Mapping[str, LeaseNote | None]) -> Object:
     """The patch that makes a request of this version so large, with these notes (None: it is taken away)."""
     metadata = {"resourceVersion": version, "annotations": _told(notes)}
     return {"metadata": metadata, "spec": {"resource": {"size": size}}}
 
 
-def _told(notes: Mapping[str, Note | None]) -> dict[str, str | None]:
+def _told(notes: Mapping[str, LeaseNote | None]) -> dict[str, str | None]:
     return {NOTE + name: None if one is None else msgspec.json.encode(one).decode() for name, one in notes.items()}
 
 
-def without(request: Request, lease: str) -> int:
+def size_without_lease(request: Request, lease: str) -> int:
     """The size that is left of a request when that Lease is given back: never more than it has."""
     others = max(0, request.size - request.ours)
     return min(request.size, others + sum(request.notes[name].devices for name in request.live if name != lease))

@@ -6,7 +6,7 @@ it first. The operator checks every 30 s what it waits for, so its answers are r
 fabric has free: while a request is told that there is none of a model, none is offered; while one waits without success
 for another reason, none is offered on that node. Nothing is kept here: each call reads everything.
 
-`Turns`: where several providers of one process attach devices to a node, they order one at a time. The number of
+`NodeLock`: where several providers of one process attach devices to a node, they order one at a time. The number of
 devices that a node can have limits all of them together, and the API server does not refuse a write of one because of
 what another wrote; so each looks only after the one before has written.
 """
@@ -22,12 +22,20 @@ from typing import Any, NamedTuple, Never
 
 from msgspec.structs import replace
 
-from autoscaler.capacity.attachable_nodes import GPU_COUNT, Site, bounded, memory_of, seen_on, selectors, sites
-from autoscaler.capacity.machine_groups import most
+from autoscaler.capacity.attachable_nodes import (
+    GPU_COUNT,
+    AttachableNode,
+    count_devices_on_node,
+    find_device_memory,
+    has_device_limit,
+    list_attachable_nodes,
+    list_node_selectors,
+)
+from autoscaler.capacity.machine_groups import read_group_limits
 from autoscaler.placement.model.prices import Prices
 from autoscaler.providers.cro import objects
-from autoscaler.providers.cro.objects import REQUESTS, RESOURCES, Note, Request, Resource
-from autoscaler.providers.device_usage import in_use
+from autoscaler.providers.cro.objects import REQUESTS, RESOURCES, LeaseNote, Request, Resource
+from autoscaler.providers.device_usage import find_device_user
 from autoscaler.providers.kube import (
     AT_HAND,
     CONFLICT,
@@ -36,16 +44,16 @@ from autoscaler.providers.kube import (
     AnswerError,
     Object,
     Server,
-    refuse,
-    together,
+    gather_or_cancel,
+    raise_refusal,
 )
 from autoscaler.providers.provider import RefusedError
 from autoscaler.state.capacity_orders import OFFERS_MAX, AcquireOrder, Listed, Offer, ReleaseOrder
 from autoscaler.state.world import World
-from autoscaler.text import rfc3339
+from autoscaler.text import format_rfc3339
 
 
-class Turns:
+class NodeLock:
     """Of all nodes, for all such Providers of a process."""
 
     def __init__(self) -> None:
@@ -113,21 +121,21 @@ class CroFabric:
 
     def __init__(
         self, name: str, model: str, server: Server, world: Callable[[], World], expected_s: float | None = None,
-        *, turns: Turns | None = None,
+        *, turns: NodeLock | None = None,
     ) -> None:  # fmt: skip
         self._name, self._model, self._server, self._world = name, model, server, world
         self._expected_s = EXPECTED_S if expected_s is None else expected_s
-        self._turns = turns or Turns()
+        self._turns = turns or NodeLock()
 
     # --- Provider -----------------------------------------------------------------------------------------------------
 
     async def offers(self) -> tuple[Offer, ...]:
         """See Provider: of each node that may have more; of too many those with the most room."""
-        if memory_of(self._model, self._world()) is None:
+        if find_device_memory(self._model, self._world()) is None:
             raise RefusedError(f"nobody says how much memory a {self._model} has: add it to Settings `nodes`")
         seen = await self._seen()
-        vain = objects.in_vain(seen.resources, self._model)
-        if objects.starved(vain) is not None:
+        vain = objects.list_stuck_resources(seen.resources, self._model)
+        if objects.find_starved_resource(vain) is not None:
             return ()
         shut = {one.node for one in vain}
         there = [site for node, site in sorted((await self._sites()).items()) if node not in shut]
@@ -141,7 +149,7 @@ class CroFabric:
                 if not (alone and await self._at_once(order)):
                     await _again(lambda: self._acquire(order))
         except AnswerError as error:
-            refuse(error)
+            raise_refusal(error)
 
     async def release(self, order: ReleaseOrder) -> None:
         """See Provider."""
@@ -152,9 +160,9 @@ class CroFabric:
         seen = await self._seen()
         found: list[Listed] = []
         for request in seen.requests:
-            shares = objects.whose(request, seen.resources)
+            shares = objects.assign_resources(request, seen.resources)
             mine = {name for name, note in request.notes.items() if self._is_ours(note)}
-            lost = objects.cut_off(request, shares)
+            lost = objects.list_undeliverable_leases(request, shares)
             listed = [self._listed(request, name, shares[name], lost=name in lost) for name in sorted(mine)]
             found += [one for one in listed if one is not None]
             if mine or not request.notes:
@@ -170,9 +178,9 @@ class CroFabric:
         """
         news, follow = asyncio.Event(), self._server.follow
         ours = functools.partial(
-            objects.heard_of_request, provider=self._name, installation=self._server.owner.installation
+            objects.watched_request_state, provider=self._name, installation=self._server.owner.installation
         )
-        mine = functools.partial(objects.heard_of_resource, model=self._model)
+        mine = functools.partial(objects.watched_resource_state, model=self._model)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(follow(REQUESTS, ours, news.set))
             tasks.create_task(follow(RESOURCES, mine, news.set))
@@ -200,7 +208,7 @@ class CroFabric:
 
     async def _acquire(self, order: AcquireOrder, how: Mapping[str, str] = NEWEST) -> None:
         node, name = order.offer.node, order.id.name
-        read: list[Any] = await together([self._seen(how), self._find(node)])
+        read: list[Any] = await gather_or_cancel([self._seen(how), self._find(node)])
         seen: _Seen = read[0]
         found: Object | None = read[1]
         known = seen.noted(name)
@@ -212,8 +220,8 @@ class CroFabric:
             if known.notes[name].leaving:
                 await self._forget(known, name, seen)
             return
-        vain = objects.in_vain(seen.resources, self._model)
-        waits = objects.starved(vain)
+        vain = objects.list_stuck_resources(seen.resources, self._model)
+        waits = objects.find_starved_resource(vain)
         if waits is not None:
             raise RefusedError(f"the fabric has no {self._model} free: {waits.name} waits for one")
         waits = next((one for one in vain if one.node == node), None)
@@ -225,15 +233,17 @@ class CroFabric:
         request = seen.on(self._model, node)
         if request is not None and request.going:
             raise _GoingError(f"its request {request.name} is being deleted")
-        note = Note(
+        note = LeaseNote(
             provider=self._name, owner=order.owner, epoch=order.epoch, devices=order.devices,
             asked_unix_s=self._server.unix_s(), before=self._before(node, seen),
             installation=self._server.owner.installation,
         )  # fmt: skip
         if request is None:
-            await self._server.create(REQUESTS, objects.new_request(self._model, node, order.devices, {name: note}))
+            await self._server.create(
+                REQUESTS, objects.build_composability_request(self._model, node, order.devices, {name: note})
+            )
         else:
-            change = objects.sized(request.version, request.size + order.devices, {name: note})
+            change = objects.build_resize_patch(request.version, request.size + order.devices, {name: note})
             await self._server.patch(f"{REQUESTS}/{request.name}", change)
 
     async def _forget(self, request: Request, name: str, seen: _Seen) -> Never:
@@ -241,7 +251,7 @@ class CroFabric:
 
         Raises RefusedError while it still has some, and _GoingError once the same order can be tried again.
         """
-        if objects.whose(request, seen.resources)[name]:
+        if objects.assign_resources(request, seen.resources)[name]:
             raise RefusedError("the one of that name is still being given back")
         if not request.going:
             await self._tidy(request, {name: ()})
@@ -254,7 +264,7 @@ class CroFabric:
             return
         if request.notes[name].leaving and not order.force:
             return
-        shares = objects.whose(request, seen.resources)
+        shares = objects.assign_resources(request, seen.resources)
         mine = shares.pop(name)
         if await self._stays(order, request.node, mine):
             await self._unmark(request, {**shares, name: mine})
@@ -265,11 +275,11 @@ class CroFabric:
             return
         await self._unmark(request, shares)
         for one in mine:
-            marked = {objects.VICTIM: "true", objects.LAST_USED: rfc3339(self._server.unix_s())}
+            marked = {objects.VICTIM: "true", objects.LAST_USED: format_rfc3339(self._server.unix_s())}
             change = {"labels": {objects.LEASE: name}, "annotations": marked}
             await self._server.patch(f"{RESOURCES}/{one.name}", {"metadata": change})
         after = {name: replace(request.notes[name], leaving=True) if mine else None}
-        change = objects.sized(request.version, objects.without(request, name), after)
+        change = objects.build_resize_patch(request.version, objects.size_without_lease(request, name), after)
         await self._server.patch(f"{REQUESTS}/{request.name}", change)
 
     async def _stays(self, order: ReleaseOrder, node: str, mine: Sequence[Resource]) -> bool:
@@ -277,7 +287,7 @@ class CroFabric:
         uuids = {one.device_id for one in mine if one.device_id}
         if not uuids or order.uncommitted:
             return bool(uuids)
-        return not order.force and bool(await in_use(self._server, node, uuids))
+        return not order.force and bool(await find_device_user(self._server, node, uuids))
 
     async def _unmark(self, request: Request, shares: Mapping[str, Sequence[Resource]]) -> None:
         """Of what is not given back none is to go first: an order marked it, and the size was not changed after all.
@@ -288,8 +298,8 @@ class CroFabric:
             change = {"resourceVersion": one.version, "annotations": {objects.VICTIM: None}}
             await self._server.patch(f"{RESOURCES}/{one.name}", {"metadata": change})
 
-    def _is_ours(self, note: Note) -> bool:
-        return objects.is_of(note, self._name, self._server.owner.installation)
+    def _is_ours(self, note: LeaseNote) -> bool:
+        return objects.is_from_provider(note, self._name, self._server.owner.installation)
 
     # --- what there is ------------------------------------------------------------------------------------------------
 
@@ -303,18 +313,18 @@ class CroFabric:
     async def _find(self, node: str) -> Object | None:
         return await self._server.find(f"{NODES}/{node}")
 
-    async def _sites(self) -> Mapping[str, Site]:
+    async def _sites(self) -> Mapping[str, AttachableNode]:
         """Raises RefusedError where nobody says of any node that it may have more."""
         settings, found = self._world().settings, dict[str, Object]()
-        for selector in selectors(settings):
+        for selector in list_node_selectors(settings):
             query = {"labelSelector": selector} if selector else {}
             found |= {one["metadata"]["name"]: one for one in await self._server.items(NODES, **query)}
-        if not bounded([*found.values()], settings, most(self._world())):
+        if not has_device_limit([*found.values()], settings, read_group_limits(self._world())):
             raise RefusedError(NO_MOST)
         return self._of([*found.values()])
 
-    def _of(self, nodes: Sequence[Object]) -> Mapping[str, Site]:
-        return sites(nodes, self._world().settings, groups=most(self._world()))
+    def _of(self, nodes: Sequence[Object]) -> Mapping[str, AttachableNode]:
+        return list_attachable_nodes(nodes, self._world().settings, groups=read_group_limits(self._world()))
 
     def _before(self, node: str, seen: _Seen) -> int:
         """Devices that a node has without ours."""
@@ -323,12 +333,12 @@ class CroFabric:
             return min(noted)
         online = sum(one.node == node and one.state == objects.ONLINE for one in seen.resources)
         asked = sum(one.ours for one in seen.requests if one.node == node)
-        return max(0, seen_on(self._world(), node) - min(online, asked))
+        return max(0, count_devices_on_node(self._world(), node) - min(online, asked))
 
-    def _room(self, site: Site, seen: _Seen) -> int:
+    def _room(self, site: AttachableNode, seen: _Seen) -> int:
         """So many more may be attached there. What others attached is seen there, or on its way."""
         here = [one for one in seen.requests if one.node == site.node]
-        there, ours = seen_on(self._world(), site.node), sum(one.ours for one in here)
+        there, ours = count_devices_on_node(self._world(), site.node), sum(one.ours for one in here)
         before = self._before(site.node, seen)
         coming = max(0, sum(one.size for one in here) - self._arrived(site.node, seen, there - before))
         return site.most - max(there + coming, before + ours)
@@ -343,9 +353,9 @@ class CroFabric:
         online = sum(one.state == objects.ONLINE or one.device_id in shown for one in given)
         return max(online, min(len(given), more))
 
-    def _offer(self, site: Site, room: int) -> Offer | None:
+    def _offer(self, site: AttachableNode, room: int) -> Offer | None:
         world = self._world()
-        memory_bytes = memory_of(self._model, world)
+        memory_bytes = find_device_memory(self._model, world)
         if room <= 0 or memory_bytes is None:
             return None
         return Offer(
@@ -364,7 +374,7 @@ class CroFabric:
         wrong = [one for one in (*(one.error for one in mine), request.error) if one] or [""]
         there = [one for one in mine if one.device_id] if leaving else online
         ids = tuple(f"{request.node}/{one.device_id}" for one in there)
-        offer = self._offer(Site(request.node, 0), note.devices)
+        offer = self._offer(AttachableNode(request.node, 0), note.devices)
         number = sum(request.notes[one].devices for one in request.live[: (*request.live, name).index(name)])
         return Listed(
             name=name, devices=note.devices, owner=note.owner, epoch=note.epoch,
@@ -382,7 +392,7 @@ class CroFabric:
         """Whether its node tells which Device is which."""
         return any(one.device in ids for one in self._world().slices.values())
 
-    def _all_of(self, note: Note, mine: Sequence[Resource]) -> bool:
+    def _all_of(self, note: LeaseNote, mine: Sequence[Resource]) -> bool:
         """All that comes has come: of what is wrong for a while nobody knows when it comes."""
         online = [one for one in mine if one.state == objects.ONLINE]
         rest = [one for one in mine if one.state != objects.ONLINE]
@@ -400,8 +410,8 @@ class CroFabric:
         for name, mine in shares.items():
             for one in mine if not request.notes[name].leaving else ():
                 change: Object = {"labels": {objects.LEASE: name}} if one.lease != name else {}
-                if (one.state == objects.ONLINE or one.victim) and one.last_used < rfc3339(now_s - FRESH_S):
-                    change["annotations"] = {objects.LAST_USED: rfc3339(now_s)}
+                if (one.state == objects.ONLINE or one.victim) and one.last_used < format_rfc3339(now_s - FRESH_S):
+                    change["annotations"] = {objects.LAST_USED: format_rfc3339(now_s)}
                     if one.victim:  # so long ago that no order is under way: it changed no size after all
                         change["annotations"][objects.VICTIM] = None
                         change["resourceVersion"] = one.version
@@ -412,7 +422,7 @@ class CroFabric:
         if request.made and not request.size and not request.going and over.keys() == request.notes.keys():
             await self._server.delete(at, version=request.version)
         elif over:
-            await self._server.patch(at, objects.sized(request.version, request.size, over))
+            await self._server.patch(at, objects.build_resize_patch(request.version, request.size, over))
 
 
 async def _again(write: Callable[[], Awaitable[None]]) -> None:

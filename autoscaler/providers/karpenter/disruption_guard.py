@@ -15,8 +15,8 @@ from math import inf
 from typing import Final, NamedTuple
 
 from autoscaler.providers.kube import NOT_FOUND, AnswerError, Server
-from autoscaler.providers.reconciler import Upkeep
-from autoscaler.queries.cordons import moving
+from autoscaler.providers.reconciler import Reconciler
+from autoscaler.queries.cordons import find_drain_cordon
 from autoscaler.spec.model import ADOPTED_HASH
 from autoscaler.spec.pod import DO_NOT_DISRUPT
 from autoscaler.state.lifecycle import ReplicaState as S
@@ -35,7 +35,7 @@ class Guard(NamedTuple):
     on: bool
 
 
-class Guarding(Upkeep):
+class DisruptionGuard(Reconciler):
     """`leads`: whether this process may write. A listener of the loop (`look`)."""
 
     def __init__(self, server: Server, namespace: str, world: Callable[[], World], leads: Callable[[], bool]) -> None:
@@ -117,4 +117,4 @@ def _guard(world: World, replica: Replica) -> Guard | None:
     own = {} if model is None else model.spec.pod.annotations
     if DO_NOT_DISRUPT in {**world.settings.pod.annotations, **own}:
         return None
-    return Guard(replica.pod, replica.state in BUSY or moving(world, replica) is not None)
+    return Guard(replica.pod, replica.state in BUSY or find_drain_cordon(world, replica) is not None)

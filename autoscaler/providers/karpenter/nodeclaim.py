@@ -15,7 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
-from autoscaler.providers.karpenter.nodepool import GROUP, Pool, Variant, requirements
+from autoscaler.providers.karpenter.nodepool import GROUP, NodePool, Variant, build_requirements
 from autoscaler.providers.kube import Object
 from autoscaler.spec.pod import DO_NOT_DISRUPT, GPU, MANAGED_BY, OURS
 from autoscaler.spec.quantity import whole_number
@@ -32,12 +32,12 @@ _DURATION = re.compile(r"([0-9]+)(h|m|s)")
 _SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0}
 
 
-def path(version: str, name: str = "") -> str:
+def nodeclaim_path(version: str, name: str = "") -> str:
     """Of all NodeClaims, or of one."""
     return f"/apis/{GROUP}/{version}/nodeclaims" + (f"/{name}" if name else "")
 
 
-def manifest(order: AcquireOrder, pool: Pool, variant: Variant, beside: Mapping[str, str]) -> Object:
+def build_nodeclaim(order: AcquireOrder, pool: NodePool, variant: Variant, beside: Mapping[str, str]) -> Object:
     """The NodeClaim of an order. `beside`: what its owner requests beside Devices, without room for which the node
     would be of no use.
     """
@@ -47,25 +47,36 @@ def manifest(order: AcquireOrder, pool: Pool, variant: Variant, beside: Mapping[
     if group and reference.get("name"):
         labels[f"{group}/{str(reference.get('kind', '')).lower()}"] = reference["name"]
     spec = {key: said for key, said in pool.spec.items() if key not in {"requirements", "resources"}}
-    spec["requirements"] = list(requirements(pool, variant.pinned))
+    spec["requirements"] = list(build_requirements(pool, variant.pinned))
     devices = {GPU: str(variant.shape.devices)} if variant.shape.counted else {}
     if devices or beside:
         spec["resources"] = {"requests": {**beside, **devices}}
     return {
-        "apiVersion": f"{GROUP}/{pool.version}", "kind": "NodeClaim",
+        "apiVersion": f"{GROUP}/{pool.version}",
+        "kind": "NodeClaim",
         "metadata": {
             "name": order.id.name,
             "labels": {**labels, MANAGED_BY: WRITER, PROVIDER: order.id.provider},
-            "annotations": {**pool.annotations, **pool.hashes, DO_NOT_DISRUPT: "true", **notes(order)},
-            "ownerReferences": [{
-                "apiVersion": f"{GROUP}/{pool.version}", "kind": "NodePool", "name": pool.name, "uid": pool.uid,
-            }],
+            "annotations": {
+                **pool.annotations,
+                **pool.hashes,
+                DO_NOT_DISRUPT: "true",
+                **build_lease_annotations(order),
+            },
+            "ownerReferences": [
+                {
+                    "apiVersion": f"{GROUP}/{pool.version}",
+                    "kind": "NodePool",
+                    "name": pool.name,
+                    "uid": pool.uid,
+                }
+            ],
         },
         "spec": spec,
-    }  # fmt: skip
+    }
 
 
-def notes(order: AcquireOrder) -> dict[str, str]:
+def build_lease_annotations(order: AcquireOrder) -> dict[str, str]:
     """What any leader needs to know its Lease by: annotations of whatever is made for it."""
     return {
         OWNER: order.owner, EPOCH: str(order.epoch), DEVICES: str(order.devices),
@@ -73,13 +84,13 @@ def notes(order: AcquireOrder) -> dict[str, str]:
     }  # fmt: skip
 
 
-def ours(found: Object, provider: str) -> bool:
+def is_from_provider(found: Object, provider: str) -> bool:
     """Whether it was made for an order to that provider."""
     labels: Mapping[str, str] = found["metadata"].get("labels") or {}
     return labels.get(MANAGED_BY) == WRITER and labels.get(PROVIDER) == provider
 
 
-def lease(found: Object, provider: str) -> Listed:
+def read_lease_annotations(found: Object, provider: str) -> Listed:
     """What its annotations say of its Lease; somebody may have spoilt them."""
     said: Mapping[str, str] = found["metadata"].get("annotations") or {}
     try:
@@ -92,14 +103,14 @@ def lease(found: Object, provider: str) -> Listed:
     )  # fmt: skip
 
 
-def read(claim: Object, provider: str, unix_s: float, now_s: float, expire_after: str = "Never") -> Listed:
+def read_lease(claim: Object, provider: str, unix_s: float, now_s: float, expire_after: str = "Never") -> Listed:
     """What a NodeClaim says, at `unix_s` of its server's clock, which is `now_s` of ours. `expire_after`: where the
     claim itself does not say it (v1beta1).
     """
     metadata, status = claim["metadata"], claim.get("status") or {}
     conditions: dict[str, Object] = {one["type"]: one for one in status.get("conditions") or ()}
-    one = lease(claim, provider)
-    lasts_s = duration_s(str(claim["spec"].get("expireAfter") or expire_after))
+    one = read_lease_annotations(claim, provider)
+    lasts_s = parse_duration_s(str(claim["spec"].get("expireAfter") or expire_after))
     ends_unix_s = None if lasts_s is None else unix_seconds(metadata["creationTimestamp"]) + lasts_s
     says, ends_s = _troubled(conditions), None if ends_unix_s is None else now_s + ends_unix_s - unix_s
     going = conditions.get("DisruptionReason", {})
@@ -115,7 +126,7 @@ def read(claim: Object, provider: str, unix_s: float, now_s: float, expire_after
     return replace(one, phase="failed" if _gives_up(conditions, unix_s) else "coming")
 
 
-def guarded(claim: Object) -> bool:
+def has_do_not_disrupt(claim: Object) -> bool:
     """Whether it asks not to be disrupted."""
     said: Mapping[str, str] = claim["metadata"].get("annotations") or {}
     return said.get(DO_NOT_DISRUPT) == "true"
@@ -141,7 +152,7 @@ def _troubled(conditions: Mapping[str, Object]) -> str:
     return ""
 
 
-def duration_s(text: str) -> float | None:
+def parse_duration_s(text: str) -> float | None:
     """`720h`, `1h30m` -> seconds; None: `Never`, or what is none."""
     parts = _DURATION.findall(text)
     if not parts or "".join(map("".join, parts)) != text:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from autoscaler.providers.kube import Object
-from autoscaler.providers.new_nodes import Shape, shape
+from autoscaler.providers.new_nodes import Shape, infer_node_shape
 from autoscaler.spec.pod import GPU
 from autoscaler.spec.quantity import read_milli, whole_number
 from autoscaler.spec.settings import NodeKind, kind_of
@@ -54,7 +54,7 @@ class Requirement(NamedTuple):
         return len(self.values) == 1 and _compared(self.operator, value, self.values[0])
 
 
-class Pool(NamedTuple):
+class NodePool(NamedTuple):
     """A NodePool."""
 
     name: str
@@ -87,7 +87,7 @@ class Variant(NamedTuple):
     """Those that are asked for beyond what the pool says."""
 
 
-def read(pool: Object) -> Pool:
+def read_nodepool(pool: Object) -> NodePool:
     """A NodePool as the API has it."""
     metadata, spec = pool["metadata"], pool["spec"]
     template: Object = spec["template"]
@@ -101,7 +101,7 @@ def read(pool: Object) -> Pool:
     notes: Mapping[str, str] = metadata.get("annotations") or {}
     status: Object = pool.get("status") or {}
     taints = tuple(Taint(one["key"], one.get("value", ""), one["effect"]) for one in inner.get("taints") or ())
-    return Pool(
+    return NodePool(
         metadata["name"], metadata["uid"], pool["apiVersion"].rpartition("/")[2],
         {**labels, **(said.get("labels") or {}), POOL_LABEL: metadata["name"]}, said.get("annotations") or {},
         requirements, taints, inner,
@@ -123,15 +123,15 @@ def _closed(metadata: Object, spec: Object, status: Object) -> str:
     return ""
 
 
-def variants(pool: Pool, kinds: Sequence[NodeKind]) -> tuple[Variant, ...]:
+def list_variants(pool: NodePool, kinds: Sequence[NodeKind]) -> tuple[Variant, ...]:
     """All that it could add, each under a name that stays its own as long as the Settings do."""
     found: dict[str, Variant] = {}
     for kind in (*kinds, None):
-        more = pinned(pool, {} if kind is None else kind.selector)
+        more = find_pinned_labels(pool, {} if kind is None else kind.selector)
         if more is None:
             continue
         labels = {**pool.labels, **more}
-        of = shape(labels, kind)
+        of = infer_node_shape(labels, kind)
         if of is None or not of.devices or kind_of(labels, kinds) is not kind:
             continue
         stem = ".".join(more[key] for key in sorted(more)) or pool.name
@@ -142,15 +142,15 @@ def variants(pool: Pool, kinds: Sequence[NodeKind]) -> tuple[Variant, ...]:
     return tuple(found.values())
 
 
-def within(pool: Pool, variant: Variant, selector: Mapping[str, str]) -> Variant | None:
+def narrow_variant(pool: NodePool, variant: Variant, selector: Mapping[str, str]) -> Variant | None:
     """Those of a kind that have these labels as well; None: the pool has none."""
-    more = pinned(pool, {key: value for key, value in selector.items() if key not in variant.labels})
+    more = find_pinned_labels(pool, {key: value for key, value in selector.items() if key not in variant.labels})
     if more is None:
         return None
     return variant._replace(labels={**variant.labels, **more}, pinned={**variant.pinned, **more})
 
 
-def pinned(pool: Pool, selector: Mapping[str, str]) -> dict[str, str] | None:
+def find_pinned_labels(pool: NodePool, selector: Mapping[str, str]) -> dict[str, str] | None:
     """What must be asked for to get such a node; None: the pool has none."""
     found: dict[str, str] = {}
     for key, value in selector.items():
@@ -169,12 +169,12 @@ def _of_clouds(key: str) -> bool:
     return key.partition("/")[0].endswith(CLOUDS) and not key.startswith("kubernetes.io/hostname")
 
 
-def _buys(pool: Pool, word: str) -> bool:
+def _buys(pool: NodePool, word: str) -> bool:
     said = [one for one in pool.requirements if one.key == BOUGHT_LABEL]
     return all(one.admits(word) for one in said) if said else pool.labels.get(BOUGHT_LABEL, "on-demand") == word
 
 
-def left(pool: Pool, of: Shape, claims: Sequence[Object]) -> int:
+def count_remaining_nodes(pool: NodePool, of: Shape, claims: Sequence[Object]) -> int:
     """How many such nodes its limits leave. `claims`: all of the pool that are there. How much CPU or memory a node has
     Settings do not say: those tell it that were launched with as many GPUs or more. Until one was, there is but one.
     """
@@ -233,7 +233,7 @@ def _compared(operator: str, value: str, bound: str) -> bool:
     return answers.get(operator, False)
 
 
-def requirements(pool: Pool, pinned: Mapping[str, str]) -> Iterator[Object]:
+def build_requirements(pool: NodePool, pinned: Mapping[str, str]) -> Iterator[Object]:
     """Of a claim: the pool's, and what is pinned in their place, each label once."""
     asked = {**pinned, POOL_LABEL: pool.name}
     yield from (one for one in pool.spec.get("requirements") or () if one["key"] not in asked)

@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from autoscaler.providers.karpenter import nodeclaim, nodepool
-from autoscaler.providers.karpenter.nodepool import GROUP, POOL_LABEL, VERSIONS, Pool
-from autoscaler.providers.kube import CONFLICT, ENDED, AnswerError, Object, Server, refuse, served
-from autoscaler.providers.new_nodes import EXPECTED_S, Terms, needs, offer
+from autoscaler.providers.karpenter.nodepool import GROUP, POOL_LABEL, VERSIONS, NodePool
+from autoscaler.providers.kube import CONFLICT, ENDED, AnswerError, Object, Server, choose_served_version, raise_refusal
+from autoscaler.providers.new_nodes import EXPECTED_S, OfferTerms, build_offer, resolve_node_requirements
 from autoscaler.providers.provider import RefusedError
 from autoscaler.spec.pod import DO_NOT_DISRUPT, MANAGED_BY, OURS, SAFE_TO_EVICT
 from autoscaler.state.capacity_orders import OFFERS_MAX, AcquireOrder, Listed, Offer, ReleaseOrder
@@ -48,7 +48,7 @@ class KarpenterNodes:
     async def offers(self) -> tuple[Offer, ...]:
         """See Provider."""
         pool, settings = await self._pool(), self._world().settings
-        variants = nodepool.variants(pool, settings.nodes)
+        variants = nodepool.list_variants(pool, settings.nodes)
         if pool.closed:
             raise RefusedError(f"NodePool {pool.name} {pool.closed}")
         if not variants:
@@ -56,41 +56,41 @@ class KarpenterNodes:
         claims = await self._claims(pool.version)
         found: list[Offer] = []
         for one in variants:
-            many = nodepool.left(pool, one.shape, claims)
+            many = nodepool.count_remaining_nodes(pool, one.shape, claims)
             if many:
-                lasts_s = nodeclaim.duration_s(pool.expire_after)
-                terms = Terms(many, self._expected_s, lasts_s, taints=pool.taints)
-                found.append(offer(self._name, one.name, one.shape, one.labels, terms, settings))
+                lasts_s = nodeclaim.parse_duration_s(pool.expire_after)
+                terms = OfferTerms(many, self._expected_s, lasts_s, taints=pool.taints)
+                found.append(build_offer(self._name, one.name, one.shape, one.labels, terms, settings))
         return tuple(found[:OFFERS_MAX])
 
     async def acquire(self, order: AcquireOrder) -> None:
         """See Provider."""
         pool = await self._pool()
-        there = await self._server.find(nodeclaim.path(pool.version, order.id.name))
+        there = await self._server.find(nodeclaim.nodeclaim_path(pool.version, order.id.name))
         if there is not None:
             self._mine(there)
             return
         world = self._world()
-        need = needs(world, order.owner)
-        variants = nodepool.variants(pool, world.settings.nodes)
+        need = resolve_node_requirements(world, order.owner)
+        variants = nodepool.list_variants(pool, world.settings.nodes)
         variant = next((one for one in variants if one.name == order.offer.name), None)
         if variant is None:
             raise RefusedError(f"NodePool {pool.name} has no such nodes (any more): {order.offer.name}")
-        if not nodepool.left(pool, variant.shape, await self._claims(pool.version)):
+        if not nodepool.count_remaining_nodes(pool, variant.shape, await self._claims(pool.version)):
             raise RefusedError(
                 f"NodePool {pool.name} {pool.closed or 'has reached its limits, with what is on its way'}"
             )
-        variant = nodepool.within(pool, variant, need.where)
+        variant = nodepool.narrow_variant(pool, variant, need.where)
         if variant is None:
             raise RefusedError(f"NodePool {pool.name} adds no node with {', '.join(map('='.join, need.where.items()))}")
         try:
             await self._server.create(
-                nodeclaim.path(pool.version), nodeclaim.manifest(order, pool, variant, need.beside)
+                nodeclaim.nodeclaim_path(pool.version), nodeclaim.build_nodeclaim(order, pool, variant, need.beside)
             )
         except AnswerError as error:
             if error.status != CONFLICT:
-                refuse(error)
-            there = await self._server.find(nodeclaim.path(pool.version, order.id.name))
+                raise_refusal(error)
+            there = await self._server.find(nodeclaim.nodeclaim_path(pool.version, order.id.name))
             if there is not None:
                 self._mine(there)
 
@@ -108,26 +108,26 @@ class KarpenterNodes:
 
     async def _release(self, order: ReleaseOrder, version: str) -> None:
         """As it was when that was judged; raises AnswerError (CONFLICT) where it is not any more."""
-        claim = await self._server.find(nodeclaim.path(version, order.id.name))
+        claim = await self._server.find(nodeclaim.nodeclaim_path(version, order.id.name))
         if claim is None or not self._is_ours(claim) or "deletionTimestamp" in claim["metadata"]:
             return
-        listed = nodeclaim.read(claim, self._name, self._server.unix_s(), self._clock())
+        listed = nodeclaim.read_lease(claim, self._name, self._server.unix_s(), self._clock())
         if order.uncommitted and listed.committed:
             return
-        if listed.node and any(map(uses, await self._pods(listed.node))):
+        if listed.node and any(map(is_blocking_node_removal, await self._pods(listed.node))):
             return
         at = claim["metadata"]["resourceVersion"]
-        await self._server.delete(nodeclaim.path(version, order.id.name), version=at)
+        await self._server.delete(nodeclaim.nodeclaim_path(version, order.id.name), version=at)
 
     async def list(self) -> tuple[Listed, ...]:
         """See Provider."""
         version = await self._version()
         pool = await self._server.find(f"/apis/{GROUP}/{version}/nodepools/{self._pool_name}")
-        expire_after = "Never" if pool is None else nodepool.read(pool).expire_after
+        expire_after = "Never" if pool is None else nodepool.read_nodepool(pool).expire_after
         claims = await self._ours(version)
         found = self._read(claims, expire_after)
         for claim, listed in zip(claims, found, strict=True):
-            if listed.phase == "here" and nodeclaim.guarded(claim):
+            if listed.phase == "here" and nodeclaim.has_do_not_disrupt(claim):
                 await self._unguard(version, listed)
         return found
 
@@ -150,26 +150,26 @@ class KarpenterNodes:
 
     def _read(self, claims: Sequence[Object], expire_after: str) -> tuple[Listed, ...]:
         now_s, unix_s = self._clock(), self._server.unix_s()
-        return tuple(nodeclaim.read(one, self._name, unix_s, now_s, expire_after) for one in claims)
+        return tuple(nodeclaim.read_lease(one, self._name, unix_s, now_s, expire_after) for one in claims)
 
     async def _ours(self, version: str) -> tuple[Object, ...]:
         selector = f"{nodeclaim.PROVIDER}={self._name}"
-        found = await self._server.items(nodeclaim.path(version), labelSelector=selector)
+        found = await self._server.items(nodeclaim.nodeclaim_path(version), labelSelector=selector)
         return tuple(one for one in found if self._is_ours(one))
 
     def _is_ours(self, claim: Object) -> bool:
-        return nodeclaim.ours(claim, self._name) and self._server.owner.owns(claim)
+        return nodeclaim.is_from_provider(claim, self._name) and self._server.owner.owns(claim)
 
     async def _unguard(self, version: str, listed: Listed) -> None:
         """Once a Replica is on it, its own pod says when it is not to be disturbed: so a node that we forget does not
         stay for ever. Whoever does not lead may not write, and need not.
         """
-        if not any(of_us(one) for one in await self._pods(listed.node)):
+        if not any(is_live_engine_pod(one) for one in await self._pods(listed.node)):
             return
         off = {"metadata": {"annotations": {DO_NOT_DISRUPT: None}}}
         try:
             await self._server.patch(f"{NODES}/{listed.node}", off)
-            await self._server.patch(nodeclaim.path(version, listed.name), off)
+            await self._server.patch(nodeclaim.nodeclaim_path(version, listed.name), off)
         except Exception as error:  # noqa: BLE001  it is tried again with the next list, which this must not spoil
             _log.debug("node %s still asks not to be disrupted: %s", listed.node, type(error).__name__)
 
@@ -178,18 +178,20 @@ class KarpenterNodes:
 
     async def _claims(self, version: str) -> Sequence[Object]:
         """All of the pool, whoever made them."""
-        return await self._server.items(nodeclaim.path(version), labelSelector=f"{POOL_LABEL}={self._pool_name}")
+        return await self._server.items(
+            nodeclaim.nodeclaim_path(version), labelSelector=f"{POOL_LABEL}={self._pool_name}"
+        )
 
-    async def _pool(self) -> Pool:
+    async def _pool(self) -> NodePool:
         version = await self._version()
         found = await self._server.find(f"/apis/{GROUP}/{version}/nodepools/{self._pool_name}")
         if found is None:
             raise RefusedError(f"there is no NodePool {self._pool_name}: Settings `capacity` name it")
-        return nodepool.read(found)
+        return nodepool.read_nodepool(found)
 
     async def _version(self) -> str:
         """Of Karpenter's API here."""
-        version = served(await self._server.find(f"/apis/{GROUP}"), VERSIONS)
+        version = choose_served_version(await self._server.find(f"/apis/{GROUP}"), VERSIONS)
         if not version:
             raise RefusedError("Karpenter is not installed: its API karpenter.sh is not there")
         return version
@@ -202,7 +204,7 @@ class KarpenterNodes:
             raise TimeoutError
 
 
-def uses(pod: Object) -> bool:
+def is_blocking_node_removal(pod: Object) -> bool:
     """Whether a pod keeps its node: it runs, belongs there by no DaemonSet, and has a Device, is ours, does not want to
     be disturbed, or would not be started elsewhere.
     """
@@ -212,10 +214,10 @@ def uses(pod: Object) -> bool:
     if pod.get("status", {}).get("phase") in ENDED or "DaemonSet" in owners or "Node" in owners or MIRROR in notes:
         return False
     minds = notes.get(DO_NOT_DISRUPT, "false") != "false" or notes.get(SAFE_TO_EVICT) == "false"
-    return not owners or minds or of_us(pod) or _has_device(pod["spec"])
+    return not owners or minds or is_live_engine_pod(pod) or _has_device(pod["spec"])
 
 
-def of_us(pod: Object) -> bool:
+def is_live_engine_pod(pod: Object) -> bool:
     """Whether it is an engine's pod, and has not ended."""
     labels: Mapping[str, str] = pod["metadata"].get("labels") or {}
     ended = pod.get("status", {}).get("phase") in ENDED

@@ -13,12 +13,12 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from autoscaler.providers.kube import CONFLICT, AnswerError, Object, Server, refuse, served
+from autoscaler.providers.kube import CONFLICT, AnswerError, Object, Server, choose_served_version, raise_refusal
 from autoscaler.providers.kueue import workload as places
-from autoscaler.providers.kueue.workload import Place
-from autoscaler.providers.new_nodes import NOBODY, Terms, of_kinds
+from autoscaler.providers.kueue.workload import QueuePlace
+from autoscaler.providers.new_nodes import NOBODY, OfferTerms, build_node_kind_offers
 from autoscaler.providers.provider import RefusedError
-from autoscaler.providers.provisioning_request.objects import LEASE, label_of
+from autoscaler.providers.provisioning_request.objects import LEASE, provider_label_value
 from autoscaler.providers.provisioning_request.provider import WAIT_MAX, Template
 from autoscaler.spec.capacity import ProviderSettings
 from autoscaler.state.capacity_orders import AcquireOrder, Listed, Offer, ReleaseOrder
@@ -47,8 +47,8 @@ class KueuePlaces:
         if closed:
             raise RefusedError(closed)
         left = WAIT_MAX - sum(one.kept and not one.node for one in await self._places())
-        terms = Terms(left, self._named.expected_seconds, whole=False, queued=True)
-        some = tuple(map(_of_one, of_kinds(self._named.name, {}, terms, self._world().settings)))
+        terms = OfferTerms(left, self._named.expected_seconds, whole=False, queued=True)
+        some = tuple(map(_of_one, build_node_kind_offers(self._named.name, {}, terms, self._world().settings)))
         if not some:
             raise RefusedError(f"{NOBODY} its nodes' `selector` and `device`")
         return some if left > 0 else ()
@@ -64,10 +64,10 @@ class KueuePlaces:
         if closed:
             raise RefusedError(closed)
         try:
-            await self._server.create(self._pods, places.pod(order, self._queue, template))
+            await self._server.create(self._pods, places.build_placeholder_pod(order, self._queue, template))
         except AnswerError as error:
             if error.status != CONFLICT:
-                refuse(error)
+                raise_refusal(error)
             found = await self._server.find(f"{self._pods}/{order.id.name}")
             there = None if found is None else self._read(found)
             if there is None or there.leaving:
@@ -101,26 +101,26 @@ class KueuePlaces:
         for one in there:
             if one.kept and one.name not in taken:
                 workload = await self._find("workloads", one.name)
-                found[one.name] = places.listed(one, workload, self._queue)
+                found[one.name] = places.place_to_lease(one, workload, self._queue)
             elif not one.kept:
-                found.setdefault(one.name, places.listed(one, None, self._queue))
+                found.setdefault(one.name, places.place_to_lease(one, None, self._queue))
         return tuple(found.values())
 
-    async def _places(self) -> Sequence[Place]:
-        label = f"{LEASE}={label_of(self._named.name)}"
+    async def _places(self) -> Sequence[QueuePlace]:
+        label = f"{LEASE}={provider_label_value(self._named.name)}"
         there = map(self._read, await self._server.items(self._pods, labelSelector=label))
         return [one for one in there if one is not None and (one.provider == self._named.name or one.wrong)]
 
-    def _read(self, found: Object) -> Place | None:
+    def _read(self, found: Object) -> QueuePlace | None:
         """Of another installation, it is of no provider of ours."""
-        one = places.read(found)
+        one = places.read_place(found)
         return one if one is None or self._server.owner.owns(found) else one._replace(provider="", wrong="")
 
     async def _closed(self) -> str:
         """Why nothing more is taken; empty: it is."""
         if not await self._version():
             return "Kueue is not installed: its API kueue.x-k8s.io is not there"
-        return places.accepts(await self._find("localqueues", self._queue))
+        return places.queue_closed_reason(await self._find("localqueues", self._queue))
 
     async def _find(self, plural: str, name: str) -> Object | None:
         path = f"/apis/{places.API}/{await self._version()}/namespaces/{self._namespace}"
@@ -128,7 +128,7 @@ class KueuePlaces:
 
     async def _version(self) -> str:
         """Of Kueue's API here."""
-        return served(await self._server.find(f"/apis/{places.API}"), places.VERSIONS)
+        return choose_served_version(await self._server.find(f"/apis/{places.API}"), places.VERSIONS)
 
 
 def _of_one(offer: Offer) -> Offer:

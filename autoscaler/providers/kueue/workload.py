@@ -24,13 +24,13 @@ from autoscaler.providers.provisioning_request.objects import (
     PROVIDER,
     WRITER,
     Phase,
-    label_of,
+    provider_label_value,
     read_offer,
 )
 from autoscaler.spec.pod import GPU, MANAGED_BY, OURS, PLACE, QUEUE
 from autoscaler.spec.quantity import whole_number
 from autoscaler.state.capacity_orders import NO_MARKS, AcquireOrder, Listed, Marks, Offer
-from autoscaler.text import unaddressed
+from autoscaler.text import redact_addresses
 
 API: Final = "kueue.x-k8s.io"
 VERSIONS: Final = ("v1beta2", "v1beta1")
@@ -46,7 +46,7 @@ SPOILT, OVER = "somebody changed the annotations of its pod", "the pod that kept
 COMMAND: Final = ("sleep", "infinity")
 
 
-class Place(NamedTuple):
+class QueuePlace(NamedTuple):
     """One order, as its pods say."""
 
     name: str
@@ -65,7 +65,7 @@ class Place(NamedTuple):
     """Why it keeps nothing any more."""
 
 
-def pod(order: AcquireOrder, queue: str, template: Object) -> Object:
+def build_placeholder_pod(order: AcquireOrder, queue: str, template: Object) -> Object:
     """Who keeps the place: like the pods that it is for, with as many devices. It computes nothing."""
     spec = {**template["spec"], "nodeSelector": {**template["spec"].get("nodeSelector", {}), **order.offer.labels}}
     first = spec["containers"][0]
@@ -95,7 +95,7 @@ def pod(order: AcquireOrder, queue: str, template: Object) -> Object:
 
 
 def _labels(provider: str, queue: str) -> dict[str, str]:
-    return {QUEUE: queue, LEASE: label_of(provider)}
+    return {QUEUE: queue, LEASE: provider_label_value(provider)}
 
 
 def _notes(order: AcquireOrder) -> dict[str, str]:
@@ -105,7 +105,7 @@ def _notes(order: AcquireOrder) -> dict[str, str]:
     }  # fmt: skip
 
 
-def read(found: Object) -> Place | None:
+def read_place(found: Object) -> QueuePlace | None:
     """Of a pod with our label; None: of one that took a place, and has ended or was spoilt."""
     metadata = found["metadata"]
     notes: dict[str, str] = metadata.get("annotations") or {}
@@ -118,7 +118,7 @@ def read(found: Object) -> Place | None:
         return None
     ours = {name: notes[name] for name in (NAME, PROVIDER, OFFER, DEVICES, OWNER, EPOCH) if name in notes}
     provider = notes.get(PROVIDER, "")
-    return Place(
+    return QueuePlace(
         metadata["name"] if kept else notes.get(NAME, ""), provider,
         offer or Offer(provider=provider, name="", product="", memory_bytes=0), devices or 1,
         ModelName(notes.get(OWNER, "")), epoch or 0, kept, found["spec"].get("nodeName", ""),
@@ -126,7 +126,7 @@ def read(found: Object) -> Place | None:
     )  # fmt: skip
 
 
-def accepts(queue: Object | None) -> str:
+def queue_closed_reason(queue: Object | None) -> str:
     """Why a LocalQueue takes nobody now; empty: it does."""
     if queue is None:
         return "there is no such LocalQueue"
@@ -139,7 +139,7 @@ def accepts(queue: Object | None) -> str:
     return ""
 
 
-def listed(one: Place, workload: Object | None, queue: str) -> Listed:
+def place_to_lease(one: QueuePlace, workload: Object | None, queue: str) -> Listed:
     """As a Lease. `workload`: of the pod that keeps the place; None: Kueue has made none yet. What has its quota may be
     taken by a Replica that finds the node before the pod does: else that would be there beside the quota.
     """
@@ -187,7 +187,7 @@ def _awaits(workload: Object | None) -> str:
         checks = workload.get("status", {}).get("admissionChecks") or ()
         open_ = [f"{one['name']}: {one.get('message') or one['state']}" for one in checks if one["state"] != "Ready"]
         said = "; ".join(open_) or _says(_condition(workload, "Admitted"))
-        return f"it has quota, and waits for admission checks ({unaddressed(said)})"[:SAID_MAX]
+        return f"it has quota, and waits for admission checks ({redact_addresses(said)})"[:SAID_MAX]
     return "it is admitted, and has no node yet"
 
 
@@ -200,10 +200,10 @@ def _says(said: Object | None) -> str:
     """Half an address would not be known for one."""
     if said is None:
         return ""
-    return unaddressed(": ".join(filter(None, (said.get("reason", ""), said.get("message", "")))))[:SAID_MAX]
+    return redact_addresses(": ".join(filter(None, (said.get("reason", ""), said.get("message", "")))))[:SAID_MAX]
 
 
-def _lease(one: Place, phase: Phase, *, node: str = "", marks: Marks = NO_MARKS, says: str = "") -> Listed:
+def _lease(one: QueuePlace, phase: Phase, *, node: str = "", marks: Marks = NO_MARKS, says: str = "") -> Listed:
     return Listed(
         name=one.name, offer=one.offer, devices=one.devices, phase=phase, committed=phase == "here", node=node,
         owner=one.owner, epoch=one.epoch, marks=marks, says=says,

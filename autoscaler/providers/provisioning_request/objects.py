@@ -20,7 +20,7 @@ from autoscaler.spec.quantity import whole_number
 from autoscaler.spec.tenant import unix_seconds
 from autoscaler.state.capacity_orders import AcquireOrder, Listed, Marks, Offer
 from autoscaler.state.world import NodeId
-from autoscaler.text import unaddressed
+from autoscaler.text import redact_addresses
 
 API: Final = "autoscaling.x-k8s.io/v1"
 CHECK: Final = "check-capacity.autoscaling.x-k8s.io"
@@ -46,7 +46,7 @@ _REQUEST_LABEL = re.compile(r"provisioning-request")
 _UNLABEL = re.compile(r"[^A-Za-z0-9._-]+")
 
 
-class Condition(NamedTuple):
+class RequestCondition(NamedTuple):
     """What is said of one type."""
 
     holds: bool
@@ -56,10 +56,10 @@ class Condition(NamedTuple):
 
     def says(self) -> str:
         """For people: half an address would not be known for one."""
-        return unaddressed(": ".join(filter(None, (self.reason, self.message))))[:SAID_MAX]
+        return redact_addresses(": ".join(filter(None, (self.reason, self.message))))[:SAID_MAX]
 
 
-class Node(NamedTuple):
+class CandidateNode(NamedTuple):
     """What is kept of a node that may be somebody's."""
 
     name: NodeId
@@ -84,7 +84,7 @@ class Booking(NamedTuple):
     leaving: bool
     node: str
     """That was seen to be its own; empty: none yet."""
-    conditions: Mapping[str, Condition]
+    conditions: Mapping[str, RequestCondition]
     details: Mapping[str, str]
     spoilt: bool = False
     """Somebody changed what we wrote there."""
@@ -94,7 +94,7 @@ class Booking(NamedTuple):
         return kind in self.conditions and self.conditions[kind].holds
 
 
-def label_of(provider: str) -> str:
+def provider_label_value(provider: str) -> str:
     """A provider's name as a label's value."""
     return _UNLABEL.sub("-", provider)[:63].strip("._-")
 
@@ -102,7 +102,7 @@ def label_of(provider: str) -> str:
 # --- what is made -----------------------------------------------------------------------------------------------------
 
 
-def template(order: AcquireOrder, pod: Object) -> Object:
+def build_pod_template(order: AcquireOrder, pod: Object) -> Object:
     """The PodTemplate: the pod that what is booked is for, with all its devices, where the Offer is."""
     spec = {**pod["spec"], "nodeSelector": {**pod["spec"].get("nodeSelector", {}), **order.offer.labels}}
     first, *others = spec["containers"]
@@ -116,7 +116,7 @@ def template(order: AcquireOrder, pod: Object) -> Object:
     }  # fmt: skip
 
 
-def request(order: AcquireOrder, class_name: str, max_run_s: float | None) -> Object:
+def build_provisioning_request(order: AcquireOrder, class_name: str, max_run_s: float | None) -> Object:
     """The ProvisioningRequest: one pod of its template, so one node."""
     name = order.id.name
     return {
@@ -141,14 +141,14 @@ def _metadata(order: AcquireOrder) -> Object:
         PROVIDER: order.id.provider, OFFER: msgspec.json.encode(order.offer).decode(), DEVICES: str(order.devices),
         OWNER: order.owner, EPOCH: str(order.epoch),
     }  # fmt: skip
-    labels = {MANAGED_BY: WRITER, LEASE: label_of(order.id.provider)}
+    labels = {MANAGED_BY: WRITER, LEASE: provider_label_value(order.id.provider)}
     return {"name": order.id.name, "labels": labels, "annotations": notes}
 
 
 # --- what is read -----------------------------------------------------------------------------------------------------
 
 
-def read(found: Object) -> Booking:
+def read_booking(found: Object) -> Booking:
     """One that has our label, or its PodTemplate, which has no conditions."""
     metadata, status = found["metadata"], found.get("status") or {}
     notes: dict[str, str] = metadata.get("annotations") or {}
@@ -166,11 +166,11 @@ def read(found: Object) -> Booking:
     )  # fmt: skip
 
 
-def read_node(found: Object) -> Node:
+def read_node(found: Object) -> CandidateNode:
     """A Node."""
     metadata = found["metadata"]
     has: dict[str, str] = (found.get("status") or {}).get("allocatable") or {}
-    return Node(
+    return CandidateNode(
         NodeId(metadata["name"]), metadata.get("labels") or {}, unix_seconds(metadata["creationTimestamp"]),
         whole_number(str(has.get(GPU, "0"))) or 0,
     )  # fmt: skip
@@ -184,16 +184,18 @@ def read_offer(notes: Mapping[str, str]) -> Offer | None:
         return None
 
 
-def _condition(said: Object) -> Condition:
+def _condition(said: Object) -> RequestCondition:
     moment = said.get("lastTransitionTime")
     since_s = unix_seconds(moment) if moment else 0.0
-    return Condition(said.get("status") == "True", said.get("reason", ""), said.get("message", ""), since_s)
+    return RequestCondition(said.get("status") == "True", said.get("reason", ""), said.get("message", ""), since_s)
 
 
 # --- whose node it is -------------------------------------------------------------------------------------------------
 
 
-def assigned(bookings: Iterable[Booking], nodes: Mapping[str, Node], bound: Mapping[str, str]) -> dict[str, str]:
+def assign_nodes(
+    bookings: Iterable[Booking], nodes: Mapping[str, CandidateNode], bound: Mapping[str, str]
+) -> dict[str, str]:
     """Of each Booking its node, by name, as far as that is known: the one that was noted, the one on which its pod is
     (`bound`), the one whose label names it, else the oldest that came after it and is nobody else's.
     """
@@ -225,7 +227,7 @@ def _details(one: Booking) -> frozenset[str]:
     return frozenset(value for name, value in one.details.items() if name.startswith("ResizeRequest"))
 
 
-def _named(one: Booking, nodes: Mapping[str, Node]) -> str:
+def _named(one: Booking, nodes: Mapping[str, CandidateNode]) -> str:
     said = _details(one)
     for name, node in sorted(nodes.items()):
         if said and any(value in said for label, value in node.labels.items() if _REQUEST_LABEL.search(label)):
@@ -236,7 +238,7 @@ def _named(one: Booking, nodes: Mapping[str, Node]) -> str:
 # --- what it means ----------------------------------------------------------------------------------------------------
 
 
-def listed(one: Booking, node: Node | None, named: str, ends_s: float | None) -> Listed:
+def booking_to_lease(one: Booking, node: CandidateNode | None, named: str, ends_s: float | None) -> Listed:
     """A Booking as a Lease. `named`: its node, if it is known; `node`: that, if it is there."""
     if one.leaving:
         return _lease(one, "leaving")
@@ -255,15 +257,15 @@ def listed(one: Booking, node: Node | None, named: str, ends_s: float | None) ->
     if why:
         return _lease(one, "failed", says=why)
     granted = one.class_name != CHECK and one.holds("Provisioned")
-    return _lease(one, "coming", committed=granted, says=_awaits(one), dry=is_dry(one))
+    return _lease(one, "coming", committed=granted, says=_awaits(one), dry=is_quota_exhausted(one))
 
 
-def half(one: Booking) -> Listed:
+def template_to_lease(one: Booking) -> Listed:
     """A PodTemplate that has no request."""
     return _lease(one, "failed", says="its ProvisioningRequest was not made, or is gone")
 
 
-def selector_of(one: Booking) -> str:
+def node_label_selector(one: Booking) -> str:
     """Of the nodes that may be its own."""
     return ",".join(f"{name}={value}" for name, value in sorted(one.offer.labels.items()))
 
@@ -285,18 +287,18 @@ def _why_failed(one: Booking) -> str:
     ):  # fmt: skip
         said = one.conditions.get(kind)
         if said is not None and said.holds and said.reason != CONSUMED:
-            return spelt(why, said)
+            return format_reason(why, said)
     refused = one.conditions.get("Accepted")
-    return spelt("its request was not accepted", refused) if refused is not None and not refused.holds else ""
+    return format_reason("its request was not accepted", refused) if refused is not None and not refused.holds else ""
 
 
-def is_dry(one: Booking) -> bool:
+def is_quota_exhausted(one: Booking) -> bool:
     """It waits in vain, since a quota is used up: so would another."""
     said = one.conditions.get("Provisioned")
     return said is not None and not said.holds and _is_quota(said) and not one.leaving
 
 
-def _is_quota(said: Condition) -> bool:
+def _is_quota(said: RequestCondition) -> bool:
     return bool(_QUOTA.search(said.reason) or _QUOTA.search(said.message))
 
 
@@ -306,15 +308,15 @@ def _awaits(one: Booking) -> str:
         return "it waits in the queue" if accepted is not None else "nobody has accepted its request yet"
     if granted.holds:
         return "its booking is used" if one.holds("BookingExpired") else "it is granted, and its node is not there yet"
-    return spelt("there is none yet", granted)
+    return format_reason("there is none yet", granted)
 
 
 def _warned(one: Booking) -> str:
     said = one.conditions.get("CapacityRevoked")
-    return spelt("it is taken away", said) if said is not None and said.holds else ""
+    return format_reason("it is taken away", said) if said is not None and said.holds else ""
 
 
-def spelt(why: str, said: Condition) -> str:
+def format_reason(why: str, said: RequestCondition) -> str:
     """A reason of ours and theirs; where it is a quota that is used up, ours is that."""
     return f"{'the quota of the cloud is used up' if _is_quota(said) else why} ({said.says() or 'no reason was given'})"
 

@@ -13,12 +13,12 @@ from contextlib import suppress
 from typing import Final
 
 from autoscaler.contract import ModelName
-from autoscaler.providers.device_usage import in_use
-from autoscaler.providers.kube import CONFLICT, REFUSALS, AnswerError, Object, Server, refuse
-from autoscaler.providers.new_nodes import NOBODY, Terms, of_kinds
+from autoscaler.providers.device_usage import find_device_user
+from autoscaler.providers.kube import CONFLICT, REFUSALS, AnswerError, Object, Server, raise_refusal
+from autoscaler.providers.new_nodes import NOBODY, OfferTerms, build_node_kind_offers
 from autoscaler.providers.provider import RefusedError
 from autoscaler.providers.provisioning_request import objects
-from autoscaler.providers.provisioning_request.objects import Booking, Node
+from autoscaler.providers.provisioning_request.objects import Booking, CandidateNode
 from autoscaler.spec.capacity import ProviderSettings, Provisioning
 from autoscaler.spec.pod import MANAGED_BY
 from autoscaler.spec.quantity import read_milli
@@ -65,7 +65,7 @@ class ProvisioningProvider:
         some = _offers(self._world().settings, self._named, self._of, left)
         if not some:
             raise RefusedError(f"{NOBODY} `device` and a `selector` that `provisioningRequest.selector` agrees with")
-        dry = {one.offer.name for one in every if objects.is_dry(one)}
+        dry = {one.offer.name for one in every if objects.is_quota_exhausted(one)}
         return tuple(one for one in some if one.name not in dry) if left > 0 else ()
 
     async def acquire(self, order: AcquireOrder) -> None:
@@ -76,16 +76,18 @@ class ProvisioningProvider:
         asked = await self._is_ours(f"{self._requests}/{order.id.name}", order)
         if asked and await self._is_ours(f"{self._templates}/{order.id.name}", order):
             return
-        made = objects.template(order, pod)
+        made = objects.build_pod_template(order, pod)
         try:
             await self._lay(made, order)
             if not asked:
-                await self._ask(objects.request(order, self._of.class_name, self._of.max_run_seconds), order)
+                await self._ask(
+                    objects.build_provisioning_request(order, self._of.class_name, self._of.max_run_seconds), order
+                )
         except AnswerError as error:
             if error.status in REFUSALS and not asked:
                 with suppress(AnswerError):  # else it is found by the list, and goes
                     await self._server.delete(f"{self._templates}/{order.id.name}")
-            refuse(error)
+            raise_refusal(error)
 
     async def release(self, order: ReleaseOrder) -> None:
         """See Provider."""
@@ -109,10 +111,12 @@ class ProvisioningProvider:
         halves = await self._halves({one.name for one in every})
         nodes = await self._nodes(every)
         bound = await self._bound(mine)
-        found = objects.assigned(every, nodes, bound)
+        found = objects.assign_nodes(every, nodes, bound)
         await self._note(mine, found)
         shown = [
-            objects.listed(one, nodes.get(found.get(one.name, "")), found.get(one.name, ""), self._ends_s(one))
+            objects.booking_to_lease(
+                one, nodes.get(found.get(one.name, "")), found.get(one.name, ""), self._ends_s(one)
+            )
             for one in mine
         ]
         return (*shown, *halves)
@@ -125,7 +129,7 @@ class ProvisioningProvider:
 
     def _read(self, found: Object) -> Booking:
         """Of another installation, it is of no provider of ours."""
-        one = objects.read(found)
+        one = objects.read_booking(found)
         return one if self._server.owner.owns(found) else one._replace(provider="")
 
     async def _left(self) -> int:
@@ -173,19 +177,21 @@ class ProvisioningProvider:
         """What is used, though some of it may have failed since it came; or is only to go if it has not come."""
         if order.uncommitted and shown.committed:
             return True
-        return bool(shown.node) and bool(await in_use(self._server, shown.node, ()))
+        return bool(shown.node) and bool(await find_device_user(self._server, shown.node, ()))
 
     async def _halves(self, requested: set[str]) -> Sequence[Listed]:
         """PodTemplates that have no request, and will have none."""
         there = await self._server.items(self._templates, labelSelector=objects.LEASE)
         alone = [one for one in map(self._read, there) if one.provider == self._named.name]
         old_s = self._server.unix_s() - HALF_S
-        return [objects.half(one) for one in alone if one.name not in requested and one.created_unix_s < old_s]
+        return [
+            objects.template_to_lease(one) for one in alone if one.name not in requested and one.created_unix_s < old_s
+        ]
 
-    async def _nodes(self, every: Sequence[Booking]) -> Mapping[str, Node]:
+    async def _nodes(self, every: Sequence[Booking]) -> Mapping[str, CandidateNode]:
         """Those that may be somebody's."""
-        wanted = {objects.selector_of(one) for one in every if one.node or one.holds("Provisioned")}
-        found: dict[str, Node] = {}
+        wanted = {objects.node_label_selector(one) for one in every if one.node or one.holds("Provisioned")}
+        found: dict[str, CandidateNode] = {}
         for selector in sorted(wanted):
             query = {"labelSelector": selector} if selector else {}
             found |= {
@@ -221,9 +227,9 @@ class ProvisioningProvider:
 
 def _offers(settings: Settings, named: ProviderSettings, of: Provisioning, many: int) -> Sequence[Offer]:
     whole = of.class_name != objects.CHECK
-    terms = Terms(
+    terms = OfferTerms(
         many, named.expected_seconds or EXPECTED_S.get(of.class_name),
         of.max_run_seconds if whole else None,  # what is booked is used up, and has no end
         whole=whole, queued=of.class_name not in EXPECTED_S, bought=BOUGHT.get(of.class_name),
     )  # fmt: skip
-    return [*of_kinds(named.name, of.selector, terms, settings)]
+    return [*build_node_kind_offers(named.name, of.selector, terms, settings)]

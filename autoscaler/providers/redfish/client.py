@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import aiohttp
 import msgspec
 
-from autoscaler.providers.redfish.schema import ROOT, DocumentError, link, place_of, task
+from autoscaler.providers.redfish.schema import ROOT, RedfishDocumentError, find_link, parse_location, parse_task
 
 CONNECT_S_MAX = 5.0
 READ_S_MAX = 15.0
@@ -63,7 +63,7 @@ class Login(NamedTuple):
         return "Login"
 
 
-class Answer(NamedTuple):
+class RedfishResponse(NamedTuple):
     """What a service said."""
 
     status: int
@@ -96,19 +96,19 @@ class Service:
         """The path of our session."""
         self._turns, self._entering = asyncio.Semaphore(AT_ONCE), asyncio.Lock()
 
-    async def get(self, path: str) -> Answer:
+    async def get(self, path: str) -> RedfishResponse:
         """A document. Raises NoAnswerError, StatusError."""
         async with self._turns:
             return await self._ask("GET", path, None, {}, READ_S_MAX)
 
-    async def patch(self, path: str, body: object, etag: str = "") -> Answer:
+    async def patch(self, path: str, body: object, etag: str = "") -> RedfishResponse:
         """Changes one, if it is still of that `etag`. Raises NoAnswerError, StatusError (412: it is not)."""
         if not self.may_write():
             raise NoAnswerError("this process does not lead")
         told = {"If-Match": etag} if etag else {}
         return await self._ask("PATCH", path, msgspec.json.encode(body), told, CHANGE_S_MAX)
 
-    async def through(self, answer: Answer, clock: Callable[[], float], wanted: Callable[[], bool]) -> None:
+    async def through(self, answer: RedfishResponse, clock: Callable[[], float], wanted: Callable[[], bool]) -> None:
         """Until an operation is over, or not `wanted` any more. Raises NoAnswerError where nobody knows what came of
         it, StatusError where the service did not do it.
         """
@@ -141,7 +141,7 @@ class Service:
 
     async def _ask(
         self, method: str, path: str, body: bytes | None, headers: Mapping[str, str], within_s: float
-    ) -> Answer:
+    ) -> RedfishResponse:
         login = await self._login(None)
         try:
             return await self._send(method, path, body, {**login, **headers}, within_s)
@@ -172,7 +172,7 @@ class Service:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise await self._unanswered(error) from None
         if token and status < 300:
-            self._own = place_of(place)
+            self._own = parse_location(place)
             return {"X-Auth-Token": token}
         if status in {400, _UNAUTHORIZED, 403}:
             raise StatusError(status, "its Secret's user and password are not taken")
@@ -184,13 +184,15 @@ class Service:
     async def _leave(self) -> None:
         """Ends our session: one that is not to be used is open all the same, and a service has room for few."""
         if self._own:
-            with contextlib.suppress(NoAnswerError, StatusError, DocumentError):  # it has ended, or ends by itself
+            with contextlib.suppress(
+                NoAnswerError, StatusError, RedfishDocumentError
+            ):  # it has ended, or ends by itself
                 await self._send("DELETE", self._own, None, self._headers or {}, CONNECT_S_MAX)
         self._own = ""
 
     async def _send(
         self, method: str, path: str, body: bytes | None, headers: Mapping[str, str], within_s: float
-    ) -> Answer:
+    ) -> RedfishResponse:
         try:
             async with asyncio.timeout(within_s):
                 response = await self._opened(method, path, body, headers, within_s)
@@ -221,17 +223,17 @@ class Service:
             timeout=aiohttp.ClientTimeout(total=within_s, sock_connect=CONNECT_S_MAX),
         )  # fmt: skip
 
-    def _answered(self, response: aiohttp.ClientResponse, body: bytes) -> Answer:
+    def _answered(self, response: aiohttp.ClientResponse, body: bytes) -> RedfishResponse:
         status = response.status
         if status >= 500 and status not in {501, 507}:
             raise NoAnswerError(f"it answers {status}")
         if status >= 300:
             raise StatusError(status, _word(body))
-        place = place_of(response.headers.get("Location", ""))
-        going_on = place or (link(body) if body else "") if status == _ACCEPTED else ""
+        place = parse_location(response.headers.get("Location", ""))
+        going_on = place or (find_link(body) if body else "") if status == _ACCEPTED else ""
         if status == _ACCEPTED and not going_on and response.method != "GET":
             raise NoAnswerError("it does not say which task goes on")
-        return Answer(status, body, response.headers.get("ETag", ""), going_on, _after_s(response))
+        return RedfishResponse(status, body, response.headers.get("ETag", ""), going_on, _after_s(response))
 
 
 def pause_s(took_s: float) -> float:
@@ -241,7 +243,7 @@ def pause_s(took_s: float) -> float:
 
 def _over(body: bytes) -> bool:
     """Raises StatusError where it went wrong."""
-    told = task(body or b"{}")
+    told = parse_task(body or b"{}")
     if told.over and not told.well:
         raise StatusError(409, "its task failed")
     return told.over

@@ -11,10 +11,10 @@ import ssl
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
 
-from autoscaler.capacity.attachable_nodes import DEVICES_MAX, Groups, Site, sites
+from autoscaler.capacity.attachable_nodes import DEVICES_MAX, AttachableNode, Groups, list_attachable_nodes
 from autoscaler.providers.kube import CONFLICT, AnswerError, Object, Server
 from autoscaler.providers.redfish.client import Login
-from autoscaler.providers.redfish.inventory import Noted
+from autoscaler.providers.redfish.inventory import StoredMarks
 from autoscaler.spec.settings import Settings
 
 NODES = "/api/v1/nodes"
@@ -27,11 +27,11 @@ Key = Callable[[str], Awaitable[str | None]]
 """One key of a Secret, by its name; None: it is not there; empty: nothing that could be read is."""
 
 
-class AccessError(Exception):
+class RedfishCredentialsError(Exception):
     """A login or an authority cannot be had; `str()` says of which Secret or file, and what it should have."""
 
 
-class Access:
+class RedfishCredentials:
     """How one provider gets to its service: a mounted Secret with username, password and, where its authority is a
     private one, `ca.crt`; or that in a file. Raises AccessError.
     """
@@ -50,7 +50,7 @@ class Access:
             return None
         user, password = await self._key("username"), await self._key("password")
         if not user or not password:
-            raise AccessError(f"Secret {self._secret} is not there, or has no username and password")
+            raise RedfishCredentialsError(f"Secret {self._secret} is not there, or has no username and password")
         return Login(user, password)
 
     async def tls(self) -> ssl.SSLContext:
@@ -61,12 +61,12 @@ class Access:
             pem = None if self._secret is None else await self._key("ca.crt")
         where = self._ca_file or f"ca.crt of Secret {self._secret}"
         if pem is None and self._ca_file is not None:
-            raise AccessError(f"caFile {where} cannot be read")
+            raise RedfishCredentialsError(f"caFile {where} cannot be read")
         try:
             return ssl.create_default_context(cadata=None if pem is None else _certificates(pem))
         except ssl.SSLError:
             fix = "put its authority's there, or leave it out to trust those of the system"
-            raise AccessError(f"{where} has no certificates (PEM) that can be read: {fix}") from None
+            raise RedfishCredentialsError(f"{where} has no certificates (PEM) that can be read: {fix}") from None
 
     async def _mounted(self, name: str) -> str | None:
         return await asyncio.to_thread(_text, self._folder / name)
@@ -102,17 +102,17 @@ class ConfigMapNotes:
         self._key = f"{installation}.{provider}" if installation else provider
         self._all = f"/api/v1/namespaces/{namespace}/configmaps"
 
-    async def read(self) -> Noted:
+    async def read(self) -> StoredMarks:
         """See Notes."""
         found = await self._server.find(f"{self._all}/{NOTES}")
         if found is None:
-            return Noted({}, "")
+            return StoredMarks({}, "")
         data = found.get("data") or {}
         lines = str(data.get(self._key, data.get(self._old, ""))).splitlines()
         marks = {path: text for path, space, text in (line.partition(" ") for line in lines) if space}
-        return Noted(marks, found["metadata"]["resourceVersion"])
+        return StoredMarks(marks, found["metadata"]["resourceVersion"])
 
-    async def write(self, noted: Noted) -> bool:
+    async def write(self, noted: StoredMarks) -> bool:
         """See Notes."""
         text = "".join(f"{path} {mark}\n" for path, mark in sorted(noted.marks.items()))
         data = {self._old: None, self._key: text or None}
@@ -139,11 +139,11 @@ class OpenSites:
     def __init__(self, server: Server, settings: Callable[[], Settings], groups: Callable[[], Groups] = dict) -> None:
         self._server, self._settings, self._groups = server, settings, groups
 
-    async def __call__(self, nodes: Collection[str]) -> Mapping[str, Site]:
+    async def __call__(self, nodes: Collection[str]) -> Mapping[str, AttachableNode]:
         """See fabric_redfish.Sites."""
         if len(nodes) == 1:
             found = await self._server.find(f"{NODES}/{next(iter(nodes))}")
             there = [] if found is None else [found]
         else:
             there = [one for one in await self._server.items(NODES) if one["metadata"]["name"] in nodes]
-        return sites(there, self._settings(), DEVICES_MAX, self._groups())
+        return list_attachable_nodes(there, self._settings(), DEVICES_MAX, self._groups())

@@ -17,12 +17,12 @@ from typing import Any, Final
 from autoscaler.providers.device_usage import CLAIMS, SLICES
 from autoscaler.providers.kube import CONFLICT, NOT_FOUND, AnswerError, Object, Server
 from autoscaler.providers.provider import RefusedError
-from autoscaler.providers.reconciler import Upkeep
-from autoscaler.provisioning.device_claims import Pool, Published, Told
-from autoscaler.spec.ownership import identity
+from autoscaler.providers.reconciler import Reconciler
+from autoscaler.provisioning.device_claims import ClaimStatus, DevicePool, Published
+from autoscaler.spec.ownership import installation_id
 from autoscaler.spec.pod import MANAGED_BY, OURS
-from autoscaler.state.device_claims import DRIVER, written
-from autoscaler.text import rfc3339
+from autoscaler.state.device_claims import DRIVER, build_device_statuses
+from autoscaler.text import format_rfc3339
 
 API: Final = "resource.k8s.io/v1"
 LOOK_S: Final = 5.0
@@ -41,7 +41,7 @@ class UnboundError(RefusedError):
     """What was published would be given away before it is there."""
 
 
-class Publishing(Upkeep):
+class DraPublisher(Reconciler):
     """See the module. `place`: our own namespace, and what the Lease of leadership is called. `due`: what there is to
     show now; None: it is not known, or not ours.
     """
@@ -51,9 +51,9 @@ class Publishing(Upkeep):
     ) -> None:
         super().__init__(self._once, "what fabrics could attach is not published as it is")
         self._server, self._due, self._clock = server, due, clock
-        self._home, self._before = identity(*place), place[0]
+        self._home, self._before = installation_id(*place), place[0]
         """What says that one is ours; and what said so before, of all installations of one namespace."""
-        self._shown: tuple[Pool, ...] | None = None
+        self._shown: tuple[DevicePool, ...] | None = None
         """What is published as far as is known; None: nobody knows."""
         self._swept_s = 0.0
 
@@ -72,17 +72,17 @@ class Publishing(Upkeep):
 
     # --- ResourceSlices -----------------------------------------------------------------------------------------------
 
-    async def _publish(self, pools: tuple[Pool, ...]) -> None:
+    async def _publish(self, pools: tuple[DevicePool, ...]) -> None:
         everybodys = await self._server.items(SLICES, labelSelector=f"{MANAGED_BY}={_LABEL}")
         there = {one["metadata"]["name"]: one for one in everybodys if _home(one) in {self._home, self._before}}
-        wanted = {name_of(pool.name): pool for pool in pools}
+        wanted = {resource_slice_name(pool.name): pool for pool in pools}
         for name, found in sorted(there.items()):
             if name not in wanted:
                 await self._server.delete(f"{SLICES}/{name}", version=found["metadata"]["resourceVersion"])
         for name, pool in sorted(wanted.items()):
             await self._put(name, pool, there.get(name))
 
-    async def _put(self, name: str, pool: Pool, found: Object | None) -> None:
+    async def _put(self, name: str, pool: DevicePool, found: Object | None) -> None:
         """A new one is not whole at first: nothing is given of it before it is seen to be kept as it was made."""
         if found is None:
             metadata = {"name": name, "labels": {MANAGED_BY: _LABEL, HOME: self._home}}
@@ -90,14 +90,14 @@ class Publishing(Upkeep):
                 "apiVersion": API,
                 "kind": "ResourceSlice",
                 "metadata": metadata,
-                "spec": spec_of(pool, 1, slices=2),
+                "spec": build_resource_slice_spec(pool, 1, slices=2),
             }
             found = await self._server.create(SLICES, made)
-            await self._check(found, spec_of(pool, 1, slices=2))
+            await self._check(found, build_resource_slice_spec(pool, 1, slices=2))
         generation = int(found["spec"]["pool"]["generation"])
-        if _home(found) != self._home or not _is(found, spec_of(pool, generation)):
+        if _home(found) != self._home or not _is(found, build_resource_slice_spec(pool, generation)):
             metadata = {"resourceVersion": found["metadata"]["resourceVersion"], "labels": {HOME: self._home}}
-            spec = spec_of(pool, generation + 1)
+            spec = build_resource_slice_spec(pool, generation + 1)
             found = await self._server.patch(f"{SLICES}/{name}", {"metadata": metadata, "spec": spec})
             await self._check(found, spec)
 
@@ -109,14 +109,14 @@ class Publishing(Upkeep):
 
     # --- claims -------------------------------------------------------------------------------------------------------
 
-    async def _tell_claim(self, told: Told) -> None:
+    async def _tell_claim(self, told: ClaimStatus) -> None:
         """Whoever is another by now, or gone, is told nothing."""
         path = f"{CLAIMS.removesuffix('resourceclaims')}namespaces/{told.namespace}/resourceclaims/{told.name}"
         claim = await self._server.find(path)
         if claim is None or claim["metadata"]["uid"] != told.uid:
             return
-        at = rfc3339(self._server.unix_s())
-        devices = written(claim, told.devices, at)
+        at = format_rfc3339(self._server.unix_s())
+        devices = build_device_statuses(claim, told.devices, at)
         if devices == ((claim.get("status") or {}).get("devices") or []):
             return
         version = {"resourceVersion": claim["metadata"]["resourceVersion"]}
@@ -128,12 +128,12 @@ class Publishing(Upkeep):
             self.look()  # it is another by now, and is looked at again
 
 
-def name_of(pool: str) -> str:
+def resource_slice_name(pool: str) -> str:
     """Of a pool's ResourceSlice."""
     return f"{_LABEL}-{hashlib.sha256(pool.encode()).hexdigest()[:16]}"
 
 
-def spec_of(pool: Pool, generation: int, slices: int = 1) -> Object:
+def build_resource_slice_spec(pool: DevicePool, generation: int, slices: int = 1) -> Object:
     """Of its ResourceSlice, which is all of it; of more the scheduler gives nothing before it sees them."""
     return {
         "driver": DRIVER, "pool": {"name": pool.name, "generation": generation, "resourceSliceCount": slices},

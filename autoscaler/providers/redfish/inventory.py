@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Iterable, Mapping
 from typing import Any, NamedTuple, Protocol
 
-from autoscaler.providers.kube import together
+from autoscaler.providers.kube import gather_or_cancel
 from autoscaler.providers.redfish import schema
-from autoscaler.providers.redfish.client import Answer, Service, StatusError
+from autoscaler.providers.redfish.client import RedfishResponse, Service, StatusError
 from autoscaler.providers.redfish.planning import Fabric
-from autoscaler.providers.redfish.schema import ROOT, Block, DocumentError, Gpu, Mark, System
+from autoscaler.providers.redfish.schema import ROOT, Block, BlockMark, ComputerSystem, RedfishDocumentError, RedfishGpu
 
 PAGES_MAX = 64
 """Of a collection."""
@@ -21,7 +21,7 @@ NOT_THERE = frozenset({404, 410})
 _EXPANDED = "?$expand=.($levels=1)"
 
 
-class Noted(NamedTuple):
+class StoredMarks(NamedTuple):
     """Marks by block, and of which moment they are."""
 
     marks: Mapping[str, str]
@@ -31,10 +31,10 @@ class Noted(NamedTuple):
 class Notes(Protocol):
     """Where Marks are kept of a service that has no place for them; whoever leads next reads the same ones."""
 
-    def read(self) -> Awaitable[Noted]:
+    def read(self) -> Awaitable[StoredMarks]:
         """All of them."""
 
-    def write(self, noted: Noted) -> Awaitable[bool]:
+    def write(self, noted: StoredMarks) -> Awaitable[bool]:
         """All of them anew; False where they are others than at that `version` by now."""
 
 
@@ -52,7 +52,7 @@ class Reading:
         """`systems`: by node, the path of its system. `by`: whose Marks are ours."""
         self.service, self.systems, self._by, self._notes = service, dict(systems), by, notes
         self._places: _Places | None = None
-        self._gpus: dict[str, Gpu | None] = {}
+        self._gpus: dict[str, RedfishGpu | None] = {}
         """By the only processor of a block; None: it is another."""
         self._untold: set[str] = set()
         """Of the others those that did not say what they are when they were asked last."""
@@ -63,20 +63,22 @@ class Reading:
         """
         wanted = [*self.systems] if nodes is None else [one for one in nodes if one in self.systems]
         system = self._perhaps if nodes is None else self._system
-        told: list[Any] = await together([self._blocks(), *map(system, wanted)])
+        told: list[Any] = await gather_or_cancel([self._blocks(), *map(system, wanted)])
         blocks: dict[str, Block] = told[0]
-        systems: dict[str, System] = {node: one for node, one in zip(wanted, told[1:], strict=True) if one is not None}
+        systems: dict[str, ComputerSystem] = {
+            node: one for node, one in zip(wanted, told[1:], strict=True) if one is not None
+        }
         gpus = await self._read_gpus(blocks.values(), again=nodes is None)
         texts = {path: one.free_for or "" for path, one in blocks.items() if one.free_for is not None}
         if self._notes is not None:
             noted = (await self._notes.read()).marks
             texts = {**{path: text for path, text in noted.items() if path in blocks}, **texts}
-        said = ((path, schema.mark(text)) for path, text in texts.items())
+        said = ((path, schema.parse_mark(text)) for path, text in texts.items())
         marks = {path: mark for path, mark in said if mark is not None and mark.by == self._by}
         keeps = self._notes is not None or any(one.free_for is not None for one in blocks.values())
         return Fabric(blocks, systems, gpus, marks, keeps, frozenset(wanted) - systems.keys())
 
-    async def keep(self, block: Block, mark: Mark | None) -> None:
+    async def keep(self, block: Block, mark: BlockMark | None) -> None:
         """Marks a block; None: it is nobody's. StatusError 412: it is another by now."""
         text = "" if mark is None else mark.text()
         if block.free_for is not None:
@@ -85,21 +87,21 @@ class Reading:
         elif self._notes is not None:
             noted = await self._notes.read()
             kept = {path: one for path, one in noted.marks.items() if path != block.path}
-            if not await self._notes.write(Noted({**kept, block.path: text} if text else kept, noted.version)):
+            if not await self._notes.write(StoredMarks({**kept, block.path: text} if text else kept, noted.version)):
                 raise StatusError(412, "the notes are others by now")
 
-    async def link(self, system: System, blocks: Iterable[str]) -> Answer:
+    async def link(self, system: ComputerSystem, blocks: Iterable[str]) -> RedfishResponse:
         """Links a system to these blocks and no others."""
         body = {"Links": {"ResourceBlocks": [{"@odata.id": path} for path in blocks]}}
         return await self.service.patch(system.path, body, system.etag)
 
     # --- documents ----------------------------------------------------------------------------------------------------
 
-    async def _system(self, node: str) -> System:
+    async def _system(self, node: str) -> ComputerSystem:
         answer = await self.service.get(self.systems[node])
-        return schema.system(answer.body, answer.etag)
+        return schema.parse_system(answer.body, answer.etag)
 
-    async def _perhaps(self, node: str) -> System | None:
+    async def _perhaps(self, node: str) -> ComputerSystem | None:
         """None: the service has no such system."""
         try:
             return await self._system(node)
@@ -114,20 +116,20 @@ class Reading:
         found: list[Block] = []
         paths: list[str] = []
         for _ in range(PAGES_MAX):
-            page, whole, asked = schema.collection((await self.service.get(asked)).body)
-            found += [schema.block(one) for one in whole]
+            page, whole, asked = schema.parse_collection((await self.service.get(asked)).body)
+            found += [schema.parse_block(one) for one in whole]
             paths += page
             if len(paths) > schema.MEMBERS_MAX:
                 break
             if not asked:
                 seen = {one.path for one in found}
-                found += await together([self._block(path) for path in paths if path not in seen])
+                found += await gather_or_cancel([self._block(path) for path in paths if path not in seen])
                 return {one.path: one for one in found}
-        raise DocumentError(f"expected at most {schema.MEMBERS_MAX} resource blocks")
+        raise RedfishDocumentError(f"expected at most {schema.MEMBERS_MAX} resource blocks")
 
     async def _block(self, path: str) -> Block:
         answer = await self.service.get(path)
-        return schema.block(answer.body, answer.etag)
+        return schema.parse_block(answer.body, answer.etag)
 
     async def _etag(self, block: Block) -> str:
         """Of one that was read without: in a collection there may be none where the document alone has one. Where that
@@ -141,16 +143,16 @@ class Reading:
     async def _where(self) -> _Places:
         if self._places is None:
             root = (await self.service.get(ROOT)).body
-            composing = schema.link(root, "CompositionService")
+            composing = schema.find_link(root, "CompositionService")
             if not composing:
-                raise DocumentError("expected a service that composes: it has no CompositionService")
-            blocks = schema.link((await self.service.get(composing)).body, "ResourceBlocks")
+                raise RedfishDocumentError("expected a service that composes: it has no CompositionService")
+            blocks = schema.find_link((await self.service.get(composing)).body, "ResourceBlocks")
             if not blocks:
-                raise DocumentError("expected a CompositionService with ResourceBlocks")
-            self._places = _Places(blocks, schema.expands(root))
+                raise RedfishDocumentError("expected a CompositionService with ResourceBlocks")
+            self._places = _Places(blocks, schema.can_expand_collections(root))
         return self._places
 
-    async def _read_gpus(self, blocks: Iterable[Block], *, again: bool) -> dict[str, Gpu]:
+    async def _read_gpus(self, blocks: Iterable[Block], *, again: bool) -> dict[str, RedfishGpu]:
         """Of each block with one: asked once, since a block keeps what it has. `again`: what did not say it is asked,
         too, as looks at all of it do; those of a change come one right after the other.
         """
@@ -158,11 +160,11 @@ class Reading:
         there = {*one_each.values()}
         self._untold = set() if again else self._untold & there
         self._gpus = {one: found for one, found in self._gpus.items() if one in there}
-        await together([self._learn(one) for one in sorted(there - self._gpus.keys() - self._untold)])
+        await gather_or_cancel([self._learn(one) for one in sorted(there - self._gpus.keys() - self._untold)])
         return {path: found for path, one in one_each.items() if (found := self._gpus.get(one)) is not None}
 
     async def _learn(self, path: str) -> None:
         try:
-            self._gpus[path] = schema.gpu((await self.service.get(path)).body)
-        except (StatusError, DocumentError):
+            self._gpus[path] = schema.parse_gpu((await self.service.get(path)).body)
+        except (StatusError, RedfishDocumentError):
             self._untold.add(path)  # whatever it is, it is not offered now

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from autoscaler.capacity.attachable_nodes import Site
-from autoscaler.providers.redfish.schema import Block, Gpu, Mark, System
+from autoscaler.capacity.attachable_nodes import AttachableNode
+from autoscaler.providers.redfish.schema import Block, BlockMark, ComputerSystem, RedfishGpu
 from autoscaler.state.capacity_orders import OFFERS_MAX, AcquireOrder, Listed, Offer
 
 COMPOSING = "Composing"
@@ -24,7 +24,7 @@ EXPECTED_S = 60.0
 NAMES_TOLD = 4
 
 
-class Terms(NamedTuple):
+class FabricContext(NamedTuple):
     """What the Settings and the World say of what is offered and listed."""
 
     provider: str
@@ -41,11 +41,11 @@ class Fabric(NamedTuple):
     """All that was read at one time."""
 
     blocks: Mapping[str, Block]
-    systems: Mapping[str, System]
+    systems: Mapping[str, ComputerSystem]
     """By node; those that were read."""
-    gpus: Mapping[str, Gpu]
+    gpus: Mapping[str, RedfishGpu]
     """By block: those that have exactly one."""
-    marks: Mapping[str, Mark]
+    marks: Mapping[str, BlockMark]
     """By block."""
     keeps: bool
     """A Mark can be kept, by the service or beside it."""
@@ -80,14 +80,14 @@ class Fabric(NamedTuple):
         return f"node {node} is not in `systems` any more: put it back until this is given back"
 
 
-class Claim(NamedTuple):
+class BlockClaim(NamedTuple):
     """What an order takes: blocks to mark; those that have its name are it already. `refused`: why it takes none."""
 
     blocks: tuple[str, ...] = ()
     refused: str = ""
 
 
-class Held(NamedTuple):
+class LeaseProgress(NamedTuple):
     """What this process knows of a Lease, beside what was read."""
 
     arrived: bool = False
@@ -97,14 +97,14 @@ class Held(NamedTuple):
     """Why it did not come."""
 
 
-def offers(fabric: Fabric, terms: Terms, there: Mapping[str, Site]) -> tuple[Offer, ...]:
+def build_offers(fabric: Fabric, terms: FabricContext, there: Mapping[str, AttachableNode]) -> tuple[Offer, ...]:
     """One for each node and product of which something is free and may go there. `there`: nodes that may have more."""
     if not fabric.keeps:
         return ()
     found: list[Offer] = []
     pool = Counter(one.product for path, one in fabric.gpus.items() if path in fabric.blocks and fabric.free(path))
     for node in sorted(fabric.systems.keys() & there.keys()):
-        free: dict[str, list[Gpu]] = {}
+        free: dict[str, list[RedfishGpu]] = {}
         for path in _free_for(fabric, node):
             free.setdefault(fabric.gpus[path].product, []).append(fabric.gpus[path])
         room = _room(fabric, there[node], terms)
@@ -125,51 +125,51 @@ def _most(found: Sequence[Offer]) -> tuple[Offer, ...]:
     return tuple(found[at] for at in sorted(at for _, at in sorted(ranked)[:OFFERS_MAX]))
 
 
-def claim(fabric: Fabric, order: AcquireOrder, terms: Terms, site: Site | None) -> Claim:
+def plan_claim(fabric: Fabric, order: AcquireOrder, terms: FabricContext, site: AttachableNode | None) -> BlockClaim:
     """What is to be marked for an order, beyond what has its name by now. `site`: its node's, if it may have more."""
     name, node, product = order.id.name, order.offer.node, order.offer.product
     ours = fabric.of(name)
     missing = order.devices - len(ours)
     if missing <= 0 or any(fabric.attached(path) for path in ours):
-        return Claim()
+        return BlockClaim()
     if not fabric.keeps:
-        return Claim(refused="the fabric keeps no names of who has what: nothing of it is taken")
+        return BlockClaim(refused="the fabric keeps no names of who has what: nothing of it is taken")
     if site is None or node not in fabric.systems:
-        return Claim(refused=f"node {node} is not open, or no system of this fabric")
+        return BlockClaim(refused=f"node {node} is not open, or no system of this fabric")
     back = sorted(
         path for path, one in fabric.marks.items() if one.name == name and one.gone and fabric.at(path) == node
     )
     free = [path for path in _free_for(fabric, node) if fabric.gpus[path].product == product]
     can, room = [*back, *sorted(free, key=lambda path: _rank(name, path))], _room(fabric, site, terms)
     if ours or (len(can) >= missing and room + len(back) >= missing):
-        return Claim(tuple(can[:missing]))  # of what was begun there may come less
+        return BlockClaim(tuple(can[:missing]))  # of what was begun there may come less
     what = f"{len(can)} x {product}" if len(can) < missing else f"a place for {room}"
-    return Claim(refused=f"{node} can have {what} now, not {missing}")
+    return BlockClaim(refused=f"{node} can have {what} now, not {missing}")
 
 
-def links(fabric: Fabric, node: str, attach: Collection[str], detach: Collection[str]) -> tuple[str, ...]:
+def plan_links(fabric: Fabric, node: str, attach: Collection[str], detach: Collection[str]) -> tuple[str, ...]:
     """What a system is to be linked to: what it is now, those blocks of ours, and not these. Others' links stay."""
     now = fabric.systems[node].blocks
     more = (path for path in sorted(attach) if path not in now)
     return (*(path for path in now if path not in detach), *more)
 
 
-def settled(fabric: Fabric, blocks: Iterable[str]) -> bool:
+def is_settled(fabric: Fabric, blocks: Iterable[str]) -> bool:
     """Whether nothing is under way at them any more."""
     return all(fabric.blocks[path].state != COMPOSING for path in blocks)
 
 
-def begun(fabric: Fabric) -> dict[str, str]:
+def list_unattached_leases(fabric: Fabric) -> dict[str, str]:
     """By name the node of what was ordered, and is not attached to any of ours: all of it, or a part."""
     return {one.name: one.node for path, one in fabric.marks.items() if not one.gone and not fabric.at(path)}
 
 
-def late(fabric: Fabric) -> dict[str, Mark]:
+def list_late_blocks(fabric: Fabric) -> dict[str, BlockMark]:
     """What was given back and may come, by block."""
     return {path: one for path, one in fabric.marks.items() if one.gone and not fabric.attached(path)}
 
 
-def lacks(fabric: Fabric) -> str:
+def describe_missing_systems(fabric: Fabric) -> str:
     """Of which nodes the service has no system; empty: of none."""
     names = sorted(fabric.missing)
     more = f" and {len(names) - NAMES_TOLD} more" if len(names) > NAMES_TOLD else ""
@@ -177,10 +177,10 @@ def lacks(fabric: Fabric) -> str:
     return said if names else ""
 
 
-def listed(fabric: Fabric, terms: Terms, held: Mapping[str, Held]) -> tuple[Listed, ...]:
+def list_leases(fabric: Fabric, terms: FabricContext, held: Mapping[str, LeaseProgress]) -> tuple[Listed, ...]:
     """All of ours. What somebody detached by hand is ours no more, where this process saw it attached before."""
     names = {one.name for path, one in fabric.marks.items() if path in fabric.blocks and _ours(fabric, path)}
-    found = (_listed(fabric, terms, name, held.get(name, Held())) for name in sorted(names))
+    found = (_listed(fabric, terms, name, held.get(name, LeaseProgress())) for name in sorted(names))
     return tuple(one for one in found if one is not None)
 
 
@@ -188,13 +188,13 @@ def _ours(fabric: Fabric, path: str) -> bool:
     return not fabric.marks[path].gone or bool(fabric.at(path))
 
 
-def _listed(fabric: Fabric, terms: Terms, name: str, held: Held) -> Listed | None:
+def _listed(fabric: Fabric, terms: FabricContext, name: str, held: LeaseProgress) -> Listed | None:
     marks = {path: one for path, one in fabric.marks.items() if one.name == name and path in fabric.blocks}
     marks = {path: one for path, one in marks.items() if _ours(fabric, path)}
     first, there = next(iter(marks.values())), [path for path in sorted(marks) if fabric.at(path)]
-    gpus = [fabric.gpus[path] for path in marks if path in fabric.gpus] or [Gpu("", 0, "", 0.0)]
+    gpus = [fabric.gpus[path] for path in marks if path in fabric.gpus] or [RedfishGpu("", 0, "", 0.0)]
     plain = Listed(
-        name=name, offer=_offer(Site(first.node, 0), gpus, terms, first.devices), devices=first.devices,
+        name=name, offer=_offer(AttachableNode(first.node, 0), gpus, terms, first.devices), devices=first.devices,
         owner=first.owner, epoch=first.epoch,
     )  # fmt: skip
     if not there and fabric.unread(first.node):
@@ -202,8 +202,8 @@ def _listed(fabric: Fabric, terms: Terms, name: str, held: Held) -> Listed | Non
     if held.arrived and not there and not held.leaving:
         return None
     node = fabric.at(there[0]) if there else ""
-    here = bool(there) and (held.arrived or len(there) == len(marks)) and settled(fabric, there)
-    ids = tuple(f"{node}/{one}" for one in uuids(fabric, name).get(node, ()))
+    here = bool(there) and (held.arrived or len(there) == len(marks)) and is_settled(fabric, there)
+    ids = tuple(f"{node}/{one}" for one in list_attached_uuids(fabric, name).get(node, ()))
     return replace(
         plain,
         phase="leaving" if held.leaving else "failed" if held.failed else "here" if here else "coming",
@@ -213,7 +213,7 @@ def _listed(fabric: Fabric, terms: Terms, name: str, held: Held) -> Listed | Non
     )  # fmt: skip
 
 
-def _unread(fabric: Fabric, terms: Terms, plain: Listed, there: Sequence[str], held: Held) -> Listed:
+def _unread(fabric: Fabric, terms: FabricContext, plain: Listed, there: Sequence[str], held: LeaseProgress) -> Listed:
     """Of a node whose system is not looked at: what is attached is taken to be there, so that who uses it keeps it. A
     system that the service does not have may be back; what the Settings name no more is nobody's to bring or to detach.
     """
@@ -228,7 +228,7 @@ def _unread(fabric: Fabric, terms: Terms, plain: Listed, there: Sequence[str], h
     )  # fmt: skip
 
 
-def before(fabric: Fabric, node: str, terms: Terms) -> int:
+def count_foreign_devices(fabric: Fabric, node: str, terms: FabricContext) -> int:
     """Devices that a node has without ours."""
     told = [one.before for one in fabric.marks.values() if one.node == node and not one.gone]
     return min(told) if told else terms.seen_on(node)
@@ -241,13 +241,13 @@ def _counted_from(fabric: Fabric, node: str, there: Sequence[str]) -> int:
     return min(fabric.marks[path].before for path in there) + len(ours)
 
 
-def _room(fabric: Fabric, site: Site, terms: Terms) -> int:
+def _room(fabric: Fabric, site: AttachableNode, terms: FabricContext) -> int:
     """So many more may be attached there. What others attached is seen there, or on its way."""
     ours = sum(one.node == site.node and not one.gone for one in fabric.marks.values())
-    return site.most - max(terms.seen_on(site.node), before(fabric, site.node, terms) + ours)
+    return site.most - max(terms.seen_on(site.node), count_foreign_devices(fabric, site.node, terms) + ours)
 
 
-def uuids(fabric: Fabric, name: str) -> dict[str, tuple[str, ...]]:
+def list_attached_uuids(fabric: Fabric, name: str) -> dict[str, tuple[str, ...]]:
     """By node: the GPUs that are attached there by that name. Empty: the fabric does not tell it, or did not yet."""
     found: dict[str, tuple[str, ...]] = {}
     for path, mark in sorted(fabric.marks.items()):
@@ -265,7 +265,9 @@ def _free_for(fabric: Fabric, node: str) -> list[str]:
                   or not zones.isdisjoint(fabric.blocks[path].zones))  # fmt: skip
 
 
-def _offer(site: Site, gpus: Sequence[Gpu], terms: Terms, devices_max: int, pool: int | None = None) -> Offer:
+def _offer(
+    site: AttachableNode, gpus: Sequence[RedfishGpu], terms: FabricContext, devices_max: int, pool: int | None = None
+) -> Offer:
     product = gpus[0].product
     return Offer(
         provider=terms.provider, name=f"{site.node}/{product}", product=product, node=site.node,

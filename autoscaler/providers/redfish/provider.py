@@ -17,26 +17,26 @@ import contextlib
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Final
 
-from autoscaler.capacity.attachable_nodes import Site
+from autoscaler.capacity.attachable_nodes import AttachableNode
 from autoscaler.providers.provider import RefusedError
 from autoscaler.providers.redfish.client import NoAnswerError, StatusError
-from autoscaler.providers.redfish.cluster import AccessError
+from autoscaler.providers.redfish.cluster import RedfishCredentialsError
 from autoscaler.providers.redfish.inventory import Reading
 from autoscaler.providers.redfish.planning import (
     COMPOSING,
     Fabric,
-    Held,
-    Terms,
-    before,
-    begun,
-    claim,
-    lacks,
-    late,
-    listed,
-    offers,
-    uuids,
+    FabricContext,
+    LeaseProgress,
+    build_offers,
+    count_foreign_devices,
+    describe_missing_systems,
+    list_attached_uuids,
+    list_late_blocks,
+    list_leases,
+    list_unattached_leases,
+    plan_claim,
 )
-from autoscaler.providers.redfish.schema import DocumentError, Mark
+from autoscaler.providers.redfish.schema import BlockMark, RedfishDocumentError
 from autoscaler.providers.redfish.system_writer import Around, Bay
 from autoscaler.state.capacity_orders import AcquireOrder, Listed, Offer, ReleaseOrder
 
@@ -47,7 +47,7 @@ LATE_S: Final = 900.0
 service works on anything that it was asked.
 """
 NOT_YET: Final = "where it could attach is something of an entry that closes or was taken out, which goes first"
-Sites = Callable[[Collection[str]], Awaitable[Mapping[str, Site]]]
+Sites = Callable[[Collection[str]], Awaitable[Mapping[str, AttachableNode]]]
 """Of these nodes those that may have more Devices, and how many at most."""
 _OTHER = 412
 
@@ -55,15 +55,15 @@ _OTHER = 412
 class RedfishFabric:
     """See the module, and Provider."""
 
-    def __init__(self, reading: Reading, around: Around, terms: Terms, sites: Sites) -> None:
+    def __init__(self, reading: Reading, around: Around, terms: FabricContext, sites: Sites) -> None:
         self._reading, self._around, self._terms, self._sites = reading, around, terms, sites
-        self._held: dict[str, Held] = {}
+        self._held: dict[str, LeaseProgress] = {}
         self._changed: Callable[[], None] = lambda: None
         self._bays = {node: Bay(node, reading, around, self._held, self._tell) for node in reading.systems}
         self._claiming = asyncio.Lock()
         self.lacks = ""
         """See Lacking."""
-        self._late: dict[tuple[str, Mark], float] = {}
+        self._late: dict[tuple[str, BlockMark], float] = {}
         """Blocks that may come though they were given back: since when, see LATE_S."""
 
     def _tell(self) -> None:
@@ -83,10 +83,10 @@ class RedfishFabric:
         there = await self._sites(tuple(self._reading.systems))
         try:
             fabric = await self._reading.read()
-        except AccessError as error:
+        except RedfishCredentialsError as error:
             raise RefusedError(str(error)) from None
-        self.lacks = lacks(fabric)
-        return offers(fabric, self._terms, there)
+        self.lacks = describe_missing_systems(fabric)
+        return build_offers(fabric, self._terms, there)
 
     async def acquire(self, order: AcquireOrder) -> None:
         """See Provider."""
@@ -99,7 +99,7 @@ class RedfishFabric:
                 await self._claim(order, own)
             except RefusedError as error:
                 if own:  # it is not attached for that
-                    self._held.setdefault(order.id.name, Held(failed=str(error)))
+                    self._held.setdefault(order.id.name, LeaseProgress(failed=str(error)))
                 raise
             except BaseException:
                 bay.attach(order.id.name)  # its Marks may stand: then it is ordered
@@ -112,9 +112,9 @@ class RedfishFabric:
         site = (await self._sites((node,))).get(node)
         for _ in range(CLAIMS):
             fabric = await self._reading.read([node])
-            by, had = self._terms.provider, before(fabric, node, self._terms)
-            mark = Mark(name, order.owner, order.epoch, order.devices, node, by, had)
-            taken = claim(fabric, order, self._terms, site)
+            by, had = self._terms.provider, count_foreign_devices(fabric, node, self._terms)
+            mark = BlockMark(name, order.owner, order.epoch, order.devices, node, by, had)
+            taken = plan_claim(fabric, order, self._terms, site)
             if taken.refused:
                 raise RefusedError(taken.refused)
             self._bays[node].doubt(name, fabric.marks.keys() & {*fabric.of(name), *taken.blocks} - own)
@@ -141,8 +141,8 @@ class RedfishFabric:
             return
         if await self._unreached(fabric, found):
             return
-        known, there = knew.get(name, Held()), uuids(fabric, name)
-        here = any(one.name == name and one.committed for one in listed(fabric, self._terms, knew))
+        known, there = knew.get(name, LeaseProgress()), list_attached_uuids(fabric, name)
+        here = any(one.name == name and one.committed for one in list_leases(fabric, self._terms, knew))
         if (order.uncommitted and here) or (not order.force and await self._used(there)):
             self._held[name] = known._replace(arrived=True)
             return
@@ -153,7 +153,7 @@ class RedfishFabric:
                 self._bays[node].doubt(name, [path for path, one in found.items() if one.gone or not sure])
                 self._bays[node].detach(name, force=order.force)
 
-    async def _unreached(self, fabric: Fabric, found: Mapping[str, Mark]) -> bool:
+    async def _unreached(self, fabric: Fabric, found: Mapping[str, BlockMark]) -> bool:
         """Whether it was to be at a node whose system cannot be written. What is attached nobody detaches; what is not
         is given back. Raises RefusedError.
         """
@@ -174,7 +174,11 @@ class RedfishFabric:
         """See Provider."""
         try:
             return await self._list()
-        except (AccessError, StatusError, DocumentError) as error:  # these say what is wrong without an address
+        except (
+            RedfishCredentialsError,
+            StatusError,
+            RedfishDocumentError,
+        ) as error:  # these say what is wrong without an address
             raise RefusedError(str(error)) from None
 
     async def _list(self) -> tuple[Listed, ...]:
@@ -183,20 +187,20 @@ class RedfishFabric:
             self._late.clear()
         knew = dict(self._held)  # what had arrived by then is in what is read now, or somebody took it
         fabric = await self._reading.read()
-        shown = listed(fabric, self._terms, knew)
+        shown = list_leases(fabric, self._terms, knew)
         known = {one.name for one in shown} | {name for name, one in self._held.items() if one != knew.get(name)}
         for mark in fabric.marks.values():
-            if not mark.gone and mark.name not in known and knew.get(mark.name, Held()).arrived:
-                self._bays[mark.node].doubt(mark.name, late(fabric).keys())
+            if not mark.gone and mark.name not in known and knew.get(mark.name, LeaseProgress()).arrived:
+                self._bays[mark.node].doubt(mark.name, list_late_blocks(fabric).keys())
                 self._bays[mark.node].detach(mark.name)  # by hand: the Mark goes, too
         if self._reading.service.may_write() and not self._claiming.locked():
             self._go_on(fabric, knew)
             await self._forget(fabric)
         return shown
 
-    def _go_on(self, fabric: Fabric, knew: Mapping[str, Held]) -> None:
+    def _go_on(self, fabric: Fabric, knew: Mapping[str, LeaseProgress]) -> None:
         """What was ordered, and is not attached, is: who ordered it may be gone."""
-        for name, node in begun(fabric).items():
+        for name, node in list_unattached_leases(fabric).items():
             if name not in knew and name not in self._held and node in fabric.systems:
                 self._bays[node].doubt(name, fabric.of(name))
                 self._bays[node].attach(name)
@@ -206,15 +210,15 @@ class RedfishFabric:
         now_s, knew = self._around.clock(), self._late
         self._late = {
             one: knew.get(one, now_s) if fabric.blocks[one[0]].state != COMPOSING else now_s
-            for one in late(fabric).items()
+            for one in list_late_blocks(fabric).items()
         }
         over = {path for (path, _), since_s in self._late.items() if since_s <= now_s - LATE_S}
         if not over:
             return
         async with self._claiming:
-            with contextlib.suppress(NoAnswerError, StatusError, DocumentError):
+            with contextlib.suppress(NoAnswerError, StatusError, RedfishDocumentError):
                 fabric = await self._reading.read()
-                for path in over & late(fabric).keys():
+                for path in over & list_late_blocks(fabric).keys():
                     await self._reading.keep(fabric.blocks[path], None)
 
     async def close(self) -> None:

@@ -28,11 +28,11 @@ _MIB = 1 << 20
 Read = TypeVar("Read")
 
 
-class DocumentError(ValueError):
+class RedfishDocumentError(ValueError):
     """It is not what it should be; `str()` says what was expected."""
 
 
-class Mark(NamedTuple):
+class BlockMark(NamedTuple):
     """Whose a block is: kept by the service (`ResourceBlock.Client`), or else beside it (`Notes`)."""
 
     name: str
@@ -72,7 +72,7 @@ class Block(NamedTuple):
     zones: tuple[str, ...]
 
 
-class System(NamedTuple):
+class ComputerSystem(NamedTuple):
     """One composed system."""
 
     path: str
@@ -80,7 +80,7 @@ class System(NamedTuple):
     blocks: tuple[str, ...]
 
 
-class Gpu(NamedTuple):
+class RedfishGpu(NamedTuple):
     """What is in a block."""
 
     product: str
@@ -164,114 +164,114 @@ class _Task(Struct):
     health: str | None = field(name="TaskStatus", default=None)
 
 
-def taken(body: bytes, kind: type[Read]) -> Read:
+def decode_document(body: bytes, kind: type[Read]) -> Read:
     """The document, as this type."""
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        raise DocumentError(f"expected a document of Redfish: {kind.__name__.strip('_')}") from None
+        raise RedfishDocumentError(f"expected a document of Redfish: {kind.__name__.strip('_')}") from None
 
 
-def path_of(told: str) -> str:
+def parse_path(told: str) -> str:
     """A path below the service's root, as a service may name one: it never leads elsewhere."""
     if len(told) > PATH_CHARACTERS_MAX or not _PATH.fullmatch(told):
-        raise DocumentError("expected a path below /redfish/v1")
+        raise RedfishDocumentError("expected a path below /redfish/v1")
     return told.rstrip("/")
 
 
-def place_of(told: str) -> str:
+def parse_location(told: str) -> str:
     """Of a Location the path and query; empty: it has none. Whom it names does not matter: a service goes by more names
     than the one that it is asked by, and no other is asked.
     """
     found = _PLACE.fullmatch(told)
     try:
-        return path_of(found[1]) + (found[2] or "") if found else ""
-    except DocumentError:
+        return parse_path(found[1]) + (found[2] or "") if found else ""
+    except RedfishDocumentError:
         return ""
 
 
-def paths_of(links: list[_Link]) -> tuple[str, ...]:
+def parse_link_paths(links: list[_Link]) -> tuple[str, ...]:
     """All of them."""
     if len(links) > MEMBERS_MAX:
-        raise DocumentError(f"expected at most {MEMBERS_MAX} links")
-    return tuple(path_of(one.path) for one in links)
+        raise RedfishDocumentError(f"expected at most {MEMBERS_MAX} links")
+    return tuple(parse_path(one.path) for one in links)
 
 
-def link(body: bytes, *names: str) -> str:
+def find_link(body: bytes, *names: str) -> str:
     """The path that a document links to below these names; empty: it has none."""
-    told: Any = taken(body, dict)
+    told: Any = decode_document(body, dict)
     for name in names:
         told = told.get(name) if isinstance(told, dict) else None
     path = told.get("@odata.id") if isinstance(told, dict) else None
-    return path_of(path) if isinstance(path, str) else ""
+    return parse_path(path) if isinstance(path, str) else ""
 
 
-def expands(body: bytes) -> bool:
+def can_expand_collections(body: bytes) -> bool:
     """Whether a service root says that collections may be had with their members in one answer."""
-    told: Any = taken(body, dict)
+    told: Any = decode_document(body, dict)
     for name in ("ProtocolFeaturesSupported", "ExpandQuery", "NoLinks"):
         told = told.get(name) if isinstance(told, dict) else None
     return told is True
 
 
-def collection(body: bytes) -> tuple[list[str], list[bytes], str]:
+def parse_collection(body: bytes) -> tuple[list[str], list[bytes], str]:
     """Paths of its members, those members that are there whole, and where it goes on; empty: it ends there."""
-    found = taken(body, _Collection)
+    found = decode_document(body, _Collection)
     if len(found.members) > MEMBERS_MAX:
-        raise DocumentError(f"expected at most {MEMBERS_MAX} members")
-    paths = [path_of(str(one.get("@odata.id"))) for one in found.members]
+        raise RedfishDocumentError(f"expected at most {MEMBERS_MAX} members")
+    paths = [parse_path(str(one.get("@odata.id"))) for one in found.members]
     whole = [msgspec.json.encode(one) for one in found.members if len(one) > 1]
-    return paths, whole, path_of(found.more.partition("?")[0]) and found.more if found.more else ""
+    return paths, whole, parse_path(found.more.partition("?")[0]) and found.more if found.more else ""
 
 
-def block(body: bytes, etag: str = "") -> Block:
+def parse_block(body: bytes, etag: str = "") -> Block:
     """`etag`: of the answer's head."""
-    told = taken(body, _Block)
+    told = decode_document(body, _Block)
     status, composition = told.status, told.composition
     return Block(
-        path=path_of(told.path),
+        path=parse_path(told.path),
         etag=etag or told.etag,
         free_for=None if isinstance(told.client, UnsetType) else told.client or "",
         state=composition.state or "",
         sound=status.state in {None, "Enabled", "StandbyOffline", "StandbySpare"} and status.health in {None, "OK"}
         and composition.state not in {"Failed", "Unavailable"},
         reserved=composition.reserved or False,
-        processors=paths_of(told.processors),
-        systems=paths_of(told.links.systems),
-        zones=paths_of(told.links.zones),
+        processors=parse_link_paths(told.processors),
+        systems=parse_link_paths(told.links.systems),
+        zones=parse_link_paths(told.links.zones),
     )  # fmt: skip
 
 
-def system(body: bytes, etag: str = "") -> System:
+def parse_system(body: bytes, etag: str = "") -> ComputerSystem:
     """`etag`: of the answer's head."""
-    told = taken(body, _System)
-    return System(path_of(told.path), etag or told.etag, paths_of(told.links.blocks))
+    told = decode_document(body, _System)
+    return ComputerSystem(parse_path(told.path), etag or told.etag, parse_link_paths(told.links.blocks))
 
 
-def gpu(body: bytes) -> Gpu | None:
+def parse_gpu(body: bytes) -> RedfishGpu | None:
     """None: it is none. Raises DocumentError where it does not say that, or what it is: it may later."""
-    told = taken(body, _Processor)
+    told = decode_document(body, _Processor)
     mib = told.memory.mib or sum(one.mib or 0.0 for one in told.chips if not (one.kind or "").endswith("Cache"))
     if told.kind and told.kind not in {"GPU", "Accelerator"}:
         return None
     if not told.kind or not told.model or not 0 < mib < float(1 << 30):
-        raise DocumentError("expected a processor with its type, model and memory")
+        raise RedfishDocumentError("expected a processor with its type, model and memory")
     product = _PRODUCT.sub("-", told.model.strip())[:MARK_CHARACTERS_MAX]
     nvidia = product.lower().startswith("nvidia")
     uuid = _PRODUCT.sub("-", told.uuid or ("" if nvidia else told.serial) or "")[:MARK_CHARACTERS_MAX]
     if nvidia and _BARE.fullmatch(uuid):
         uuid = f"GPU-{uuid.lower()}"  # as its driver calls it, which never calls one by its serial number
-    return Gpu(product, int(mib) * _MIB, uuid, max(0.0, told.watts or 0.0))
+    return RedfishGpu(product, int(mib) * _MIB, uuid, max(0.0, told.watts or 0.0))
 
 
-def task(body: bytes) -> Task:
+def parse_task(body: bytes) -> Task:
     """What it says it has come to; a document that is no task is what the operation made."""
-    told = taken(body, _Task)
+    told = decode_document(body, _Task)
     over = told.state in {None, "Completed", "Exception", "Killed", "Cancelled", "Interrupted"}
     return Task(over, told.state in {None, "Completed"} and told.health in {None, "OK", "Warning"})
 
 
-def mark(text: str | None) -> Mark | None:
+def parse_mark(text: str | None) -> BlockMark | None:
     """None: it is somebody else's, or nobody's."""
     word, _, rest = (text or "").partition(" ")
     if word not in {"pilotlight", "pilotlight-gone"} or len(rest) > MARK_CHARACTERS_MAX:
@@ -282,7 +282,7 @@ def mark(text: str | None) -> Mark | None:
         return None
     if not all(one.isdecimal() and len(one) < 16 for one in numbers):
         return None
-    return Mark(
+    return BlockMark(
         told["name"], ModelName(told.get("owner", "")), int(numbers[1]), int(numbers[0]), told["node"],
         told["by"], int(numbers[2]),
         gone=word == "pilotlight-gone",

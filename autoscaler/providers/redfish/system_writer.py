@@ -15,8 +15,15 @@ from typing import Final, NamedTuple
 
 from autoscaler.providers.redfish.client import NoAnswerError, Sleep, StatusError, pause_s
 from autoscaler.providers.redfish.inventory import Reading
-from autoscaler.providers.redfish.planning import COMPOSING, Fabric, Held, links, settled, uuids
-from autoscaler.providers.redfish.schema import DocumentError
+from autoscaler.providers.redfish.planning import (
+    COMPOSING,
+    Fabric,
+    LeaseProgress,
+    is_settled,
+    list_attached_uuids,
+    plan_links,
+)
+from autoscaler.providers.redfish.schema import RedfishDocumentError
 
 TRIES_S: Final = (0.1, 5.0)
 """After a step that led nowhere: the first pause, then twice as long each time, up to the last."""
@@ -41,7 +48,7 @@ class Bay:
     """See the module. `held`: what is known of each Lease, by name; written here. `changed`: something is through."""
 
     def __init__(
-        self, node: str, reading: Reading, around: Around, held: dict[str, Held], changed: Callable[[], None]
+        self, node: str, reading: Reading, around: Around, held: dict[str, LeaseProgress], changed: Callable[[], None]
     ) -> None:
         self._node, self._reading, self._around = node, reading, around
         self._held, self._changed = held, changed
@@ -113,7 +120,7 @@ class Bay:
         self._unsure -= {path for path in fabric.blocks if fabric.attached(path)}
         await self._spare(fabric, attach)
         on, off = self._blocks(fabric)
-        wanted = links(fabric, self._node, on, off)
+        wanted = plan_links(fabric, self._node, on, off)
         if wanted != fabric.systems[self._node].blocks:
             return await self._change(fabric, wanted)
         for name in [one for one in self._detach if one in detach]:
@@ -132,9 +139,9 @@ class Bay:
     async def _spare(self, fabric: Fabric, attach: Mapping[str, float]) -> None:
         """What is used stays; what nobody marked any more, or somebody gave back, is not attached."""
         for name in [one for one in self._detach if one not in self._forced]:
-            there = uuids(fabric, name)
+            there = list_attached_uuids(fabric, name)
             if self._node in there and await self._around.in_use(self._node, there[self._node]):
-                self._held[name] = Held(arrived=True)
+                self._held[name] = LeaseProgress(arrived=True)
                 self._done(name)
         for name in [one for one in self._read_of(attach) if not fabric.of(one)]:
             self.cancel(name)
@@ -164,7 +171,7 @@ class Bay:
                 await self._refused(fabric, names, str(error))
                 return False
             why = str(error)
-        except (NoAnswerError, DocumentError):
+        except (NoAnswerError, RedfishDocumentError):
             self._unsure |= new
             raise
         else:
@@ -185,7 +192,7 @@ class Bay:
                 for path in fabric.of(name):
                     if there and path not in there:
                         await self._let_go(fabric, path)
-                self._held[name] = Held(arrived=True) if there else Held(failed=why)
+                self._held[name] = LeaseProgress(arrived=True) if there else LeaseProgress(failed=why)
             self._done(name)  # what was to be detached is there still, and is asked for again
 
     async def _unmark(self, fabric: Fabric, name: str) -> None:
@@ -211,13 +218,15 @@ class Bay:
         there = [
             path for path in fabric.of(name) if not ours.isdisjoint(fabric.blocks[path].systems) or fabric.at(path)
         ]
-        if not settled(fabric, there):
+        if not is_settled(fabric, there):
             return
         for path in fabric.of(name):
             if there and path not in there:
                 await self._reading.keep(fabric.blocks[path], None)
         self.cancel(name)
-        self._held[name] = Held(arrived=True) if there else Held(failed="others have what was claimed by now")
+        self._held[name] = (
+            LeaseProgress(arrived=True) if there else LeaseProgress(failed="others have what was claimed by now")
+        )
         self._done(name)
 
     def _done(self, name: str) -> None:
@@ -232,5 +241,5 @@ class Bay:
         late_s = self._around.clock() - GIVEN_UP_S
         for name in [one for one, since_s in self._attach.items() if since_s <= late_s]:
             self.cancel(name)
-            self._held[name] = Held(failed="the fabric does not bring it")
+            self._held[name] = LeaseProgress(failed="the fabric does not bring it")
             self._changed()

@@ -87,7 +87,7 @@ class Attaching:
         if not self._jobs and self._swept is not False:
             return False
         seen, before, moved = await self._node.look([*self._jobs.values()]), self.report(), False
-        self._jobs = {device: hotplug.located(job, seen) for device, job in self._jobs.items()}
+        self._jobs = {device: hotplug.observe_job(job, seen) for device, job in self._jobs.items()}
         for device in sorted(self._jobs):
             moved = await self._step(device, seen) or moved
         if self.report() != before:
@@ -99,7 +99,7 @@ class Attaching:
     async def _sweep(self, seen: Seen) -> None:
         """Once; what leaves now is undone when it leaves no more."""
         self._swept = True
-        for step in hotplug.left_over(self._jobs.values(), seen):
+        for step in hotplug.list_cleanup_steps(self._jobs.values(), seen):
             try:
                 await self._node.act(step)
             except StepError as error:
@@ -117,7 +117,9 @@ class Attaching:
 
     async def _step(self, device: str, seen: Seen) -> bool:
         job, wanted = self._jobs[device], [one for name, one in self._jobs.items() if name in self._wanted]
-        step = hotplug.next_step(job, seen, self._clock(), wanted) if job in wanted else hotplug.undo(job, seen)
+        step = (
+            hotplug.next_step(job, seen, self._clock(), wanted) if job in wanted else hotplug.next_undo_step(job, seen)
+        )
         if isinstance(step, Stand):
             self._told[device] = step
             return False
@@ -140,7 +142,7 @@ class Attaching:
             self._told[device] = Stand(str(error))
             return False
         log.info("event=fabric_step device=%s step=%s", device, step.does)
-        self._jobs[device] = hotplug.done(job, step, self._clock())
+        self._jobs[device] = hotplug.record_step(job, step, self._clock())
         fresh = self._last.get(device) != step  # what works and changes nothing is not done without a pause
         self._last[device] = step
         return fresh and step.does != "scan"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pilotlight.agent.gpu import hotplug
-from pilotlight.agent.gpu.hotplug import APPS, MODULES, QUERY, Holder, Seen, Step, bus_of
+from pilotlight.agent.gpu.hotplug import APPS, MODULES, QUERY, Holder, Seen, Step, parse_bus_address
 from pilotlight.agent.kubelet.sockets import pod_uid
 
 COMMAND_S = 60.0
@@ -44,7 +44,7 @@ class Answer(NamedTuple):
 Command = Callable[[Sequence[str]], Awaitable[Answer]]
 
 
-async def command(words: Sequence[str]) -> Answer:
+async def run_command(words: Sequence[str]) -> Answer:
     """Runs it. Status 127: there is no such program; 124: it was ended, for it took too long."""
     try:
         process = await asyncio.create_subprocess_exec(
@@ -67,7 +67,7 @@ async def command(words: Sequence[str]) -> Answer:
 class Bus:
     """Of one node."""
 
-    def __init__(self, root: Path = Path("/"), run: Command = command) -> None:
+    def __init__(self, root: Path = Path("/"), run: Command = run_command) -> None:
         self._pci = root / "sys/bus/pci"
         self._modules = root / "sys/module"
         self._proc, self._dev = root / "proc", root / "dev"
@@ -78,16 +78,16 @@ class Bus:
         as of all that the driver does not show, whether it hides them.
         """
         told, apps = await self._run((SMI, *QUERY)), await self._run((SMI, *APPS))
-        shown = hotplug.shown_in(told.said) if told.status == 0 or NONE_FOUND in told.said.lower() else None
+        shown = hotplug.parse_gpu_query(told.said) if told.status == 0 or NONE_FOUND in told.said.lower() else None
         seen = await asyncio.to_thread(self._files, buses)
         named = {one.bus for one in (shown or {}).values()}
         asked = sorted((seen.buses - named) | (seen.buses & set(buses)))
         hidden = frozenset([bus for bus in asked if await self._hides(bus)])
-        return seen._replace(shown=shown, hidden=hidden, computing=hotplug.computing_in(apps.said))
+        return seen._replace(shown=shown, hidden=hidden, computing=hotplug.parse_compute_apps(apps.said))
 
     async def _hides(self, bus: str) -> bool:
         answer = await self._run((SMI, "drain", "-p", bus, "-q"))
-        return answer.status == 0 and hotplug.hidden_in(answer.said)
+        return answer.status == 0 and hotplug.is_draining(answer.said)
 
     def _files(self, buses: Collection[str]) -> Seen:
         minors = dict(self._minors())
@@ -101,14 +101,14 @@ class Bus:
 
     def _buses(self) -> Iterator[str]:
         for folder in _entries(self._pci / "devices"):
-            bus = bus_of(folder.name)
+            bus = parse_bus_address(folder.name)
             if bus and _text(folder / "vendor") == NVIDIA and _text(folder / "class").startswith(DISPLAY):
                 yield bus
 
     def _minors(self) -> Iterator[tuple[str, int]]:
         for folder in _entries(self._proc / "driver/nvidia/gpus"):
-            minor = hotplug.minor_in(_text(folder / "information"))
-            if (bus := bus_of(folder.name)) and minor is not None:
+            minor = hotplug.parse_device_minor(_text(folder / "information"))
+            if (bus := parse_bus_address(folder.name)) and minor is not None:
                 yield bus, minor
 
     def _holders(self, sought: Mapping[str, int]) -> dict[int, tuple[Holder, ...]]:

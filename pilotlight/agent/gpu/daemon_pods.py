@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from autoscaler.providers.kube import CONFLICT, AnswerError, Object, Server
-from pilotlight.agent.gpu.hotplug import Daemon
+from pilotlight.agent.gpu.hotplug import DaemonPod
 
 RESOURCE = "/apis/resource.k8s.io"
 SLICES = f"{RESOURCE}/v1/resourceslices"
@@ -34,7 +34,7 @@ class Those(NamedTuple):
         return f"/api/v1/namespaces/{self.namespace}/pods"
 
 
-def those(text: str) -> Those:
+def parse_pod_selector(text: str) -> Those:
     """NAMESPACE/LABEL=VALUE[,LABEL=VALUE]. Raises ValueError."""
     namespace, slash, labels = text.partition("/")
     if not (namespace and slash and "=" in labels):
@@ -48,16 +48,16 @@ class Daemons:
     def __init__(self, server: Server, node: str, of: Sequence[Those]) -> None:
         self._server, self._node, self._of = server, node, of
 
-    async def there(self) -> dict[str, Daemon]:
+    async def there(self) -> dict[str, DaemonPod]:
         """By uid."""
-        found: dict[str, Daemon] = {}
+        found: dict[str, DaemonPod] = {}
         for one in self._of:
             for pod in await self._pods(one):
                 conditions = pod.get("status", {}).get("conditions") or ()
                 ready = any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
                 metadata = pod["metadata"]
                 name = f"pod {metadata['namespace']}/{metadata['name']}"
-                found[metadata["uid"]] = Daemon(name, ready, "deletionTimestamp" in metadata)
+                found[metadata["uid"]] = DaemonPod(name, ready, "deletionTimestamp" in metadata)
         return found
 
     async def restart(self, uids: Collection[str]) -> None:

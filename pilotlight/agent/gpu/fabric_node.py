@@ -1,4 +1,5 @@
-"""The node as `attaching` sees it and acts on it: its bus, which pod has which GPU, and its daemons' pods. I/O.
+"""The node as `open_gpu_attachment` sees it and acts on it: its bus, which pod has which GPU, and its daemons' pods.
+I/O.
 
 Owns that one look is of all of them, and that what cannot be seen is said, so that nothing is done blindly.
 """
@@ -16,7 +17,7 @@ from autoscaler.kubernetes.api import Api, UnreachableError
 from autoscaler.providers.kube import AnswerError
 from pilotlight.agent.gpu.attach import Attaching
 from pilotlight.agent.gpu.bus import Bus, StepError
-from pilotlight.agent.gpu.daemon_pods import Daemons, those
+from pilotlight.agent.gpu.daemon_pods import Daemons, parse_pod_selector
 from pilotlight.agent.gpu.hotplug import Job, Seen, Step
 from pilotlight.kube import Objects
 
@@ -59,16 +60,16 @@ class FabricNode:
 
 
 @asynccontextmanager
-async def attaching(
+async def open_gpu_attachment(
     node: str, restart: Sequence[str], kubeconfig: Path | None, table: Callable[[], Sequence[PodDevices]]
 ) -> AsyncIterator[Attaching]:
     """Of this node. `restart`: see `daemons.those`. Raises click's usage error where no API server can be asked."""
-    from autoscaler.kubernetes.kubeconfig import AccessError, access  # only here: it is an extra
+    from autoscaler.kubernetes.kubeconfig import ApiAccessError, load_api_access  # only here: it is an extra
 
     try:
-        way = await access(kubeconfig)
-    except AccessError as error:
+        way = await load_api_access(kubeconfig)
+    except ApiAccessError as error:
         raise click.UsageError(f"--fabric: {error}") from None
     async with Api(way, agent="pilotlight-agent") as api:
-        daemons = Daemons(Objects(api, api), node, [those(one) for one in restart])
+        daemons = Daemons(Objects(api, api), node, [parse_pod_selector(one) for one in restart])
         yield Attaching(FabricNode(Bus(), daemons, table))

@@ -71,7 +71,7 @@ class Holder(NamedTuple):
     """The uid of the pod that it is of; empty: of none."""
 
 
-class Daemon(NamedTuple):
+class DaemonPod(NamedTuple):
     """A pod of the node that looks at GPUs only when it starts."""
 
     name: str
@@ -100,7 +100,7 @@ class Seen(NamedTuple):
     """Those of MODULES that are loaded."""
     pods: Mapping[str, str] = {}
     """By UUID, or a part's name, the pod that its kubelet gave it to, NAMESPACE/NAME."""
-    daemons: Mapping[str, Daemon] = {}
+    daemons: Mapping[str, DaemonPod] = {}
     """By uid."""
     tainted: Mapping[str, bool] = {}
     """By UUID, of those that could be: where a driver publishes them."""
@@ -128,7 +128,7 @@ class Job(NamedTuple):
         return self.leave and (self.taken or self.stale is not None)
 
 
-def located(job: Job, seen: Seen) -> Job:
+def observe_job(job: Job, seen: Seen) -> Job:
     """With what this look adds to what is known of it: nothing, where it was not a whole one."""
     if seen.shown is None or seen.trouble:
         return job
@@ -141,7 +141,7 @@ def located(job: Job, seen: Seen) -> Job:
     return job._replace(stale=frozenset(seen.daemons) if job.stale is None else job.stale)
 
 
-def done(job: Job, step: Step, now_s: float) -> Job:
+def record_step(job: Job, step: Step, now_s: float) -> Job:
     """After a step."""
     if step.does == "scan":
         return job._replace(scanned_s=now_s)
@@ -149,7 +149,7 @@ def done(job: Job, step: Step, now_s: float) -> Job:
 
 
 def next_step(job: Job, seen: Seen, now_s: float, jobs: Collection[Job] = ()) -> Step | Stand:
-    """Of a job that is `located`, as all `jobs` of the node are."""
+    """Of a job that is `observe_job`, as all `jobs` of the node are."""
     if seen.trouble:
         return _late(job, seen.trouble, now_s)
     if seen.shown is None:
@@ -157,14 +157,14 @@ def next_step(job: Job, seen: Seen, now_s: float, jobs: Collection[Job] = ()) ->
     return _leaving(job, seen, seen.shown) if job.leave else _coming(job, seen, seen.shown, now_s, jobs)
 
 
-def undo(job: Job, seen: Seen) -> Step | None:
+def next_undo_step(job: Job, seen: Seen) -> Step | None:
     """Of one that is to leave no more, or has left: what of it is to be taken back. None: nothing (more)."""
     if job.leave and job.bus in seen.hidden and job.bus in seen.buses:
         return Step("show", (job.bus,))
     return Step("untaint", (job.device,)) if job.leave and seen.tainted.get(job.device) else None
 
 
-def left_over(jobs: Collection[Job], seen: Seen) -> tuple[Step, ...]:
+def list_cleanup_steps(jobs: Collection[Job], seen: Seen) -> tuple[Step, ...]:
     """What an agent before this one did, and nobody asks for any more: it is taken back, where no job may need it."""
     if seen.trouble or any(one.leave for one in jobs):
         return ()
@@ -287,7 +287,7 @@ def _let_go(job: Job, seen: Seen, shown: Mapping[str, Gpu]) -> Step | Stand:
 # --- what programs and files say --------------------------------------------------------------------------------------
 
 
-def bus_of(text: str) -> str:
+def parse_bus_address(text: str) -> str:
     """As sysfs names it: `0000:18:00.0`; empty: it is none."""
     found = _BUS.fullmatch(text.strip())
     if found is None:
@@ -301,19 +301,19 @@ QUERY = (f"--query-gpu={_ASKED}", "--format=csv,noheader,nounits")
 APPS = ("--query-compute-apps=gpu_uuid,pid", "--format=csv,noheader,nounits")
 
 
-def shown_in(text: str) -> dict[str, Gpu]:
+def parse_gpu_query(text: str) -> dict[str, Gpu]:
     """What `nvidia-smi` QUERY prints: `GPU-..., 00000000:18:00.0, 4, Disabled, [N/A]`. Other lines are left out."""
     found: dict[str, Gpu] = {}
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split(",")]
-        if len(cells) == 5 and cells[0].startswith("GPU-") and (bus := bus_of(cells[1])):
+        if len(cells) == 5 and cells[0].startswith("GPU-") and (bus := parse_bus_address(cells[1])):
             mib = int(cells[2]) if cells[2].isdecimal() else 0
             whole = cells[4].strip("[]").lower() in {"disabled", "n/a", "not supported"}
             found[cells[0]] = Gpu(bus, mib << 20, kept=cells[3].lower() == "enabled", cut=not whole)
     return found
 
 
-def computing_in(text: str) -> dict[str, tuple[int, ...]]:
+def parse_compute_apps(text: str) -> dict[str, tuple[int, ...]]:
     """What `nvidia-smi` APPS prints: `GPU-..., 4711`."""
     found: dict[str, tuple[int, ...]] = {}
     for line in text.splitlines():
@@ -323,13 +323,13 @@ def computing_in(text: str) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def hidden_in(text: str) -> bool:
+def is_draining(text: str) -> bool:
     """What `nvidia-smi drain -p BUS -q` prints: `... is: draining.`, or `... is: not draining.`"""
     said = text.lower()
     return "draining" in said and "not draining" not in said
 
 
-def minor_in(text: str) -> int | None:
+def parse_device_minor(text: str) -> int | None:
     """Of /proc/driver/nvidia/gpus/BUS/information; None: it does not say."""
     for line in text.splitlines():
         key, _, value = line.partition(":")

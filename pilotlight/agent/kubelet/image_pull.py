@@ -19,7 +19,7 @@ from artifacts.credentials import docker_config
 from artifacts.credentials.docker_config import Config, Login
 from artifacts.protobuf import ProtobufError
 from pilotlight.agent.kubelet import sockets
-from pilotlight.agent.kubelet.sockets import Daemon, SocketError
+from pilotlight.agent.kubelet.sockets import DaemonClient, SocketError
 
 PULLS_MAX: Final = 2
 """At once: weights come over the same line."""
@@ -46,10 +46,12 @@ class PullError(Exception):
     """It did not come; `str()` says why, in one line."""
 
 
-async def pull(daemon: Daemon, image: str, login: Login | None, within_s: float = PULL_S_MAX) -> str:
+async def pull_image(daemon: DaemonClient, image: str, login: Login | None, within_s: float = PULL_S_MAX) -> str:
     """Has the runtime pull; what it calls the image. Raises PullError."""
     try:
-        return sockets.pulled(await daemon.ask(sockets.PULL_IMAGE, sockets.pull_image(image, login), within_s))
+        return sockets.decode_pull_response(
+            await daemon.ask(sockets.PULL_IMAGE, sockets.encode_pull_request(image, login), within_s)
+        )
     except (SocketError, ProtobufError) as error:
         raise PullError(" ".join(str(error).split())[:500]) from None
 
@@ -66,7 +68,7 @@ class Images:
         came: Callable[[], None] = lambda: None,
         wait: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._daemon = Daemon(socket)
+        self._daemon = DaemonClient(socket)
         self._secret_of = secret_of
         self._came = came
         self._wait = wait
@@ -141,7 +143,7 @@ class Images:
         logins: list[Login | None] = [*await self._logins(one)]
         for login in logins or [None]:
             try:
-                await pull(self._daemon, one.image, login)
+                await pull_image(self._daemon, one.image, login)
             except PullError as error:
                 failed = failed or error
             else:
@@ -154,9 +156,9 @@ class Images:
         if not one.pull_secret:
             return []
         try:
-            of = reference.parse(f"oci://{one.image}")
+            of = reference.parse_reference(f"oci://{one.image}")
             secret = await self._secret_of(one.pull_secret)
-            return docker_config.logins([secret], of.host, of.repository)
+            return docker_config.list_logins([secret], of.host, of.repository)
         except Exception as error:  # noqa: BLE001 - whatever it is, it costs this image alone, and is its reason
             raise PullError(str(error) or type(error).__name__) from None
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from artifacts.credentials.docker_config import Login
-from artifacts.protobuf import ProtobufError, messages, text, texts, written
+from artifacts.protobuf import ProtobufError, encode_message, iter_messages, iter_strings, read_string
 
 LIST_PODS = "/v1.PodResourcesLister/List"
 LIST_IMAGES = "/runtime.v1.ImageService/ListImages"
@@ -41,48 +41,50 @@ class AssignedPod(NamedTuple):
     """Ids as the driver has them, in order."""
 
 
-def assigned(answer: bytes) -> tuple[AssignedPod, ...]:
+def decode_assigned_pods(answer: bytes) -> tuple[AssignedPod, ...]:
     """Pods with devices of VENDOR, in order. Raises ProtobufError.
 
     ListPodResourcesResponse {1: PodResources {1: name, 2: namespace, 3: ContainerResources {2: ContainerDevices
     {1: resource_name, 2: device_ids}}}}.
     """
     found: list[AssignedPod] = []
-    for pod in messages(answer, 1):
+    for pod in iter_messages(answer, 1):
         devices = {
             id.partition(SHARED)[0]
-            for container in messages(pod, 3)
-            for one in messages(container, 2)
-            if text(one, 1).startswith(VENDOR)
-            for id in texts(one, 2)
+            for container in iter_messages(pod, 3)
+            for one in iter_messages(container, 2)
+            if read_string(one, 1).startswith(VENDOR)
+            for id in iter_strings(one, 2)
         }
         if devices:
-            found.append(AssignedPod(text(pod, 2), text(pod, 1), tuple(sorted(devices))))
+            found.append(AssignedPod(read_string(pod, 2), read_string(pod, 1), tuple(sorted(devices))))
     return tuple(sorted(found))
 
 
-def images(answer: bytes) -> tuple[str, ...]:
+def decode_image_names(answer: bytes) -> tuple[str, ...]:
     """All names of the images that are there, in order, IMAGES_MAX at most. Raises ProtobufError.
 
     ListImagesResponse {1: Image {2: repo_tags, 3: repo_digests}}.
     """
-    names = {name for image in messages(answer, 1) for number in (2, 3) for name in texts(image, number)}
+    names = {name for image in iter_messages(answer, 1) for number in (2, 3) for name in iter_strings(image, number)}
     return tuple(sorted(names)[:IMAGES_MAX])
 
 
-def pull_image(image: str, login: Login | None) -> bytes:
+def encode_pull_request(image: str, login: Login | None) -> bytes:
     """PullImageRequest {1: ImageSpec {1: image}, 2: AuthConfig {1: username, 2: password, 5: identity_token,
     6: registry_token}}.
     """
     if login is None:
-        return written((1, written((1, image))))
+        return encode_message((1, encode_message((1, image))))
     tokens = (5, login.identity_token), (6, login.registry_token)
-    return written((1, written((1, image))), (2, written((1, login.user), (2, login.password), *tokens)))
+    return encode_message(
+        (1, encode_message((1, image))), (2, encode_message((1, login.user), (2, login.password), *tokens))
+    )
 
 
-def pulled(answer: bytes) -> str:
+def decode_pull_response(answer: bytes) -> str:
     """What the runtime calls the image that it pulled. Raises ProtobufError. PullImageResponse {1: image_ref}."""
-    return text(answer, 1)
+    return read_string(answer, 1)
 
 
 T = TypeVar("T")
@@ -104,7 +106,7 @@ class SocketError(Exception):
     """It did not answer; `str()` says why."""
 
 
-class Daemon:
+class DaemonClient:
     """Who listens on one socket."""
 
     def __init__(self, socket: Path) -> None:
@@ -140,7 +142,7 @@ class Asked(Generic[T]):
     """One question to one socket, asked again every `every_s` at most; `last` is None until it was answered once."""
 
     def __init__(self, socket: Path, method: str, read: Callable[[bytes], T], every_s: float = 0.0) -> None:
-        self._daemon = Daemon(socket)
+        self._daemon = DaemonClient(socket)
         self._method = method
         self._read = read
         self._every_s = every_s
@@ -178,8 +180,8 @@ class NodeSockets:
     """Those that there are to ask; None: that one is not asked."""
 
     def __init__(self, pod_resources: Path | None = None, runtime: Path | None = None) -> None:
-        self._pods = None if pod_resources is None else Asked(pod_resources, LIST_PODS, assigned)
-        self._images = None if runtime is None else Asked(runtime, LIST_IMAGES, images, IMAGES_EVERY_S)
+        self._pods = None if pod_resources is None else Asked(pod_resources, LIST_PODS, decode_assigned_pods)
+        self._images = None if runtime is None else Asked(runtime, LIST_IMAGES, decode_image_names, IMAGES_EVERY_S)
 
     async def pods(self) -> tuple[AssignedPod, ...] | None:
         """Pods that have devices; None: the kubelet never said."""

@@ -29,13 +29,13 @@ from artifacts.peers.client import Peering
 from artifacts.reference import Reference
 from artifacts.store.layout import ForbiddenError
 from artifacts.store.publish import Copy
-from artifacts.store.store import AWAY_WAIT_S, Store, in_thread
-from autoscaler.agent_contract import Wish
+from artifacts.store.store import AWAY_WAIT_S, Store, run_in_thread
+from autoscaler.agent_contract import WeightsRequest
 from autoscaler.contract import WeightsReport
 from autoscaler.spec.settings import Weights
-from pilotlight.agent.weights.inspect import HEADERS_MAX, Headers, look, short
+from pilotlight.agent.weights.inspect import HEADERS_MAX, Headers, inspect_artifact, truncate_reasons
 from pilotlight.agent.weights.metrics import StoreMetrics
-from pilotlight.models.weights import HEADERS, reached
+from pilotlight.models.weights import HEADERS, build_registries
 
 PULLS_MAX = 4
 """Artifacts that are fetched at once; the next wait."""
@@ -70,22 +70,22 @@ class Fetching:
         self._ways: tuple[Weights, Store, Ways] | None = None
         self._opening, self._pulls = asyncio.Lock(), asyncio.Semaphore(PULLS_MAX)
         self._looks, self._headers = asyncio.Semaphore(LOOKS_MAX), Headers()
-        self._seen: dict[Wish, WeightsReport] = {}
+        self._seen: dict[WeightsRequest, WeightsReport] = {}
         """What was said last of each wish with its header."""
 
-    async def bring(self, wish: Wish, settings: Weights, told: Told) -> Brought:
+    async def bring(self, wish: WeightsRequest, settings: Weights, told: Told) -> Brought:
         """Raises RegistryError, BadManifestError, StoreError, DiskError, SignersError, and what `secret_of` does."""
 
         async def work(of: Lies, store: Store, by: Ways) -> Brought:
             with contextlib.suppress(ForbiddenError):  # what it meant may be gone there: what it means now is asked
-                kept = await bring.kept(of, store, by, allow_unsafe=wish.allow_unsafe)
+                kept = await bring.find_stored_copy(of, store, by, allow_unsafe=wish.allow_unsafe)
                 if kept is not None:
                     return Brought(kept, was_here=True)
             return Brought(await self._obtained(wish, of, store, by, told), was_here=False)
 
         return await self._let_in(wish, settings, work)
 
-    async def look(self, wish: Wish, settings: Weights, *, header: bool) -> WeightsReport:
+    async def look(self, wish: WeightsRequest, settings: Weights, *, header: bool) -> WeightsReport:
         """`header`: also what it says of memory; it may wait for others then, and what was seen before stands in for a
         registry that does not answer, for nothing is started by it. Raises as `bring`.
         """
@@ -93,7 +93,9 @@ class Fetching:
         async def work(of: Lies, _store: Store, by: Ways) -> WeightsReport:
             folder = self._root / HEADERS / hashlib.sha256(repr(wish).encode()).hexdigest() if header else None
             async with self._looks if header else contextlib.nullcontext():
-                return short(await look(WeightsReport(**wish._asdict()), of, by, folder, self._headers))
+                return truncate_reasons(
+                    await inspect_artifact(WeightsReport(**wish._asdict()), of, by, folder, self._headers)
+                )
 
         if not header:
             return await self._let_in(wish, settings, work)
@@ -111,10 +113,10 @@ class Fetching:
         return found
 
     async def _let_in(
-        self, wish: Wish, settings: Weights, work: Callable[[Lies, Store, Ways], Awaitable[T]]
+        self, wish: WeightsRequest, settings: Weights, work: Callable[[Lies, Store, Ways], Awaitable[T]]
     ) -> T:  # fmt: skip
         """By each login in turn; those of the Hub and of buckets are the agent's own."""
-        of = bring.lies(wish.artifact)
+        of = bring.parse_remote_source(wish.artifact)
         store, ways = await self._opened(settings)
         if not isinstance(of, Reference):
             return await work(of, store, ways)
@@ -127,9 +129,9 @@ class Fetching:
             except ForbiddenError as error:  # the registry's no to this login; the next may have the right
                 raise DeniedError(str(error)) from None
 
-        return await credentials.each(secrets, of.host, of.repository, ways.registries.keychain, tried)
+        return await credentials.try_each_login(secrets, of.host, of.repository, ways.registries.keychain, tried)
 
-    async def _obtained(self, wish: Wish, of: Lies, store: Store, by: Ways, told: Told) -> Copy:
+    async def _obtained(self, wish: WeightsRequest, of: Lies, store: Store, by: Ways, told: Told) -> Copy:
         began_s, came_bytes = self._clock(), 0
 
         def came(now: Came) -> None:
@@ -146,12 +148,12 @@ class Fetching:
         self._metrics.pulled(self._clock() - began_s, came_bytes, well=True)
         return copy
 
-    async def _fetched(self, wish: Wish, of: Lies, store: Store, by: Ways, told: Told) -> Copy:
+    async def _fetched(self, wish: WeightsRequest, of: Lies, store: Store, by: Ways, told: Told) -> Copy:
         among = await self.peering(f"oci://{of}" if isinstance(of, Reference) else str(of))
         if among is not None:
             by = dataclasses.replace(by, registries=dataclasses.replace(by.registries, peering=among))
         try:
-            return await bring.bring(of, store, by, told, allow_unsafe=wish.allow_unsafe)
+            return await bring.fetch_artifact(of, store, by, told, allow_unsafe=wish.allow_unsafe)
         finally:
             if among is not None:
                 self._metrics.from_peers(among.given.total())
@@ -161,13 +163,13 @@ class Fetching:
         async with self._opening:
             if self._ways is None or self._ways[0] != settings:
                 store = Store(self._root, bytes_max=settings.store_bytes_max, evicted=self._metrics.evicted)
-                ways = await in_thread(lambda: here(reached(settings)))
-                self._ways = (settings, await in_thread(store.open), ways)
+                ways = await run_in_thread(lambda: build_fetch_access(build_registries(settings)))
+                self._ways = (settings, await run_in_thread(store.open), ways)
                 store.settle_soon()
             return self._ways[1:]
 
 
-def here(registries: Registries) -> Ways:
+def build_fetch_access(registries: Registries) -> Ways:
     """With the logins that this process has of the Hub and of buckets."""
     return Ways(registries, os.environ, Path.home())
 
@@ -195,14 +197,14 @@ class PullSecrets:
                 f"pull secret {name}: this node's agent may read none: give it --pull-secrets NAMESPACE"
             )
         from autoscaler.kubernetes.api import Api, ApiError, UnreachableError
-        from autoscaler.kubernetes.kubeconfig import AccessError, access  # only here: it is an extra
+        from autoscaler.kubernetes.kubeconfig import ApiAccessError, load_api_access  # only here: it is an extra
 
         try:
-            async with Api(await access(self._kubeconfig)) as api:
+            async with Api(await load_api_access(self._kubeconfig)) as api:
                 found = await api.get(f"/api/v1/namespaces/{self._namespace}/secrets/{name}")
-        except (AccessError, UnreachableError) as error:
+        except (ApiAccessError, UnreachableError) as error:
             raise NoSecretError(f"pull secret {name}: {error}") from None
         except ApiError as error:
             hint = ": name it in the chart's agent.pullSecrets" if error.status == 403 else ""
             raise NoSecretError(f"pull secret {name} of namespace {self._namespace}: {error.reason}{hint}") from None
-        return docker_config.of_secret(found.get("type", ""), found.get("data") or {}, f"pull secret {name}")
+        return docker_config.parse_pull_secret(found.get("type", ""), found.get("data") or {}, f"pull secret {name}")

@@ -23,7 +23,7 @@ from artifacts.fetch.fetch import Lies, Ways
 from artifacts.formats import gguf
 from artifacts.reference import Reference
 from artifacts.registry import resolve
-from artifacts.registry.blobs import Source
+from artifacts.registry.blobs import BlobSource
 from artifacts.sources.http_files import Lone
 from autoscaler.contract import WeightsReport
 from pilotlight.models import remote_header
@@ -66,7 +66,7 @@ class Headers:
             return kept
 
 
-async def look(
+async def inspect_artifact(
     said: WeightsReport, of: Lies, by: Ways, folder: Path | None = None, headers: Headers | None = None
 ) -> WeightsReport:
     """`said`: the wish. `folder`: where its header may lie for a while; None: that is not asked for. `headers`: those
@@ -74,17 +74,21 @@ async def look(
     """
     unsafe, headers = said.allow_unsafe, headers or Headers()
     if not isinstance(of, Reference):
-        async with fetch.opened(of, by) as there:
+        async with fetch.open_source(of, by) as there:
             listing = (await there.look(allow_unsafe=unsafe)).listing
             report = replace(said, digest=listing.digest, no_image="it is in no registry")
             if folder is None:
                 return report
-            lone, named = Lone(there.place), gather.as_named(listing)
-            return replace(report, **await headers.told(
-                (listing.place, listing.digest, unsafe), lambda: remote_header.told(named, listing.place, lone, folder)
-            ))  # fmt: skip
+            lone, named = Lone(there.place), gather.list_all_files(listing)
+            return replace(
+                report,
+                **await headers.told(
+                    (listing.place, listing.digest, unsafe),
+                    lambda: remote_header.fetch_header_report(named, listing.place, lone, folder),
+                ),
+            )
     async with by.registries.opened(of.host) as source:
-        found = await resolve.resolve(source, of, resolve.here(), allow_unsafe=unsafe, images=True)
+        found = await resolve.resolve_reference(source, of, resolve.detect_platform(), allow_unsafe=unsafe, images=True)
         is_image = images.DIALECT.knows(found.manifest)
         report = replace(said, digest=found.chosen)
         if is_image:
@@ -96,39 +100,42 @@ async def look(
         if folder is None:
             return report
         if is_image:  # names are with the model, where there is one beside it
-            found = await resolve.resolve(source, of, resolve.here(), allow_unsafe=unsafe)
+            found = await resolve.resolve_reference(source, of, resolve.detect_platform(), allow_unsafe=unsafe)
         try:
             files = found.contents.files()
         except RefusedError as error:
             return replace(report, no_header=str(error))
         key = of.host, of.repository, found.chosen, unsafe
-        told = await headers.told(key, lambda: remote_header.told(files, of.repository, source, folder))
+        told = await headers.told(key, lambda: remote_header.fetch_header_report(files, of.repository, source, folder))
         return replace(report, **told)
 
 
-async def _seen(of: Contents, repository: str, source: Source, *, allow_unsafe: bool) -> Fields:
+async def _seen(of: Contents, repository: str, source: BlobSource, *, allow_unsafe: bool) -> Fields:
     """What is in an image."""
     try:
         of.files()
-        seen = await inspect_image.look(of, repository, source, allow_unsafe=allow_unsafe)
+        seen = await inspect_image.list_image_files(of, repository, source, allow_unsafe=allow_unsafe)
     except (BadArchiveError, RefusedError) as error:
         return {"no_image": str(error)}
     if not (seen.whole or allow_unsafe):
         return {"no_image": NOT_WHOLE}
-    return {"image": seen.root, **told(seen.paths)}
+    return {"image": seen.root, **list_loadable_files(seen.paths)}
 
 
-def told(paths: tuple[str, ...] | list[str]) -> dict[str, tuple[str, ...]]:
+def list_loadable_files(paths: tuple[str, ...] | list[str]) -> dict[str, tuple[str, ...]]:
     """What of an artifact's files an engine could be given to load, or to lay over other weights."""
-    return {"ggufs": tuple(gguf.bases(paths)[:TOLD_MAX]), "adapters": tuple(kinds.adapters(paths)[:TOLD_MAX])}
+    return {
+        "ggufs": tuple(gguf.list_base_files(paths)[:TOLD_MAX]),
+        "adapters": tuple(kinds.list_adapters(paths)[:TOLD_MAX]),
+    }
 
 
-def short(said: WeightsReport) -> WeightsReport:
+def truncate_reasons(said: WeightsReport) -> WeightsReport:
     """As it has room in a report."""
     return replace(said, no_image=said.no_image[:REASON_CHARS_MAX], no_header=said.no_header[:REASON_CHARS_MAX])
 
 
-def fitting(said: Iterable[WeightsReport]) -> Iterator[WeightsReport]:
+def limit_headers(said: Iterable[WeightsReport]) -> Iterator[WeightsReport]:
     """Without those headers that are too much for one report."""
     left = HEADERS_CHARS_MAX
     for one in said:

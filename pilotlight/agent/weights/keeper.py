@@ -29,14 +29,14 @@ from artifacts.reference import BadReferenceError
 from artifacts.store import layout
 from artifacts.store.layout import StoreError
 from artifacts.store.publish import Copy
-from artifacts.store.store import Store, in_thread
-from autoscaler.agent_contract import FabricWant, ImageWant, NodeWants, Wish, wish_of
-from autoscaler.contract import ReplicaId, WeightsReport, decoder
+from artifacts.store.store import Store, run_in_thread
+from autoscaler.agent_contract import FabricWant, ImageWant, NodeWants, WeightsRequest, read_weights_request
+from autoscaler.contract import ReplicaId, WeightsReport, make_decoder
 from autoscaler.spec.settings import Weights
-from pilotlight.agent.weights.fetch import Fetching, SecretOf, here
-from pilotlight.agent.weights.inspect import REASON_CHARS_MAX, fitting, told
+from pilotlight.agent.weights.fetch import Fetching, SecretOf, build_fetch_access
+from pilotlight.agent.weights.inspect import REASON_CHARS_MAX, limit_headers, list_loadable_files
 from pilotlight.agent.weights.metrics import StoreMetrics
-from pilotlight.models.page_cache import files_of, read_ahead
+from pilotlight.models.page_cache import list_files, read_ahead
 from pilotlight.models.weights import HEADERS
 
 LINGER_S = 60.0
@@ -50,11 +50,11 @@ LOOK_AGAIN_S = 60.0
 FILES = "files"
 
 log = logging.getLogger("pilotlight.agent")
-_decode = decoder(NodeWants)
+_decode = make_decoder(NodeWants)
 
 
 @dataclasses.dataclass(slots=True)
-class _Line:
+class WeightsTask:
     """One wish."""
 
     replicas: tuple[ReplicaId, ...] = ()
@@ -94,7 +94,7 @@ class _Line:
         )
 
 
-class Keeping:
+class WeightsKeeper:
     """Of one node. `changed` is called when there is something to tell."""
 
     def __init__(self, root: Path, secret_of: SecretOf, clock: Callable[[], float] = time.monotonic) -> None:
@@ -107,7 +107,7 @@ class Keeping:
         """Hears which Devices of a fabric come and leave."""
         self._wants: NodeWants | None = None
         self._wake = asyncio.Event()
-        self._lines: dict[Wish, _Line] = {}
+        self._lines: dict[WeightsRequest, WeightsTask] = {}
         self._held: dict[str, tuple[Copy, float | None]] = {}
         """By folder: what pods use, and since when they do no more."""
         self.metrics = StoreMetrics()
@@ -141,15 +141,15 @@ class Keeping:
     def report(self) -> tuple[tuple[str, ...], tuple[WeightsReport, ...]]:
         """What is here, and how far each wish is."""
         lines = [(wish, line) for wish, line in self._lines.items() if line.unwanted_s is None]
-        said = tuple(fitting(one for wish, line in lines for one in self._said(wish, line)))
+        said = tuple(limit_headers(one for wish, line in lines for one in self._said(wish, line)))
         own = {wish.artifact for wish, line in self._lines.items() if line.copy is not None}
         return tuple(sorted({*own, *self._copies})), said
 
-    def _said(self, wish: Wish, line: _Line) -> Iterator[WeightsReport]:
+    def _said(self, wish: WeightsRequest, line: WeightsTask) -> Iterator[WeightsReport]:
         said = WeightsReport(**wish._asdict())
         if line.copy is not None:
             record, folder = line.copy.record, str(line.copy.folder.relative_to(self._root))
-            more = told([one.path for one in record.laid])
+            more = list_loadable_files([one.path for one in record.laid])
             yield replace(said, replicas=line.given, folder=folder, digest=record.digest, bytes=record.bytes, **more)
         if line.looked is not None:
             yield replace(line.looked, replicas=line.given)
@@ -197,11 +197,11 @@ class Keeping:
         except (StoreError, OSError) as error:
             self._refuse(wants, str(error))
             raise
-        now_s, wanted = self._clock(), {wish_of(one): one for one in wants.wants}
+        now_s, wanted = self._clock(), {read_weights_request(one): one for one in wants.wants}
         for wish in [wish for wish in self._lines if wish not in wanted]:
             self._let_go(wish, now_s)
         for wish, want in wanted.items():
-            line = self._lines.setdefault(wish, _Line())
+            line = self._lines.setdefault(wish, WeightsTask())
             line.replicas, line.unwanted_s = want.replicas, None
             if want.look and not want.replicas and line.task is None and now_s >= line.again_s:
                 line.look_again()
@@ -211,13 +211,13 @@ class Keeping:
     def _refuse(self, wants: NodeWants, reason: str) -> None:
         """Whoever waits hears it: else they would for as long as it lasts."""
         for want in wants.wants:
-            line = self._lines.setdefault(wish_of(want), _Line())
+            line = self._lines.setdefault(read_weights_request(want), WeightsTask())
             line.replicas, line.unwanted_s = want.replicas, None
             if line.due:
                 line.refuse(reason)
         self.changed()
 
-    def _let_go(self, wish: Wish, now_s: float) -> None:
+    def _let_go(self, wish: WeightsRequest, now_s: float) -> None:
         line = self._lines[wish]
         line.unwanted_s = now_s if line.unwanted_s is None else line.unwanted_s
         if (line.copy is None and line.task is None) or now_s >= line.unwanted_s + LINGER_S:
@@ -227,7 +227,7 @@ class Keeping:
             if line.copy is not None:
                 line.copy.close()
 
-    async def _bring(self, wish: Wish, line: _Line, settings: Weights) -> None:
+    async def _bring(self, wish: WeightsRequest, line: WeightsTask, settings: Weights) -> None:
         cold: Copy | None = None
         try:
             cold = await self._brought(wish, line, settings)
@@ -244,9 +244,9 @@ class Keeping:
         self._wake.set()
         if cold is not None and line.replicas:  # beside what is yet to come of the start
             async with self._warming:
-                await read_ahead(wish.artifact, partial(files_of, cold.folder))
+                await read_ahead(wish.artifact, partial(list_files, cold.folder))
 
-    async def _brought(self, wish: Wish, line: _Line, settings: Weights) -> Copy | None:
+    async def _brought(self, wish: WeightsRequest, line: WeightsTask, settings: Weights) -> Copy | None:
         """A Copy that was here before: what comes now is in the page cache already."""
         if wish.look:
             line.looked = await self.fetching.look(wish, settings, header=not line.replicas)
@@ -256,7 +256,7 @@ class Keeping:
         line.copy = brought.copy
         return brought.copy if brought.was_here else None
 
-    def _came(self, line: _Line, came: Came) -> None:
+    def _came(self, line: WeightsTask, came: Came) -> None:
         line.came = came
         if self._clock() >= self._said_s + TELL_EVERY_S:
             self._said_s = self._clock()
@@ -268,7 +268,7 @@ class Keeping:
         """Copies that pods use; what they use no more, for a while."""
         now_s = self._clock()
         for folder in [one for one in folders if one not in self._held]:
-            copy = await in_thread(lambda folder=folder: self._found(folder), _closed)  # type: ignore[misc]
+            copy = await run_in_thread(lambda folder=folder: self._found(folder), _closed)  # type: ignore[misc]
             if copy is not None:
                 self._held[folder] = (copy, None)
         for folder, (copy, since_s) in list(self._held.items()):
@@ -283,26 +283,26 @@ class Keeping:
     def _found(self, folder: str) -> Copy | None:
         """The Copy of that folder; None: there is none of that name."""
         store = Store(self._root)
-        record = layout.read((self._root / folder).parent, store.layout.disk)
+        record = layout.load_current_record((self._root / folder).parent, store.layout.disk)
         if record is None or store.layout.copy(record.key) / FILES != self._root / folder:
             return None
         return store.find(record.key)
 
     async def _look(self) -> None:
-        found = await in_thread(self._listed)
+        found = await run_in_thread(self._listed)
         if found != self._copies:
             self._copies = found
             self.changed()
 
     def _listed(self) -> tuple[str, ...]:
         """All that still are what was asked for."""
-        store, found, ways = Store(self._root), list[str](), here(Registries())
+        store, found, ways = Store(self._root), list[str](), build_fetch_access(Registries())
         rows = store.rows()
         self.metrics.holds(rows)
         for row in rows:
             with contextlib.suppress(BadReferenceError, BadDigestError, PolicyError):
-                of, key = fetch.lies(row.record.reference), row.record.key
-                if any(fetch.recalled(of, store, ways, allow_unsafe=one) == key for one in (False, True)):
+                of, key = fetch.parse_remote_source(row.record.reference), row.record.key
+                if any(fetch.find_cached_key(of, store, ways, allow_unsafe=one) == key for one in (False, True)):
                     found.append(row.record.reference)
         return tuple(found[:COPIES_MAX])
 

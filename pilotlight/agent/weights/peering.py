@@ -20,8 +20,8 @@ from aiohttp.typedefs import Middleware
 from artifacts.peers.client import Peering
 from artifacts.peers.offers import Offers
 from artifacts.peers.selection import Peer
-from artifacts.peers.server import STREAMS_MAX, Serving
-from artifacts.store.layout import Layout, StoreError
+from artifacts.peers.server import STREAMS_MAX, BlobServer
+from artifacts.store.layout import StoreError, StoreLayout
 from artifacts.store.store import Store
 from pilotlight import process
 from pilotlight.net import access, certificates
@@ -31,7 +31,7 @@ from pilotlight.net.http_server import Runner
 from pilotlight.net.listen import Address, AddressType
 from pilotlight.net.renewal import Files
 from pilotlight.options import file_options, store_option
-from pilotlight.output import say
+from pilotlight.output import write_stderr
 
 LISTEN = Address("127.0.0.1", 8484)
 _URL = re.compile(r"(?P<scheme>https?)://(?P<host>[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})/?")
@@ -48,30 +48,30 @@ peer_option = click.option(
 )  # fmt: skip
 
 
-def access_of(token: Path | None, cert: Path | None, key: Path | None, ca: Path | None) -> Access:
+def build_peer_access(token: Path | None, cert: Path | None, key: Path | None, ca: Path | None) -> Access:
     """What `peer_options` say."""
     return Access(identity=Identity(cert=cert, key=key, ca=ca), token=token)
 
 
-def among(urls: Sequence[str], shown: Access) -> Peering:
+def build_static_peering(urls: Sequence[str], shown: Access) -> Peering:
     """Peers by URL, of which nothing is known beside. Raises click's usage error."""
     for url in urls:
-        if why := wrong(url):
+        if why := describe_url_problem(url):
             raise click.UsageError(f"--peer {url}: {why}")
     peers = tuple(Peer(f"peer-{number}", url) for number, url in enumerate(dict.fromkeys(urls), 1))
     identity, path = shown.identity, shown.token
-    access.warn(shown)
+    access.warn_exposed_files(shown)
     try:
-        token = None if path is None else certificates.tokens(path)[0]
+        token = None if path is None else certificates.load_tokens(path)[0]
         if identity.files:
-            certificates.client(identity)  # what is wrong with them is said at once
+            certificates.build_client_context(identity)  # what is wrong with them is said at once
     except FileError as error:
         raise click.UsageError(str(error)) from None
     own = f"host:{socket.gethostname()}"  # none of the names above, whatever this machine is called
-    return through(identity, own, lambda: peers, None if token is None else lambda: token)
+    return build_peering(identity, own, lambda: peers, None if token is None else lambda: token)
 
 
-def wrong(url: str) -> str:
+def describe_url_problem(url: str) -> str:
     """Why it is no address of a peer; empty: it is one."""
     found = _URL.fullmatch(url)
     if found is None:
@@ -80,7 +80,7 @@ def wrong(url: str) -> str:
     return "weights and token would cross the network in clear: use https://" if clear else ""
 
 
-def own_machine(url: str) -> bool:
+def is_own_machine(url: str) -> bool:
     """Whether whoever asks there asks the machine that it runs on, or its link alone: of another node's agent that is
     no address, and what listens there is nobody's peer. A name is judged by the certificate that is shown.
     """
@@ -94,7 +94,7 @@ def own_machine(url: str) -> bool:
     return plain.is_loopback or plain.is_link_local or plain.is_unspecified or plain.is_multicast
 
 
-def through(
+def build_peering(
     identity: Identity, own: str, peers: Callable[[], Sequence[Peer]], token: Callable[[], str] | None,
     certified: str | None = None,
 ) -> Peering:  # fmt: skip
@@ -111,10 +111,10 @@ async def open_port(
     """
     check_port(address, shown)
     known = shown.token is not None or shown.identity.ca is not None
-    door = access.door(shown, files)
+    door = access.build_authenticator(shown, files)
     doors = () if door is None else (door.check,)
-    app = Serving(Offers(Layout(store), private=known), streams).application((*doors, *inner))
-    return await access.listening(app, address, shown, files)
+    app = BlobServer(Offers(StoreLayout(store), private=known), streams).application((*doors, *inner))
+    return await access.start_server(app, address, shown, files)
 
 
 def check_port(address: Address, shown: Access) -> None:
@@ -148,7 +148,7 @@ def serve_(  # noqa: PLR0917  click passes by keyword
     Also while they are still being pulled. Without a token or certificate it gives only what was fetched without a
     login, and only on this machine.
     """
-    shown = access_of(peer_token_file, peer_cert_file, peer_key_file, peer_ca_file)
+    shown = build_peer_access(peer_token_file, peer_cert_file, peer_key_file, peer_ca_file)
     try:
         Store(store).open()
     except StoreError as error:
@@ -160,7 +160,7 @@ async def _serve(store: Path, listen: Address, shown: Access, streams: int) -> N
     stop, files = process.stop_event(), Files()
     runner = await open_port(store, listen, shown, files, streams)
     at = Address(*runner.addresses[0][:2])
-    say(f"weights of {store} are given on {at.text}")
+    write_stderr(f"weights of {store} are given on {at.text}")
     async with asyncio.TaskGroup() as tasks:
         following = tasks.create_task(files.follow())
         await stop.wait()

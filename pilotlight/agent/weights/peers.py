@@ -24,8 +24,8 @@ from artifacts.peers.client import Peering
 from artifacts.peers.selection import PEERS_MAX, Peer
 from artifacts.peers.server import STREAMS_MAX
 from artifacts.store.layout import StoreError
-from artifacts.store.store import Store, in_thread
-from autoscaler.contract import decoder
+from artifacts.store.store import Store, run_in_thread
+from autoscaler.contract import make_decoder
 from autoscaler.server.auth import Answer
 from autoscaler.weights.peers import NodePeer, NodePeers
 from pilotlight.agent.autoscaler_client import HttpWay
@@ -41,7 +41,7 @@ CERTIFIED = "pilotlight-agent"
 """What agents' certificates for each other are for: their addresses come and go."""
 
 log = logging.getLogger("pilotlight.agent")
-_decode = decoder(NodePeers)
+_decode = make_decoder(NodePeers)
 
 
 class PeerOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,9 +63,11 @@ class Neighbours:
         self._node, self._ways, self._options, self._files = node, ways, options, files
         shown = self._shown = options.access
         path = shown.token
-        self._token = None if path is None else files.read(lambda: certificates.tokens(path)[0], (path,))
+        self._token = None if path is None else files.read(lambda: certificates.load_tokens(path)[0], (path,))
         if shown.identity.files:
-            files.read(lambda: certificates.client(shown.identity), shown.identity.files)  # they are read for each pull
+            files.read(
+                lambda: certificates.build_client_context(shown.identity), shown.identity.files
+            )  # they are read for each pull
         self._metrics, self._trouble = metrics, ""
         self.url = ""
         """Where others find it; empty until it is open."""
@@ -73,7 +75,7 @@ class Neighbours:
     async def open(self, store: Path) -> Runner:
         """Gives the others what is in the store; `cleanup` of what is returned ends it. Raises click's usage error."""
         try:
-            await in_thread(Store(store).open)
+            await run_in_thread(Store(store).open)
         except StoreError as error:  # what cannot be written can be read, and a pull says the rest
             log.warning("event=store_trouble reason=%r", str(error))
         options = self._options
@@ -81,7 +83,7 @@ class Neighbours:
         bound = Address(*runner.addresses[0][:2])
         at = options.told or Address(os.environ.get("POD_IP") or bound.host, bound.port)
         self.url = f"http{'' if self._shown.identity.cert is None else 's'}://{at.text}"
-        if why := peering.wrong(self.url):
+        if why := peering.describe_url_problem(self.url):
             log.warning("event=peer_untold reason=%r", why)
             self.url = ""
         return runner
@@ -100,13 +102,15 @@ class Neighbours:
                 if self._believes(one.url) and (one.digest or one.node not in found):
                     found[one.node] = one
         peers = [Peer(one.node, one.url, _holds(one)) for one in found.values()]
-        return peering.through(self._shown.identity, self._node, lambda: peers, self._token, CERTIFIED)
+        return peering.build_peering(self._shown.identity, self._node, lambda: peers, self._token, CERTIFIED)
 
     def _believes(self, url: str) -> bool:
         """Whether another node's agent can be there: whoever reports could name what listens on this machine. All of
         them are on one only where this one is told of so, too.
         """
-        return not peering.wrong(url) and (not peering.own_machine(url) or peering.own_machine(self.url))
+        return not peering.describe_url_problem(url) and (
+            not peering.is_own_machine(url) or peering.is_own_machine(self.url)
+        )
 
     @property
     def _count(self) -> Middleware:
@@ -127,6 +131,6 @@ class Neighbours:
 
 def _holds(one: NodePeer) -> frozenset[Digest]:
     try:
-        return frozenset({digest.parse(one.digest)}) if one.digest else frozenset()
+        return frozenset({digest.parse_digest(one.digest)}) if one.digest else frozenset()
     except BadDigestError:
         return frozenset()

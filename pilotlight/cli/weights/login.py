@@ -22,9 +22,9 @@ from artifacts.reference import BadReferenceError
 from artifacts.registry import manifests
 from artifacts.registry.client import Client
 from pilotlight.cli.weights.pull import registry_options
-from pilotlight.models.credentials import files
+from pilotlight.models.credentials import list_login_files
 from pilotlight.options import output_option
-from pilotlight.output import json_document
+from pilotlight.output import write_json
 
 PASSWORD_CHARS_MAX = 64 << 10
 registry_argument = click.argument("name", metavar="REGISTRY")
@@ -49,7 +49,7 @@ def login(  # noqa: PLR0917  click passes by keyword
         raise click.ClickException(str(error)) from None
     if output == "json":
         told = {"registry": name, "username": given.user, "checked": checked, "file": str(place.file)}
-        json_document(told | {"program": place.program})
+        write_json(told | {"program": place.program})
         return
     click.echo(f"{name}: logged in as {given.user}; kept in {place}")
     if not checked:
@@ -63,12 +63,12 @@ def logout(name: str, output: str) -> None:
     """Forget the login for a registry, wherever Docker, Podman and Pilotlight look."""
     host = _host(name)
     try:
-        gone = asyncio.run(logins.forget(files(), host))
+        gone = asyncio.run(logins.remove_login(list_login_files(), host))
     except RegistryError as error:
         raise click.ClickException(str(error)) from None
     if output == "json":
         places = [{"file": str(place.file), "program": place.program} for place in gone]
-        json_document({"registry": name, "forgotten": places})
+        write_json({"registry": name, "forgotten": places})
         return
     for place in gone:
         click.echo(f"{name}: logged out; gone from {place}")
@@ -76,15 +76,15 @@ def logout(name: str, output: str) -> None:
         click.echo(f"{name}: there was no login")
 
 
-async def _login(site: Site, given: Login) -> tuple[bool, logins.Place]:
+async def _login(site: Site, given: Login) -> tuple[bool, logins.LoginLocation]:
     async with Client(site, Known(site.host, given)) as client:
-        checked = await manifests.greeted(client)
-    return checked, await logins.keep(files(), site.host, given)
+        checked = await manifests.is_login_accepted(client)
+    return checked, await logins.save_login(list_login_files(), site.host, given)
 
 
 def _host(name: str) -> str:
     try:
-        return reference.host(name)
+        return reference.parse_registry_host(name)
     except BadReferenceError as error:
         raise click.UsageError(str(error)) from None
 

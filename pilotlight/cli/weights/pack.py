@@ -19,12 +19,12 @@ from artifacts.pack import oci_layout
 from artifacts.pack import pack as packing
 from artifacts.pack.pack import About, Form, Offered, PackError, Plan
 from autoscaler.importers import modelfile
-from autoscaler.importers.decode import Labelled
+from autoscaler.importers.decode import DocumentErrorContext
 from autoscaler.spec.load import DocumentError
 from pilotlight.cli.import_ import FILE_BYTES_MAX, MODELFILE
 from pilotlight.options import FILE, output_option
-from pilotlight.output import json_document
-from pilotlight.tables import bar
+from pilotlight.output import write_json
+from pilotlight.tables import build_progress_bar
 
 FILES_MAX = 100_000
 """Below one folder: more than any model has, so that a mistaken / is told soon."""
@@ -49,7 +49,7 @@ def pack(source: Path, to: Path, tag: str, form: Form, allow_unsafe: bool, outpu
     counts), or one such file. The same files always make the same digest.
     """
     try:
-        plan = planned(source, allow_unsafe=allow_unsafe)
+        plan = plan_artifact(source, allow_unsafe=allow_unsafe)
         written = _written(to, plan, form, tag, quiet=output == "json")
     except (PackError, DocumentError) as error:
         raise click.ClickException(str(error)) from None
@@ -58,19 +58,19 @@ def pack(source: Path, to: Path, tag: str, form: Form, allow_unsafe: bool, outpu
     _say(to, plan, written, output)
 
 
-def planned(source: Path, *, allow_unsafe: bool = False) -> Plan:
+def plan_artifact(source: Path, *, allow_unsafe: bool = False) -> Plan:
     """What is packed of it. Raises PackError, DocumentError, OSError."""
     inner = source / MODELFILE
     if source.is_dir():
         if not inner.is_file():
-            return packing.plan(_below(source), About(), allow_unsafe=allow_unsafe)
+            return packing.build_plan(_below(source), About(), allow_unsafe=allow_unsafe)
         source = inner
     if not source.is_file():
         raise PackError(f"{source}: there is no such file or folder")
-    if files.of(source.name) not in {None, files.Kind("config")}:
-        return packing.plan([_file(source, source.name)], About(), allow_unsafe=allow_unsafe)
-    with Labelled(str(source) if source.name == MODELFILE else f"{source}, read as a Modelfile"):
-        wishes = packfile.wishes(modelfile.parse(_text(source), KNOWN))
+    if files.classify_file(source.name) not in {None, files.Kind("config")}:
+        return packing.build_plan([_file(source, source.name)], About(), allow_unsafe=allow_unsafe)
+    with DocumentErrorContext(str(source) if source.name == MODELFILE else f"{source}, read as a Modelfile"):
+        wishes = packfile.read_instructions(modelfile.parse_modelfile(_text(source), KNOWN))
     folder = source.absolute().parent
     offered = list(wishes.texts)
     for one in wishes.models:
@@ -83,7 +83,7 @@ def planned(source: Path, *, allow_unsafe: bool = False) -> Plan:
         if not found:
             raise PackError(f"{source}: {pattern!r} names no file below {folder}")
         offered += found
-    plan = packing.plan(offered, wishes.about, allow_unsafe=allow_unsafe)
+    plan = packing.build_plan(offered, wishes.about, allow_unsafe=allow_unsafe)
     return plan._replace(left=(*plan.left, *wishes.left))
 
 
@@ -99,7 +99,7 @@ def _named(folder: Path, value: str, instruction: str) -> list[Offered]:
 
 def _as_adapter(one: Offered) -> Offered:
     """Under a name that says what it is."""
-    kind = files.of(one.path)
+    kind = files.classify_file(one.path)
     if one.kind is None or kind is None or kind.role == "adapter":
         return one
     return one._replace(path=f"adapter-{one.path}")
@@ -145,9 +145,9 @@ def _text(path: Path) -> str:
 
 def _written(to: Path, plan: Plan, form: Form, tag: str, *, quiet: bool) -> oci_layout.Written:
     """With a bar on a terminal."""
-    with bar("packing", quiet=quiet) as progress:
+    with build_progress_bar("packing", quiet=quiet) as progress:
         task = progress.add_task("packing", total=sum(piece.size for piece in plan.pieces))
-        return oci_layout.write(to, plan, form, tag, lambda count: progress.advance(task, count))
+        return oci_layout.write_layout(to, plan, form, tag, lambda count: progress.advance(task, count))
 
 
 def _say(to: Path, plan: Plan, written: oci_layout.Written, output: str) -> None:
@@ -159,7 +159,7 @@ def _say(to: Path, plan: Plan, written: oci_layout.Written, output: str) -> None
     left = [{"path": path, "reason": why} for path, why in plan.left]
     if output == "json":
         told = {"layout": str(to), "digest": digest, "mediaType": written.top.media_type, "files": rows, "left": left}
-        json_document(told)
+        write_json(told)
         return
     for path, why in plan.left:
         click.echo(f"pilotlight: left out: {path}: {why}", err=True)

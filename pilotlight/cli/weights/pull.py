@@ -1,4 +1,4 @@
-"""`pilotlight weights pull` and `verify`: from where they lie into the node's store, and looked at there.
+"""`pilotlight weights pull` and `verify_copy`: from where they lie into the node's store, and looked at there.
 
 Owns how these commands are typed, where logins are looked for, and the bars. What is fetched, and how it is checked, is
 `artifacts.fetch.fetch`'s and `artifacts.store.verify`'s.
@@ -28,14 +28,14 @@ from artifacts.reference import BadReferenceError, Reference
 from artifacts.store.layout import StoreError
 from artifacts.store.publish import Copy
 from artifacts.store.store import Row, Store
-from artifacts.store.verify import Bad, verify
-from autoscaler.text import size
+from artifacts.store.verify import Bad, verify_copy
+from autoscaler.text import format_size
 from pilotlight.agent.weights import peering
-from pilotlight.cli.weights.store import COPIES, in_store, meant, short
-from pilotlight.models.credentials import keychain
+from pilotlight.cli.weights.store import COPIES, open_store, resolve_copies, shorten_digest
+from pilotlight.models.credentials import build_keychain
 from pilotlight.options import FILE, Command, output_option, store_option
-from pilotlight.output import json_document
-from pilotlight.tables import bar
+from pilotlight.output import write_json
+from pilotlight.tables import build_progress_bar
 
 FAILURES = (RegistryError, BadManifestError, StoreError, DiskError)
 """What ends a pull in one line."""
@@ -49,10 +49,10 @@ def registry_options(command: Command) -> Command:
     )(command)
 
 
-def ways(plain_http: bool, ca_file: Path | None, among: Peering | None = None) -> Ways:
+def build_fetch_access(plain_http: bool, ca_file: Path | None, among: Peering | None = None) -> Ways:
     """With this machine's logins, the environment's for the Hub and buckets, and other nodes."""
     http = True if plain_http else None
-    registries = Registries(keychain(plain_http=plain_http), plain_http=http, ca=ca_file, peering=among)
+    registries = Registries(build_keychain(plain_http=plain_http), plain_http=http, ca=ca_file, peering=among)
     return Ways(registries, os.environ, Path.home())
 
 
@@ -76,10 +76,10 @@ def pull(  # noqa: PLR0917  click passes by keyword
     REFERENCE: oci://..., hf://owner/name@revision?include=PATTERN, or s3://bucket/key. Logins are those of `weights
     login`, Docker, Podman and this machine's cloud, HF_TOKEN, and AWS's keys. A tag or a revision is asked for anew.
     """
-    access = peering.access_of(peer_token_file, peer_cert_file, peer_key_file, peer_ca_file)
-    among = peering.among(peers, access) if peers else None
+    access = peering.build_peer_access(peer_token_file, peer_cert_file, peer_key_file, peer_ca_file)
+    among = peering.build_static_peering(peers, access) if peers else None
     of, began_s = _parsed(artifact), time.monotonic()
-    with one_line(), bar("pulling", quiet=output == "json") as progress:
+    with convert_pull_errors(), build_progress_bar("pulling", quiet=output == "json") as progress:
         task, came = progress.add_task("pulling", total=None), Came(0, 0, 0.0)
 
         def told(now: Came) -> None:
@@ -87,22 +87,24 @@ def pull(  # noqa: PLR0917  click passes by keyword
             came = now
             progress.update(task, total=now.total_bytes, completed=now.bytes)
 
-        by = ways(plain_http, ca_file, among)
-        copy = asyncio.run(pulled(of, Store(store), by, told, allow_unsafe=allow_unsafe))
+        by = build_fetch_access(plain_http, ca_file, among)
+        copy = asyncio.run(pull_to_store(of, Store(store), by, told, allow_unsafe=allow_unsafe))
     with copy:
         given = {} if among is None else {name: count for name, count in sorted(among.given.items()) if count}
         asked = f"oci://{of}" if isinstance(of, Reference) else str(of)  # the Copy may have come under another name
         _say_pulled(_Done(asked, copy, came, time.monotonic() - began_s, given), output)
 
 
-async def pulled(of: Lies, store: Store, by: Ways, told: Callable[[Came], None], *, allow_unsafe: bool = False) -> Copy:
+async def pull_to_store(
+    of: Lies, store: Store, by: Ways, told: Callable[[Came], None], *, allow_unsafe: bool = False
+) -> Copy:
     """Its Copy; what is left out of it is said."""
 
     def left(path: str, why: str) -> None:
         click.echo(f"pilotlight: left out: {path}: {why}", err=True)
 
     opened = await asyncio.to_thread(store.open)
-    return await fetch.bring(of, opened, by, told, left, allow_unsafe=allow_unsafe)
+    return await fetch.fetch_artifact(of, opened, by, told, left, allow_unsafe=allow_unsafe)
 
 
 class _Done(NamedTuple):
@@ -131,13 +133,13 @@ def _say_pulled(done: _Done, output: str) -> None:
             "bytes_per_s": round(came.bytes_per_s),
             "took_s": took_s,
         }
-        json_document(told)
+        write_json(told)
         return
-    how = f"{size(came.bytes)} in {took_s:.1f} s" if came.bytes else "was here already"
+    how = f"{format_size(came.bytes)} in {took_s:.1f} s" if came.bytes else "was here already"
     if given:
-        how += f", from {', '.join(f'{name} {size(count)}' for name, count in given.items())}"
+        how += f", from {', '.join(f'{name} {format_size(count)}' for name, count in given.items())}"
     files = "1 file" if len(record.laid) == 1 else f"{len(record.laid)} files"
-    click.echo(f"{asked}: {short(record.digest)}, {files}, {size(record.bytes)}; {how}")
+    click.echo(f"{asked}: {shorten_digest(record.digest)}, {files}, {format_size(record.bytes)}; {how}")
     click.echo(str(copy.folder))
 
 
@@ -149,11 +151,11 @@ def _say_pulled(done: _Done, output: str) -> None:
 def verify_(names: tuple[str, ...], drop: bool, store: Path, output: str) -> None:
     """Read Copies again, all or those named, and hold them against their manifest. Exit 1 where one is bad."""
     rows, told, kept = list[Row](), list[dict[str, object]](), 0
-    with in_store(store) as there:
-        rows, rest = meant(there, names) if names else (there.rows(), False)
+    with open_store(store) as there:
+        rows, rest = resolve_copies(there, names) if names else (there.rows(), False)
         if rest:
             raise click.ClickException(f"there is no Copy of the rest; {COPIES}")
-        with bar("reading", quiet=output == "json") as progress:
+        with build_progress_bar("reading", quiet=output == "json") as progress:
             task = progress.add_task("reading", total=sum(row.record.bytes for row in rows))
             for row in rows:
                 bad = _read_again(there, row, lambda count: progress.advance(task, count))
@@ -161,7 +163,7 @@ def verify_(names: tuple[str, ...], drop: bool, store: Path, output: str) -> Non
                 kept += bool(bad) and not dropped
                 told.append(_verdict(row, bad, dropped=dropped))
     if output == "json":
-        json_document(told)
+        write_json(told)
     elif not rows:
         click.echo("there is no Copy here")
     for row, verdict in zip(rows, told, strict=True) if output != "json" else ():
@@ -176,7 +178,7 @@ def _read_again(store: Store, row: Row, moved: Callable[[int], None]) -> list[Ba
     if copy is None:
         return []  # it went meanwhile
     with copy:
-        return list(verify(copy.record, copy.folder, moved))
+        return list(verify_copy(copy.record, copy.folder, moved))
 
 
 def _dropped(store: Store, row: Row, bad: Sequence[Bad]) -> bool:
@@ -196,23 +198,25 @@ def _verdict(row: Row, bad: Sequence[Bad], *, dropped: bool) -> dict[str, object
 def _say_verdict(row: Row, verdict: dict[str, object]) -> None:
     found = verdict["bad"]
     if not isinstance(found, list) or not found:
-        click.echo(f"{row.record.reference}: {short(row.record.digest)}, {size(row.record.bytes)}: as it came")
+        click.echo(
+            f"{row.record.reference}: {shorten_digest(row.record.digest)}, {format_size(row.record.bytes)}: as it came"
+        )
         return
     for one in found:
-        click.echo(f"{row.record.reference}: {one['path'] or short(row.record.digest)}: {one['reason']}")
+        click.echo(f"{row.record.reference}: {one['path'] or shorten_digest(row.record.digest)}: {one['reason']}")
     if verdict["dropped"]:
-        click.echo(f"{row.record.reference}: {short(row.record.digest)} is gone")
+        click.echo(f"{row.record.reference}: {shorten_digest(row.record.digest)} is gone")
 
 
 def _parsed(text: str) -> Lies:
     try:
-        return fetch.lies(text)
+        return fetch.parse_remote_source(text)
     except BadReferenceError as error:
         raise click.UsageError(str(error)) from None
 
 
 @contextlib.contextmanager
-def one_line() -> Iterator[None]:
+def convert_pull_errors() -> Iterator[None]:
     """What ends a pull, as click's."""
     try:
         yield

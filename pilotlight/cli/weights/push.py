@@ -21,12 +21,12 @@ from artifacts.dialects import contents
 from artifacts.dialects.contents import Contents
 from artifacts.errors import RegistryError
 from artifacts.fetch import fetch
-from artifacts.fetch.fetch import Found, Ways
+from artifacts.fetch.fetch import SourceListing, Ways
 from artifacts.fetch.registry import Came
 from artifacts.http.transport import Site
 from artifacts.oci.descriptor import BadManifestError
 from artifacts.pack import oci_layout, push_artifact
-from artifacts.pack.oci_layout import Entry, Layout
+from artifacts.pack.oci_layout import LayoutEntry, OciLayout
 from artifacts.pack.pack import PackError
 from artifacts.reference import BadReferenceError, Reference
 from artifacts.registry import push as pushing
@@ -36,12 +36,12 @@ from artifacts.registry.mirrors import Mirrored
 from artifacts.source_uri import Bucket, Hub
 from artifacts.store.store import Store
 from autoscaler.spec.quantity import parse_bytes
-from pilotlight.cli.weights.pack import planned
-from pilotlight.cli.weights.pull import one_line, pulled, registry_options, ways
-from pilotlight.models.credentials import keychain
-from pilotlight.options import output_option, store_option, too_long
-from pilotlight.output import json_document
-from pilotlight.tables import bar
+from pilotlight.cli.weights.pack import plan_artifact
+from pilotlight.cli.weights.pull import build_fetch_access, convert_pull_errors, pull_to_store, registry_options
+from pilotlight.models.credentials import build_keychain
+from pilotlight.options import is_path_too_long, output_option, store_option
+from pilotlight.output import write_json
+from pilotlight.tables import build_progress_bar
 
 CHUNK_BYTES_MIN = 1 << 20
 """Smaller ones cost more requests than they save."""
@@ -67,29 +67,29 @@ def inspect(  # noqa: PLR0917  click passes by keyword
 ) -> None:
     """What an artifact consists of, and whether it would be taken. No weights are fetched."""
     try:
-        if too_long(Path(what)):
+        if is_path_too_long(Path(what)):
             raise click.UsageError(f"{what}: File name too long")
         if Path(what).is_file():
             raise click.UsageError(
                 f"{what} is a file: `pilotlight weights pack {what} --to FOLDER` makes an artifact of it"
             )
-        lies = None if Path(what).is_dir() else fetch.lies(what)
+        lies = None if Path(what).is_dir() else fetch.parse_remote_source(what)
         if isinstance(lies, Hub | Bucket):
-            shown = asyncio.run(_seen(lies, ways(plain_http, ca_file), allow_unsafe=allow_unsafe))
+            shown = asyncio.run(_seen(lies, build_fetch_access(plain_http, ca_file), allow_unsafe=allow_unsafe))
             _say_seen(shown, output)
             return
         found = _entry(what, ca_file, plain_http=plain_http)
-        read = contents.read(found.manifest, found.config, allow_unsafe=allow_unsafe)
+        read = contents.read_contents(found.manifest, found.config, allow_unsafe=allow_unsafe)
     except (BadManifestError, BadReferenceError, RegistryError) as error:
         raise click.ClickException(str(error)) from None
     if output == "json":
-        json_document(_told(found, read))
+        write_json(_told(found, read))
         return
     click.echo(f"digest: {found.top}")
     if found.digest != found.top:
         click.echo(f"manifest: {found.digest} of this index")
     if explain:
-        click.echo("\n".join(contents.explain(read)))
+        click.echo("\n".join(contents.explain_contents(read)))
     else:
         click.echo(f"dialect: {read.dialect}")
         for layer in read.layers:
@@ -125,58 +125,58 @@ def push(  # noqa: PLR0917  click passes by keyword
         to = _reference(ref)
         if to.digest is not None:
             raise click.UsageError("REFERENCE is pushed under a tag: leave out what follows @")
-        with _layout(what, store, ways(False, ca_file)) as layout:
+        with _layout(what, store, build_fetch_access(False, ca_file)) as layout:
             _send(layout, to, _site(to, ca_file, plain_http=plain_http), output, how)
     except (BadManifestError, BadReferenceError, PackError) as error:
         raise click.ClickException(str(error)) from None
 
 
 @contextlib.contextmanager
-def _layout(what: str, store: Path, by: Ways) -> Iterator[Layout]:
+def _layout(what: str, store: Path, by: Ways) -> Iterator[OciLayout]:
     """The folder, or one that is made of what lies elsewhere and goes again."""
     if "://" not in what:
-        if too_long(Path(what)):
+        if is_path_too_long(Path(what)):
             raise click.UsageError(f"{what}: File name too long")
-        yield Layout(Path(what))
+        yield OciLayout(Path(what))
         return
-    of = fetch.lies(what)
+    of = fetch.parse_remote_source(what)
     if isinstance(of, Reference):
         raise click.UsageError(f"{what}: it lies in a registry already; `oras copy` and others bring it to another")
-    with one_line(), contextlib.ExitStack() as stack:
-        with bar("pulling", quiet=False) as progress:
+    with convert_pull_errors(), contextlib.ExitStack() as stack:
+        with build_progress_bar("pulling", quiet=False) as progress:
             task = progress.add_task("pulling", total=None)
             told = partial(_moved, progress, task)
-            copy = stack.enter_context(asyncio.run(pulled(of, Store(store), by, told)))
+            copy = stack.enter_context(asyncio.run(pull_to_store(of, Store(store), by, told)))
         folder = stack.enter_context(Store(store).aside())
-        oci_layout.write(folder / "layout", planned(copy.folder), "modelpack")
-        yield Layout(folder / "layout")
+        oci_layout.write_layout(folder / "layout", plan_artifact(copy.folder), "modelpack")
+        yield OciLayout(folder / "layout")
 
 
 def _moved(progress: Progress, task: TaskID, now: Came) -> None:
     progress.update(task, total=now.total_bytes, completed=now.bytes)
 
 
-def _send(layout: Layout, to: Reference, site: Site, output: str, how: How) -> None:
+def _send(layout: OciLayout, to: Reference, site: Site, output: str, how: How) -> None:
     try:
         whole = layout.whole()
-        with bar("pushing", quiet=output == "json") as progress:
+        with build_progress_bar("pushing", quiet=output == "json") as progress:
             task = progress.add_task("pushing", total=sum(one.size for one in whole.blobs))
             digest = asyncio.run(_push(site, to, layout, lambda count: progress.advance(task, count), how))
     except (BadManifestError, BadReferenceError, RegistryError) as error:
         raise click.ClickException(str(error)) from None
     told = {"reference": str(to._replace(tag=to.asked)), "digest": digest}
     if output == "json":
-        json_document(told)
+        write_json(told)
     else:
         click.echo(f"pushed oci://{told['reference']}@{digest}")
 
 
-async def _seen(of: Hub | Bucket, by: Ways, *, allow_unsafe: bool) -> Found:
-    async with fetch.opened(of, by) as there:
+async def _seen(of: Hub | Bucket, by: Ways, *, allow_unsafe: bool) -> SourceListing:
+    async with fetch.open_source(of, by) as there:
         return await there.look(allow_unsafe=allow_unsafe)
 
 
-def _say_seen(found: Found, output: str) -> None:
+def _say_seen(found: SourceListing, output: str) -> None:
     """What would be taken; each file has the sum that is said of it there."""
     listing = found.listing
     rows = [
@@ -186,7 +186,7 @@ def _say_seen(found: Found, output: str) -> None:
     left = [{"path": path, "reason": why} for path, why in listing.left]
     if output == "json":
         told = {"digest": listing.digest, "revision": found.revision, "files": rows, "left": left}
-        json_document(told)
+        write_json(told)
         return
     click.echo(f"digest: {listing.digest}")
     click.echo(f"revision: {found.revision or 'none: a bucket has no history'}")
@@ -197,31 +197,31 @@ def _say_seen(found: Found, output: str) -> None:
     click.echo("would be taken")
 
 
-def _entry(what: str, ca_file: Path | None, *, plain_http: bool) -> Entry:
+def _entry(what: str, ca_file: Path | None, *, plain_http: bool) -> LayoutEntry:
     """The model in a folder, or behind a reference."""
     if Path(what).is_dir():
-        return Layout(Path(what)).entry(resolve.here())
+        return OciLayout(Path(what)).entry(resolve.detect_platform())
     ref = _reference(what)
     return asyncio.run(_look(_site(ref, ca_file, plain_http=plain_http), ref))
 
 
 def _reference(text: str) -> Reference:
-    return reference.parse(text)
+    return reference.parse_reference(text)
 
 
 def _site(ref: Reference, ca_file: Path | None, *, plain_http: bool) -> Site:
     return Site(ref.host, plain_http=True if plain_http else None, ca=ca_file)
 
 
-async def _look(site: Site, ref: Reference) -> Entry:
-    async with Client(site, keychain(plain_http=site.plain_http is True)) as client:
-        found = await resolve.resolve(Mirrored(client), ref, resolve.here())
-    return Entry(found.chosen, found.manifest, found.documents[-1], found.digest)
+async def _look(site: Site, ref: Reference) -> LayoutEntry:
+    async with Client(site, build_keychain(plain_http=site.plain_http is True)) as client:
+        found = await resolve.resolve_reference(Mirrored(client), ref, resolve.detect_platform())
+    return LayoutEntry(found.chosen, found.manifest, found.documents[-1], found.digest)
 
 
-async def _push(site: Site, ref: Reference, layout: Layout, moved: Callable[[int], None], how: How) -> str:
-    async with Client(site, keychain(plain_http=site.plain_http is True)) as client:
-        return await push_artifact.send(
+async def _push(site: Site, ref: Reference, layout: OciLayout, moved: Callable[[int], None], how: How) -> str:
+    async with Client(site, build_keychain(plain_http=site.plain_http is True)) as client:
+        return await push_artifact.push_layout(
             client, ref.repository, ref.asked, layout, moved, mount=how.mount, chunk_bytes=how.chunk_bytes
         )
 
@@ -247,7 +247,7 @@ def _refusal(read: Contents) -> str:
     return ""
 
 
-def _told(found: Entry, read: Contents) -> dict[str, object]:
+def _told(found: LayoutEntry, read: Contents) -> dict[str, object]:
     rows = [
         {
             "path": layer.file.path, "role": layer.file.role, "encoding": layer.file.encoding,

@@ -20,15 +20,15 @@ from artifacts import digest as digests
 from artifacts import reference
 from artifacts.digest import Digest
 from artifacts.reference import BadReferenceError
-from artifacts.store.layout import Key, StoreError
+from artifacts.store.layout import CopyKey, StoreError
 from artifacts.store.store import Row, Store
 from artifacts.store.tag_cache import Meanings
 from autoscaler.spec.quantity import parse_bytes
-from autoscaler.text import size
+from autoscaler.text import format_size
 from pilotlight.cli import status
 from pilotlight.options import output_option, store_option
-from pilotlight.output import json_document
-from pilotlight.tables import plain
+from pilotlight.output import write_json
+from pilotlight.tables import build_console
 
 COLUMNS = ("artifact", "digest", "size", "age", "last used", "held")
 SHORT_DIGITS = 12
@@ -42,14 +42,14 @@ names_argument = click.argument("names", metavar="DIGEST|ARTIFACT...", nargs=-1,
 @output_option
 def list_(store: Path, output: str) -> None:
     """All Copies with their size and age, whether they are pinned or in use; the latest used first."""
-    with in_store(store) as opened:
+    with open_store(store) as opened:
         rows, stored_bytes = opened.rows(), opened.stored_bytes()
     if output == "json":
-        json_document([_said(row) for row in rows])
+        write_json([_said(row) for row in rows])
         return
-    plain().print(_table(rows, time.time()))
+    build_console().print(_table(rows, time.time()))
     count = "1 Copy" if len(rows) == 1 else f"{len(rows)} Copies"
-    click.echo(f"{count}, {size(stored_bytes)} with shared files counted once")
+    click.echo(f"{count}, {format_size(stored_bytes)} with shared files counted once")
 
 
 @click.command(epilog="Example: pilotlight weights pin oci://ghcr.io/acme/llama:8b")
@@ -57,10 +57,10 @@ def list_(store: Path, output: str) -> None:
 @store_option
 def pin(names: tuple[str, ...], store: Path) -> None:
     """Keep weights on this node, whatever else needs room. A whole DIGEST may be pinned before it is here."""
-    with in_store(store) as opened:
-        for digest in named(opened, names):
+    with open_store(store) as opened:
+        for digest in resolve_digests(opened, names):
             opened.pin(digest)
-            click.echo(f"{short(digest)} is pinned")
+            click.echo(f"{shorten_digest(digest)} is pinned")
 
 
 @click.command(epilog="Example: pilotlight weights unpin oci://ghcr.io/acme/llama:8b")
@@ -68,10 +68,10 @@ def pin(names: tuple[str, ...], store: Path) -> None:
 @store_option
 def unpin(names: tuple[str, ...], store: Path) -> None:
     """Let weights go again when room is needed."""
-    with in_store(store) as opened:
-        for digest in named(opened, names):
+    with open_store(store) as opened:
+        for digest in resolve_digests(opened, names):
             opened.unpin(digest)
-            click.echo(f"{short(digest)} may go when room is needed")
+            click.echo(f"{shorten_digest(digest)} may go when room is needed")
 
 
 @click.command(epilog="Example: pilotlight weights evict --free 40Gi")
@@ -82,14 +82,14 @@ def evict(names: tuple[str, ...], free: str | None, store: Path) -> None:
     """Remove Copies now. None goes that is pinned or in use."""
     if bool(names) == (free is not None):
         raise click.UsageError("say which Copies go, or how much is to go with --free SIZE")
-    with in_store(store) as opened:
+    with open_store(store) as opened:
         if free is not None:
             _free(opened, free)
             return
-        rows, rest = meant(opened, names)
+        rows, rest = resolve_copies(opened, names)
         for row in rows:
             opened.evict(row.record.key)
-            click.echo(f"{row.record.reference}: {short(row.record.digest)} is gone")
+            click.echo(f"{row.record.reference}: {shorten_digest(row.record.digest)} is gone")
         if rest:
             raise click.ClickException(f"there is no Copy of the rest; {COPIES}")
 
@@ -102,14 +102,15 @@ def _free(store: Store, text: str) -> None:
     found = store.free(needed_bytes)
     if found.lacking_bytes:
         raise click.ClickException(
-            f"nothing went: {size(found.lacking_bytes)} would still be missing, with {size(found.in_use_bytes)} in "
-            f"use and {size(found.pinned_bytes)} pinned"
+            f"nothing went: {format_size(found.lacking_bytes)} would still be missing, with "
+            f"{format_size(found.in_use_bytes)} in "
+            f"use and {format_size(found.pinned_bytes)} pinned"
         )
-    click.echo(f"{len(found.gone)} went, {size(found.freed_bytes)} are freed")
+    click.echo(f"{len(found.gone)} went, {format_size(found.freed_bytes)} are freed")
 
 
 @contextlib.contextmanager
-def in_store(path: Path) -> Iterator[Store]:
+def open_store(path: Path) -> Iterator[Store]:
     """The store that is there, its errors as click's."""
     store = Store(path)
     if not store.layout.copies.is_dir():
@@ -123,12 +124,12 @@ def in_store(path: Path) -> Iterator[Store]:
         raise click.ClickException(f"--store {path}: {why}; run this as who owns the store") from None
 
 
-def named(store: Store, names: tuple[str, ...]) -> list[Digest]:
+def resolve_digests(store: Store, names: tuple[str, ...]) -> list[Digest]:
     """What the names mean: whole digests, the begin of one that is here, or artifacts as they were asked for."""
     rows, found = store.rows(), dict[Digest, None]()
     for name in names:
         with contextlib.suppress(digests.BadDigestError):
-            found[digests.parse(name)] = None
+            found[digests.parse_digest(name)] = None
             continue
         mine = {key.digest for key in _keys(store, name, rows)}
         if len(mine) != 1:
@@ -138,24 +139,24 @@ def named(store: Store, names: tuple[str, ...]) -> list[Digest]:
     return list(found)
 
 
-def meant(store: Store, names: tuple[str, ...]) -> tuple[list[Row], bool]:
+def resolve_copies(store: Store, names: tuple[str, ...]) -> tuple[list[Row], bool]:
     """The Copies that names mean, and whether a digest is among them of which none is here. Raises click's usage error.
 
     What was asked for from one registry is not what lies here from another, though it has the same digest.
     """
-    digests_ = named(store, names)
+    digests_ = resolve_digests(store, names)
     there = store.rows()
     keys = {key for name in names for key in _keys(store, name, there)}
     rows = [row for row in there if row.record.key in keys]
     return rows, bool(set(digests_) - {row.record.key.digest for row in rows})
 
 
-def _keys(store: Store, name: str, rows: list[Row]) -> set[Key]:
+def _keys(store: Store, name: str, rows: list[Row]) -> set[CopyKey]:
     """Of what is here; a Copy that has come under several tags is listed under one, and known by each."""
     there = {row.record.key for row in rows}
     found = {row.record.key for row in rows if _means(name, row)}
     with contextlib.suppress(BadReferenceError):
-        recalled = None if found else Meanings(store).recall(reference.parse(name))
+        recalled = None if found else Meanings(store).recall(reference.parse_reference(name))
         return {recalled} & there if recalled is not None else found
     return found
 
@@ -166,7 +167,7 @@ def _means(name: str, row: Row) -> bool:
     return row.record.reference == name or (_BEGIN.fullmatch(name) is not None and begins)
 
 
-def short(digest: str) -> str:
+def shorten_digest(digest: str) -> str:
     """As a person tells it from others."""
     algorithm, _, digits = digest.partition(":")
     return f"{algorithm}:{digits[:SHORT_DIGITS]}"
@@ -181,8 +182,12 @@ def _table(rows: list[Row], now_unix_s: float) -> Table:
         out.add_column(column, no_wrap=not wraps, overflow="fold", justify=justify)
     for row in rows:
         held = ", ".join(word for word, holds in (("pinned", row.pinned), ("in use", row.in_use)) if holds)
-        age, used = (status.ago(max(now_unix_s - at, 0.0)) for at in (row.record.fetched_unix_s, row.used_unix_s))
-        out.add_row(row.record.reference, short(row.record.digest), size(row.record.bytes), age, used, held)
+        age, used = (
+            status.format_age(max(now_unix_s - at, 0.0)) for at in (row.record.fetched_unix_s, row.used_unix_s)
+        )
+        out.add_row(
+            row.record.reference, shorten_digest(row.record.digest), format_size(row.record.bytes), age, used, held
+        )
     return out
 
 

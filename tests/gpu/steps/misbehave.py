@@ -64,10 +64,10 @@ async def _orphan(bed: Bed, serve: Serving) -> None:
 
 def _group(serve: Serving, pid: int) -> list[int]:
     """Processes with the mark of the Replica whose main process this is."""
-    from autoscaler.drivers.local.processes import mark_of
+    from autoscaler.drivers.local.processes import read_process_mark
 
-    mark = mark_of(pid)
-    return [one for one in serve.marked() if mark_of(one) == mark]
+    mark = read_process_mark(pid)
+    return [one for one in serve.marked() if read_process_mark(one) == mark]
 
 
 def _said(serve: Serving, name: str) -> str:

@@ -6,14 +6,14 @@ from autoscaler.demand import desired_replicas
 from autoscaler.spec.model import Model
 from autoscaler.state.world import World
 
-_wanted = desired_replicas.wanted
+_wanted = desired_replicas.compute_desired_replicas
 
 
-def wanted(world: World, model: Model, now_s: float) -> desired_replicas.Wanted:
+def wanted(world: World, model: Model, now_s: float) -> desired_replicas.DesiredReplicas:
     """As the product's, but for one Model."""
     if model.name == "faulty":
         raise LookupError("injected")
     return _wanted(world, model, now_s)
 
 
-desired_replicas.wanted = wanted
+desired_replicas.compute_desired_replicas = wanted

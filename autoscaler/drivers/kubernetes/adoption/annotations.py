@@ -15,12 +15,12 @@ from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
 from autoscaler.drivers.kubernetes.adoption.objects import LINGO, WorkloadSeen
-from autoscaler.spec.decode import WrongKeyError, nearest
+from autoscaler.spec.decode import WrongKeyError, suggest_nearest
 from autoscaler.spec.model import Adopted, Auto, EngineName, Gpu, Model, ModelSpec, ReplicaRange
 from autoscaler.spec.names import check_name
 from autoscaler.spec.ownership import INSTALLATION, TITLE, TITLE_WANTED
 from autoscaler.spec.pod import OURS
-from autoscaler.text import rfc3339
+from autoscaler.text import format_rfc3339
 
 ENGINE: EngineName = "command"
 """What it runs is its owner's business: no dialect is ruled out."""
@@ -68,7 +68,9 @@ class Others(NamedTuple):
 NOBODY = Others()
 
 
-def hand_of(before: WorkloadSeen | None, now: WorkloadSeen, known: Hand | None, now_unix_s: float) -> Hand | None:
+def find_manual_scaling(
+    before: WorkloadSeen | None, now: WorkloadSeen, known: Hand | None, now_unix_s: float
+) -> Hand | None:
     """Who scaled it by hand, after it was seen so. `known`: who was known to have.
 
     At first sight only the scale subresource, and only since it was annotated, tells of a person: else it is what the
@@ -83,7 +85,7 @@ def hand_of(before: WorkloadSeen | None, now: WorkloadSeen, known: Hand | None, 
     return Hand(now.replicas, now.scaled_by, at_unix_s)
 
 
-def aged(before: WorkloadSeen | None, now: WorkloadSeen, now_unix_s: float) -> WorkloadSeen:
+def set_naming_time(before: WorkloadSeen | None, now: WorkloadSeen, now_unix_s: float) -> WorkloadSeen:
     """With its age as a Model: as old as its names, not as the object, or an old one that is annotated would take a
     name that another has. managedFields tell when its writer last wrote anything: what was seen first counts.
     """
@@ -97,18 +99,18 @@ def _named(seen: WorkloadSeen) -> tuple[str | None, str | None]:
     return notes.get(MODELS), notes.get(LINGO_MODELS)
 
 
-def port_of(seen: WorkloadSeen) -> int | None:
+def read_port(seen: WorkloadSeen) -> int | None:
     """The port of the annotation; None: the container's. Raises AnnotationError."""
     return _whole(seen, PORT, 1, PORT_MAX)
 
 
-def model_of(seen: WorkloadSeen, others: Others = NOBODY) -> Model:
+def read_model(seen: WorkloadSeen, others: Others = NOBODY) -> Model:
     """What it serves. Raises AnnotationError."""
     notes, key = dict(seen.notes), seen.key
     for name in notes:
         if name.startswith(OURS) and name not in KNOWN:
-            raise AnnotationError(f"{key}: annotation {name}: unknown{nearest(name, KNOWN)}")
-    port_of(seen)
+            raise AnnotationError(f"{key}: annotation {name}: unknown{suggest_nearest(name, KNOWN)}")
+    read_port(seen)
     first, *aliases = _names(seen, notes)
     from_lingo = MODELS not in notes
     slots = _whole(seen, SLOTS, 1, SLOTS_MAX) or (LINGO_SLOTS if from_lingo else SLOTS_DEFAULT)
@@ -137,7 +139,7 @@ def _for_others(model: Model, adopted: Adopted, others: Others) -> Model:
     if others.hand is None:
         return model
     replicas, by = others.hand.replicas, others.hand.by
-    message = f"scaled to {replicas} by {by or 'somebody'}, which holds until {rfc3339(others.until_unix_s)}"
+    message = f"scaled to {replicas} by {by or 'somebody'}, which holds until {format_rfc3339(others.until_unix_s)}"
     adopted = replace(adopted, held=True, reason=BY_HAND, message=message)
     if not replicas:
         return replace(model, spec=replace(model.spec, paused=True), adopted=adopted)

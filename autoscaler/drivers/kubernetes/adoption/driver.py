@@ -21,21 +21,21 @@ from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
 from autoscaler.drivers import probes
-from autoscaler.drivers.contained import NO_MODEL, faults_of, persist
+from autoscaler.drivers.contained import NO_MODEL, fault_reporter, retry_until_success
 from autoscaler.drivers.driver import Observe
 from autoscaler.drivers.kubernetes.adoption.annotations import (
     USUAL,
     WRONG,
     AnnotationError,
     Others,
-    aged,
-    hand_of,
-    model_of,
+    find_manual_scaling,
+    read_model,
+    set_naming_time,
 )
 from autoscaler.drivers.kubernetes.adoption.objects import (
     CONTROLLERS,
     Kind,
-    Left,
+    ReleasedWorkload,
     ScalerSeen,
     WorkloadKey,
     WorkloadSeen,
@@ -43,12 +43,12 @@ from autoscaler.drivers.kubernetes.adoption.objects import (
     read_workload,
 )
 from autoscaler.drivers.kubernetes.adoption.pod import EXITED
-from autoscaler.drivers.kubernetes.adoption.status import condition
+from autoscaler.drivers.kubernetes.adoption.status import build_condition
 from autoscaler.drivers.kubernetes.adoption.status_writer import Showing
 from autoscaler.drivers.kubernetes.adoption.workload import Mode, Workload
-from autoscaler.drivers.kubernetes.adoption.workload_controller import PLURALS, Candidate, Means, Runner
-from autoscaler.drivers.kubernetes.objects.replica_events import unbound
-from autoscaler.faults import Failure, attempt, described
+from autoscaler.drivers.kubernetes.adoption.workload_controller import PLURALS, AdoptionCandidate, Means, Runner
+from autoscaler.drivers.kubernetes.objects.replica_events import build_podless_observation
+from autoscaler.faults import Failure, attempt, describe_error
 from autoscaler.kubernetes.api import Api, ApiError, UnreachableError
 from autoscaler.kubernetes.watching import Change, Watched
 from autoscaler.spec.model import Model
@@ -71,7 +71,7 @@ NOT_SERVED = "NotServed"
 _log = logging.getLogger(__name__)
 
 
-class Note(NamedTuple):
+class WorkloadEvent(NamedTuple):
     """What is to be said on a workload, as an Event."""
 
     workload: WorkloadKey
@@ -100,7 +100,7 @@ class AdoptedDriver:
         *,
         hold_s: Callable[[], float],
         whose: Callable[[str, str | None], str | None] = _ours,
-        note: Callable[[Note], None] = lambda _: None,
+        note: Callable[[WorkloadEvent], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
         pace: probes.Pace | None = None,
     ) -> None:
@@ -116,7 +116,7 @@ class AdoptedDriver:
         self._pace = pace or probes.Pace(clock)
         self._showing = Showing(api, clock)
         self._tasks = asyncio.TaskGroup()
-        self._candidates: dict[WorkloadKey, Candidate] = {}
+        self._candidates: dict[WorkloadKey, AdoptionCandidate] = {}
         self._scalers: dict[WorkloadKey, str] = {}
         self._last: Mapping[Origin, Model] | None = None
         self._listens = False
@@ -183,7 +183,7 @@ class AdoptedDriver:
         if self._synced:
             self._means.observe((Synced(),))
 
-    def _lead(self, candidate: Candidate) -> None:
+    def _lead(self, candidate: AdoptionCandidate) -> None:
         self._say(candidate)
         if candidate.runner is not None:
             candidate.runner.lead()
@@ -202,7 +202,7 @@ class AdoptedDriver:
                 self._contain(key, partial(self._judge, key))
         self._known.set()
 
-    def _elsewhere(self, candidate: Candidate) -> str | None:
+    def _elsewhere(self, candidate: AdoptionCandidate) -> str | None:
         """As `whose`, of its Model."""
         named = None if candidate.model is None else candidate.model.spec.installation
         return self._whose(candidate.seen.key.namespace, named)
@@ -221,7 +221,10 @@ class AdoptedDriver:
         if candidate is None or candidate.runner is None:
             reason = f"there is no {_key(model)}"
             self._means.observe(
-                (unbound(replica, Seen.EXITED, reason=reason), unbound(replica, Seen.CLEAN, proof=EXITED))
+                (
+                    build_podless_observation(replica, Seen.EXITED, reason=reason),
+                    build_podless_observation(replica, Seen.CLEAN, proof=EXITED),
+                )
             )
             return
         candidate.runner.start(replica)
@@ -234,7 +237,7 @@ class AdoptedDriver:
                 candidate.runner.stop(replica)
                 self._drop_if_over(candidate)
                 return
-        self._means.observe((unbound(replica, Seen.CLEAN, proof=EXITED),))
+        self._means.observe((build_podless_observation(replica, Seen.CLEAN, proof=EXITED),))
 
     def _runners(self) -> list[Runner]:
         return [candidate.runner for candidate in self._candidates.values() if candidate.runner is not None]
@@ -245,25 +248,25 @@ class AdoptedDriver:
         """What `work` raises is a fault of the workload's Model; if it has none yet, of no Model."""
         done, candidate = attempt(work), self._candidates.get(key)
         if isinstance(done, Failure):
-            self._report(key, candidate, described(done.error))
+            self._report(key, candidate, describe_error(done.error))
         elif candidate is not None and candidate.faulty:
             candidate.faulty = False
             self._report_workload(key, "")
 
-    def _report(self, key: WorkloadKey, candidate: Candidate | None, reason: str) -> None:
+    def _report(self, key: WorkloadKey, candidate: AdoptionCandidate | None, reason: str) -> None:
         if candidate is not None and candidate.model is not None:
-            faults_of(candidate.called or candidate.model.name, self._means.observe)(reason)
+            fault_reporter(candidate.called or candidate.model.name, self._means.observe)(reason)
         else:
             self._report_workload(key, reason)
             if candidate is not None:
                 candidate.faulty = bool(reason)
 
     def _report_workload(self, key: WorkloadKey, reason: str) -> None:
-        faults_of(NO_MODEL, self._means.observe, str(key))(reason)
+        fault_reporter(NO_MODEL, self._means.observe, str(key))(reason)
 
     # --- workloads ----------------------------------------------------------------------------------------------------
 
-    def _workloads_changed(self, changes: list[Change[WorkloadSeen | Left]]) -> None:
+    def _workloads_changed(self, changes: list[Change[WorkloadSeen | ReleasedWorkload]]) -> None:
         for _, old, new in changes:
             if isinstance(new, WorkloadSeen):
                 self._contain(new.key, partial(self._see, new))
@@ -289,13 +292,15 @@ class AdoptedDriver:
                 self._showing.see(new, None)
                 if self._leads:
                     self._note(
-                        Note(new.key, new.uid, True, NOT_SERVED, f"{WORKLOADS_MAX} workloads are served already")
+                        WorkloadEvent(
+                            new.key, new.uid, True, NOT_SERVED, f"{WORKLOADS_MAX} workloads are served already"
+                        )
                     )
                 return
-            candidate = self._candidates[new.key] = Candidate(new)
+            candidate = self._candidates[new.key] = AdoptionCandidate(new)
         now_unix_s = self._unix_s()
-        new = aged(before, new, now_unix_s)
-        hand, candidate.seen = hand_of(before, new, candidate.hand, now_unix_s), new
+        new = set_naming_time(before, new, now_unix_s)
+        hand, candidate.seen = find_manual_scaling(before, new, candidate.hand, now_unix_s), new
         if hand is not None and hand is not candidate.hand:
             candidate.hand_s = self._clock() - (now_unix_s - hand.at_unix_s)
         candidate.hand, candidate.released = hand, False
@@ -322,11 +327,11 @@ class AdoptedDriver:
         others = self._others(candidate)
         good: WorkloadSeen | None = candidate.seen
         try:
-            candidate.model, candidate.problem = model_of(candidate.seen, others), ""
+            candidate.model, candidate.problem = read_model(candidate.seen, others), ""
         except AnnotationError as error:
             candidate.problem = str(error)
             good = None if candidate.good is None else candidate.seen._replace(notes=candidate.good.notes)
-            candidate.model = None if good is None else model_of(good, others)
+            candidate.model = None if good is None else read_model(good, others)
         candidate.good = good
         candidate.elsewhere = self._elsewhere(candidate)
         self._log_problem(candidate)
@@ -342,12 +347,12 @@ class AdoptedDriver:
             core = Workload(good, model, mode, self._unix_s() - self._clock())
             candidate.runner = Runner(core, self._means)
             report = partial(self._report, key, candidate)
-            candidate.running = self._tasks.create_task(persist(candidate.runner.run, report))
+            candidate.running = self._tasks.create_task(retry_until_success(candidate.runner.run, report))
         else:
             candidate.runner.core.see(good, model, mode, self._clock())
             candidate.runner.settle()
 
-    def _others(self, candidate: Candidate) -> Others:
+    def _others(self, candidate: AdoptionCandidate) -> Others:
         """Who else has a say; it is looked at again when a person's scale does not hold any more."""
         if candidate.timer is not None:
             candidate.timer.cancel()
@@ -374,13 +379,15 @@ class AdoptedDriver:
         if candidate is not None:
             candidate.hand = None
             self._contain(key, partial(self._judge, key))
-            persisting = persist(self._publish_once, faults_of(NO_MODEL, self._means.observe, "adopted Models"))
+            persisting = retry_until_success(
+                self._publish_once, fault_reporter(NO_MODEL, self._means.observe, "adopted Models")
+            )
             self._tasks.create_task(persisting)
 
     async def _publish_once(self) -> None:
         self._publish()
 
-    def _release(self, candidate: Candidate, *, at_once: bool = False) -> None:
+    def _release(self, candidate: AdoptionCandidate, *, at_once: bool = False) -> None:
         """It is gone, or its annotation is: its Replicas are stopped without a write, as the plan says or at once."""
         candidate.model, candidate.problem, candidate.released = None, "", True
         if candidate.timer is not None:
@@ -389,7 +396,7 @@ class AdoptedDriver:
             candidate.runner.core.end_all("its workload is gone")
         self._hand_over(candidate)
 
-    def _hand_over(self, candidate: Candidate) -> None:
+    def _hand_over(self, candidate: AdoptionCandidate) -> None:
         """To its owner, or to another installation: its scale is not written any more."""
         if candidate.runner is not None:
             core = candidate.runner.core
@@ -397,7 +404,7 @@ class AdoptedDriver:
             candidate.runner.settle()
         self._drop_if_over(candidate)
 
-    def _drop_if_over(self, candidate: Candidate) -> None:
+    def _drop_if_over(self, candidate: AdoptionCandidate) -> None:
         """Its runner, once none of its Replicas is left; and all, where it serves no Model any more."""
         serves = candidate.model is not None and candidate.elsewhere == ""
         if serves or (candidate.runner is not None and not candidate.runner.core.empty):
@@ -425,20 +432,20 @@ class AdoptedDriver:
             self._models(models)
             self._last = models  # an exception leaves it for the next time
 
-    def _log_problem(self, candidate: Candidate) -> None:
+    def _log_problem(self, candidate: AdoptionCandidate) -> None:
         """Once, whoever leads."""
         if candidate.problem not in ("", candidate.logged):
             _log.warning("not in force %s", candidate.problem)
         candidate.logged = candidate.problem
 
-    def _say(self, candidate: Candidate) -> None:
+    def _say(self, candidate: AdoptionCandidate) -> None:
         """An Event for each news about whose the scale is, and for wrong annotations: of who leads, and so at first of
         all that was found before.
         """
         if candidate.elsewhere:
             self._showing.forget(candidate.seen.key)  # the other installation's condition stays
         elif candidate.problem or candidate.called or candidate.taken:  # its names have been settled
-            said_of = condition(candidate.problem, candidate.model, candidate.called, candidate.taken)
+            said_of = build_condition(candidate.problem, candidate.model, candidate.called, candidate.taken)
             self._showing.see(candidate.seen, said_of)
         if not self._leads:
             return
@@ -452,7 +459,7 @@ class AdoptedDriver:
         usual = not candidate.told and reason == USUAL
         if said not in ("", candidate.told) and not usual:
             warning = bool(candidate.problem) and reason == WRONG
-            self._note(Note(candidate.seen.key, candidate.seen.uid, warning, reason, said))
+            self._note(WorkloadEvent(candidate.seen.key, candidate.seen.uid, warning, reason, said))
         candidate.told = said
 
 

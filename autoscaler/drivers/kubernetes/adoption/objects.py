@@ -14,11 +14,11 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from autoscaler.drivers.kubernetes.objects.pod import waiting
+from autoscaler.drivers.kubernetes.objects.pod import read_waiting_reason
 from autoscaler.drivers.kubernetes.objects.start_timing import READY_TO_START
 from autoscaler.kubernetes.api import Object
 from autoscaler.kubernetes.constants import CRASHES, ENDED, TEMPLATE_HASH, WRITER
-from autoscaler.kubernetes.resources.conditions import Said
+from autoscaler.kubernetes.resources.conditions import ConditionValue
 from autoscaler.spec.pod import OURS
 from autoscaler.spec.quantity import whole_number
 
@@ -46,21 +46,21 @@ class WorkloadKey(NamedTuple):
         return f"{self.kind} {self.namespace}/{self.name}"
 
 
-class Shown(NamedTuple):
+class ShownCondition(NamedTuple):
     """Our condition, as it stands on a workload."""
 
-    said: Said
+    said: ConditionValue
     since: str
     """When its status became so, as the API server has times."""
 
 
-class Left(NamedTuple):
+class ReleasedWorkload(NamedTuple):
     """What is kept of a workload that is not annotated any more and still has our condition."""
 
     key: WorkloadKey
     uid: str
     version: int
-    shown: Shown
+    shown: ShownCondition
 
 
 class WorkloadSeen(NamedTuple):
@@ -87,7 +87,7 @@ class WorkloadSeen(NamedTuple):
     """By its scale subresource, as `kubectl scale` does, and after it was annotated; else it came to us so."""
     trouble: str
     """Why no pod can be made, as its controller says."""
-    shown: Shown | None = None
+    shown: ShownCondition | None = None
     template: str = ""
     """A hash of its pod template."""
 
@@ -99,7 +99,7 @@ class ScalerSeen(NamedTuple):
     title: str
 
 
-class PodSeen(NamedTuple):
+class AdoptedPodSeen(NamedTuple):
     """What is kept of a pod of a workload."""
 
     name: str
@@ -145,7 +145,7 @@ class PodSeen(NamedTuple):
 # --- workloads --------------------------------------------------------------------------------------------------------
 
 
-def read_workload(kind: Kind, found: Object) -> WorkloadSeen | Left | None:
+def read_workload(kind: Kind, found: Object) -> WorkloadSeen | ReleasedWorkload | None:
     """None where it is not annotated and shows nothing of ours, or is being deleted."""
     metadata, spec = found["metadata"], found["spec"]
     annotations: dict[str, str] = metadata.get("annotations") or {}
@@ -154,7 +154,9 @@ def read_workload(kind: Kind, found: Object) -> WorkloadSeen | Left | None:
         return None
     key, shown = WorkloadKey(kind, metadata["namespace"], metadata["name"]), _shown(found)
     if not any(name in (OURS + "models", LINGO + "models") for name, _ in notes):
-        return None if shown is None else Left(key, metadata["uid"], int(metadata["resourceVersion"]), shown)
+        return (
+            None if shown is None else ReleasedWorkload(key, metadata["uid"], int(metadata["resourceVersion"]), shown)
+        )
     managed = metadata.get("managedFields") or []
     annotated = _annotated(managed)
     ours, owner = _scaled_by(managed)
@@ -181,11 +183,11 @@ def read_workload(kind: Kind, found: Object) -> WorkloadSeen | Left | None:
     )
 
 
-def _shown(found: Object) -> Shown | None:
+def _shown(found: Object) -> ShownCondition | None:
     for one in found.get("status", {}).get("conditions") or []:
         if one["type"] == SHOWN:
-            said = Said(SHOWN, one["status"], one.get("reason", ""), one.get("message", ""))
-            return Shown(said, one.get("lastTransitionTime") or "")
+            said = ConditionValue(SHOWN, one["status"], one.get("reason", ""), one.get("message", ""))
+            return ShownCondition(said, one.get("lastTransitionTime") or "")
     return None
 
 
@@ -234,7 +236,7 @@ def read_scaler(kind: str, found: Object) -> ScalerSeen | None:
 # --- pods -------------------------------------------------------------------------------------------------------------
 
 
-def read_pod(found: Object, key: WorkloadKey, container: str, port: int | None = None) -> PodSeen | None:
+def read_pod(found: Object, key: WorkloadKey, container: str, port: int | None = None) -> AdoptedPodSeen | None:
     """None of one that something else controls: selectors of two workloads may both take it."""
     metadata, status = found["metadata"], found.get("status", {})
     owners = [one for one in metadata.get("ownerReferences") or [] if one.get("controller")]
@@ -249,8 +251,8 @@ def read_pod(found: Object, key: WorkloadKey, container: str, port: int | None =
     running = now.get("state", {}).get("running")
     annotations: dict[str, str] = metadata.get("annotations") or {}
     ended, over = _ended(status, now)
-    waits, patience_s = ("", None) if running is not None else waiting(found, now.get("state", {}))
-    return PodSeen(
+    waits, patience_s = ("", None) if running is not None else read_waiting_reason(found, now.get("state", {}))
+    return AdoptedPodSeen(
         name=metadata["name"], uid=metadata["uid"], rank=_rank(key.kind, metadata["name"]),
         replica=annotations.get(REPLICA, ""), intent=annotations.get(INTENT, ""),
         goes_first=annotations.get(COST) == GOES_FIRST, created=metadata["creationTimestamp"],

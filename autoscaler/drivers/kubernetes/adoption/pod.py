@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers import probes
-from autoscaler.drivers.kubernetes.adoption.objects import PodSeen
-from autoscaler.drivers.kubernetes.objects.start_timing import Beginning
+from autoscaler.drivers.kubernetes.adoption.objects import AdoptedPodSeen
+from autoscaler.drivers.kubernetes.objects.start_timing import StartTiming
 from autoscaler.spec.model import ADOPTED_HASH
 from autoscaler.state.events import ReplicaSeen, Seen
 
@@ -22,7 +22,7 @@ RELEASED = "released"
 """The same of one that is no longer ours, whatever runs."""
 
 
-class Mark(NamedTuple):
+class PodMark(NamedTuple):
     """What shall stand on a pod: which Replica it is, and whether it goes first."""
 
     pod: str
@@ -33,10 +33,10 @@ class Mark(NamedTuple):
 
 
 @dataclass(slots=True)
-class Pod:
+class TrackedPod:
     """One that is there."""
 
-    seen: PodSeen
+    seen: AdoptedPodSeen
     since_s: float
     answers: bool = False
     replica: ReplicaId | None = None
@@ -50,9 +50,9 @@ class Pod:
     """Replicas that it was: a mark that names one of them says nothing any more."""
     finds: int = 0
     """How often it became a Replica of its own name."""
-    marked: Mark | None = None
+    marked: PodMark | None = None
     """What was last written on it."""
-    begun: Beginning = field(default_factory=Beginning)
+    begun: StartTiming = field(default_factory=StartTiming)
     """As the Replica that it is."""
 
     stuck_s: float | None = None
@@ -88,16 +88,16 @@ class Pod:
         return not self.seen.leaving and not self.seen.over
 
 
-def mark_of(pod: Pod, *, ours: bool) -> Mark | None:
+def find_missing_mark(pod: TrackedPod, *, ours: bool) -> PodMark | None:
     """What it lacks; a Replica of the pod's own name is known by that. `ours`: we choose who goes first."""
     goes_first = pod.going and ours
-    mark = Mark(pod.seen.name, pod.seen.uid, pod.replica or ReplicaId(""), pod.intent, goes_first)
+    mark = PodMark(pod.seen.name, pod.seen.uid, pod.replica or ReplicaId(""), pod.intent, goes_first)
     stands = (pod.seen.replica, pod.seen.goes_first) == (mark.replica, goes_first)
-    needless = not pod.seen.replica and not goes_first and mark.replica == own_name(pod.seen, 0)
+    needless = not pod.seen.replica and not goes_first and mark.replica == derive_replica_id(pod.seen, 0)
     return None if stands or needless or pod.marked == mark else mark
 
 
-def state_of(pod: Pod) -> Seen:
+def derive_replica_state(pod: TrackedPod) -> Seen:
     """How its Replica is."""
     seen = pod.seen
     if pod.ended:
@@ -110,20 +110,20 @@ def state_of(pod: Pod) -> Seen:
     return Seen.UNREADY if was_ready else Seen.STARTING
 
 
-def address_of(pod: PodSeen) -> str:
+def format_pod_address(pod: AdoptedPodSeen) -> str:
     """Where its engine takes Calls."""
-    return probes.written(pod.ip, pod.port) if pod.ip else ""
+    return probes.format_host_port(pod.ip, pod.port) if pod.ip else ""
 
 
-def own_name(pod: PodSeen, finds: int) -> ReplicaId:
+def derive_replica_id(pod: AdoptedPodSeen, finds: int) -> ReplicaId:
     """Of the Replica that it becomes when nobody ordered one, for the n-th time. The uid tells namesakes apart, which a
     StatefulSet makes again and again.
     """
     return ReplicaId(f"{pod.name}-{pod.uid[:5]}" + (f"-{finds + 1}" if finds else ""))
 
 
-def seen_of(
-    pod: Pod, model: ModelName, zero_unix_s: float, seen: Seen, rank: int, *, reason: str = "", waits: str = "",
+def build_observation(
+    pod: TrackedPod, model: ModelName, zero_unix_s: float, seen: Seen, rank: int, *, reason: str = "", waits: str = "",
     proof: str = "",
 ) -> ReplicaSeen:  # fmt: skip
     """What is observed of its Replica. `zero_unix_s`: what a calendar said when the clock of observations was 0.
@@ -134,7 +134,7 @@ def seen_of(
         started_s = of.started_unix_s - zero_unix_s
     return ReplicaSeen(
         id=pod.replica or ReplicaId(""), model=model, spec_hash=ADOPTED_HASH, intent=pod.intent, slices=(),
-        memory_bytes=0, slots=pod.slots, seen=seen, address=address_of(of), rank=rank,
+        memory_bytes=0, slots=pod.slots, seen=seen, address=format_pod_address(of), rank=rank,
         started_s=started_s, placing=pod.begun.placing,
         reason=reason, waits=waits, proof=proof,
     )  # fmt: skip

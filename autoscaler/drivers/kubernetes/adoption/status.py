@@ -13,8 +13,8 @@ import math
 
 from autoscaler.contract import ModelName
 from autoscaler.drivers.kubernetes.adoption.annotations import USUAL, WRONG
-from autoscaler.drivers.kubernetes.adoption.objects import SHOWN, Shown
-from autoscaler.kubernetes.resources.conditions import MESSAGE_MAX, NAME_TAKEN, Said
+from autoscaler.drivers.kubernetes.adoption.objects import SHOWN, ShownCondition
+from autoscaler.kubernetes.resources.conditions import MESSAGE_MAX, NAME_TAKEN, ConditionValue
 from autoscaler.spec.model import Model
 
 SCALED = "Scaled"
@@ -22,7 +22,7 @@ NEWS_S, AGAIN_S = 1.0, 5.0
 """Of one workload: so long after the last write at the earliest; and where the same is to be written again."""
 
 
-def condition(problem: str, model: Model | None, called: ModelName | None, taken: str) -> Said | None:
+def build_condition(problem: str, model: Model | None, called: ModelName | None, taken: str) -> ConditionValue | None:
     """What is to be shown; None: nothing. `problem`: of its annotations; `model`: what is in force of them; `called`:
     its name in the whole installation; `taken`: what others have of its names.
     """
@@ -44,8 +44,8 @@ def _usual(called: ModelName) -> str:
     return f"its scale follows the Calls on Model {called}"
 
 
-def _said(status: str, reason: str, message: str) -> Said:
-    return Said(SHOWN, status, reason, message[:MESSAGE_MAX])
+def _said(status: str, reason: str, message: str) -> ConditionValue:
+    return ConditionValue(SHOWN, status, reason, message[:MESSAGE_MAX])
 
 
 class Sign:
@@ -53,16 +53,16 @@ class Sign:
 
     def __init__(self, uid: str) -> None:
         self.uid = uid
-        self.there: Shown | None = None
-        self.wanted: Said | None = None
+        self.there: ShownCondition | None = None
+        self.wanted: ConditionValue | None = None
         self._version = 0
         """Of the workload as we last wrote it: what is older says nothing about what came of it."""
-        self._wrote: Said | None = None
+        self._wrote: ConditionValue | None = None
         self._wrote_s = -math.inf
         self._refused = False
         """To write what is wanted now."""
 
-    def see(self, there: Shown | None, version: int, wanted: Said | None) -> None:
+    def see(self, there: ShownCondition | None, version: int, wanted: ConditionValue | None) -> None:
         """It is so as of `version` of the workload, and shall be so."""
         if version >= self._version:
             self.there = there
@@ -80,15 +80,15 @@ class Sign:
             return None
         return self._wrote_s + (AGAIN_S if self.wanted == self._wrote else NEWS_S)
 
-    def next(self, now: str) -> Shown | None:
+    def next(self, now: str) -> ShownCondition | None:
         """What is to be written; None: none. `now` is as an API server has times."""
         if self.wanted is None:
             return None
         if self.there is not None and self.there.said.status == self.wanted.status:
-            return Shown(self.wanted, self.there.since)
-        return Shown(self.wanted, now)
+            return ShownCondition(self.wanted, self.there.since)
+        return ShownCondition(self.wanted, now)
 
-    def wrote(self, shown: Shown | None, version: int, now_s: float) -> None:
+    def wrote(self, shown: ShownCondition | None, version: int, now_s: float) -> None:
         """It is so as of `version`."""
         self.there, self._version = shown, version
         self._wrote, self._wrote_s = None if shown is None else shown.said, now_s

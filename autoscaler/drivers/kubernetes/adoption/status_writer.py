@@ -12,13 +12,13 @@ import contextlib
 import logging
 from collections.abc import Callable
 
-from autoscaler.drivers.kubernetes.adoption.objects import Left, Shown, WorkloadKey, WorkloadSeen
+from autoscaler.drivers.kubernetes.adoption.objects import ReleasedWorkload, ShownCondition, WorkloadKey, WorkloadSeen
 from autoscaler.drivers.kubernetes.adoption.status import Sign
 from autoscaler.drivers.kubernetes.adoption.workload_controller import PLURALS, TRANSIENT
 from autoscaler.kubernetes.api import Api, ApiError, FencedError, Object, UnreachableError
 from autoscaler.kubernetes.constants import WRITER
-from autoscaler.kubernetes.resources.conditions import Said
-from autoscaler.text import rfc3339
+from autoscaler.kubernetes.resources.conditions import ConditionValue
+from autoscaler.text import format_rfc3339
 
 PER_S = 10.0
 """Writes of all workloads in a second."""
@@ -43,7 +43,7 @@ class Showing:
         self._said = set[int]()
         """Refusals that were logged, by their status."""
 
-    def see(self, seen: WorkloadSeen | Left, wanted: Said | None) -> None:
+    def see(self, seen: WorkloadSeen | ReleasedWorkload, wanted: ConditionValue | None) -> None:
         """A workload, and what it shall show."""
         sign = self._signs.get(seen.key)
         if sign is None or sign.uid != seen.uid:
@@ -98,7 +98,7 @@ class Showing:
         return key, due_s
 
     async def _write(self, key: WorkloadKey, sign: Sign) -> None:
-        shown = sign.next(rfc3339(self._api.unix_s()))
+        shown = sign.next(format_rfc3339(self._api.unix_s()))
         path = f"/apis/apps/v1/namespaces/{key.namespace}/{PLURALS[key.kind]}/{key.name}/status"
         body: Object = {
             "apiVersion": "apps/v1", "kind": key.kind, "metadata": {"name": key.name, "uid": sign.uid},
@@ -134,7 +134,7 @@ class Showing:
         self._trouble = trouble
 
 
-def _written(key: WorkloadKey, shown: Shown) -> dict[str, str]:
+def _written(key: WorkloadKey, shown: ShownCondition) -> dict[str, str]:
     """As the API server has it."""
     said = shown.said
     written = {

@@ -16,20 +16,20 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from autoscaler.contract import ReplicaId
-from autoscaler.drivers.kubernetes.adoption.objects import PodSeen, WorkloadSeen
+from autoscaler.drivers.kubernetes.adoption.objects import AdoptedPodSeen, WorkloadSeen
 from autoscaler.drivers.kubernetes.adoption.pod import (
     EXITED,
     RELEASED,
-    Mark,
-    Pod,
-    address_of,
-    mark_of,
-    own_name,
-    seen_of,
-    state_of,
+    PodMark,
+    TrackedPod,
+    build_observation,
+    derive_replica_id,
+    derive_replica_state,
+    find_missing_mark,
+    format_pod_address,
 )
-from autoscaler.drivers.kubernetes.objects.replica_events import unbound, with_finalizers
-from autoscaler.drivers.kubernetes.objects.start_timing import Beginning
+from autoscaler.drivers.kubernetes.objects.replica_events import build_podless_observation, with_finalizers
+from autoscaler.drivers.kubernetes.objects.start_timing import StartTiming
 from autoscaler.drivers.kubernetes.pending_starts import REFUSED_S
 from autoscaler.spec.model import Model
 from autoscaler.state.events import ReplicaSeen, Seen
@@ -48,7 +48,7 @@ class Mode(Enum):
     RELEASED = "its owner's again"
 
 
-class Failed(NamedTuple):
+class FailedStart(NamedTuple):
     """A start that could not have succeeded: no image, a missing Secret, a failed mount."""
 
     reason: str
@@ -65,7 +65,7 @@ class Workload:
         self.seen = seen
         self.model = model
         self.mode = mode
-        self._pods: dict[str, Pod] = {}
+        self._pods: dict[str, TrackedPod] = {}
         self._orders: dict[ReplicaId, Replica] = {}
         """Replicas that wait for a pod, oldest first."""
         self._told: list[ReplicaSeen] = []
@@ -76,7 +76,7 @@ class Workload:
         """The scale may have to be written."""
         self._version = 0
         """Of the workload as we last wrote it: what is older says nothing about what came of it."""
-        self._failed: Failed | None = None
+        self._failed: FailedStart | None = None
 
     def obstacle(self, now_s: float) -> str:
         """Why the last start failed, which the next one of the same template would, too; empty: nothing is known."""
@@ -137,7 +137,7 @@ class Workload:
         self.model = model
         self._look(now_s)
 
-    def see_pod(self, uid: str, new: PodSeen | None, now_s: float) -> None:
+    def see_pod(self, uid: str, new: AdoptedPodSeen | None, now_s: float) -> None:
         """A pod came, changed or went (None)."""
         known = self._pods.get(uid)
         if new is None:
@@ -145,7 +145,7 @@ class Workload:
                 self._end(known, known.seen.ended or "stopped", EXITED)
                 del self._pods[uid]
         elif known is None:
-            known = self._pods[uid] = Pod(new, now_s)
+            known = self._pods[uid] = TrackedPod(new, now_s)
         else:
             if new.replica not in ("", known.seen.replica, known.replica, *known.spent):
                 self._end(known, "another leader gave its pod to another Replica", RELEASED)
@@ -200,7 +200,7 @@ class Workload:
         pod = self._pod_of(replica.id)
         if pod is None:
             self._due = self._orders.pop(replica.id, None) is not None or self._due
-            self._told.append(unbound(replica, Seen.CLEAN, proof=EXITED))
+            self._told.append(build_podless_observation(replica, Seen.CLEAN, proof=EXITED))
         elif self.mode is Mode.RELEASED:
             self._end(pod, "its workload is no longer ours", RELEASED)
         elif not pod.going:
@@ -245,24 +245,27 @@ class Workload:
     def refused(self, reason: str, now_s: float) -> None:
         """The scale cannot be written: who waits for a pod has failed, who was to go stays."""
         for replica in self._orders.values():
-            self._told += (unbound(replica, Seen.EXITED, reason=reason), unbound(replica, Seen.CLEAN, proof=EXITED))
+            self._told += (
+                build_podless_observation(replica, Seen.EXITED, reason=reason),
+                build_podless_observation(replica, Seen.CLEAN, proof=EXITED),
+            )
         self._orders.clear()
         self._due = False
         self._look(now_s)
 
-    def marks(self, *, going: bool) -> list[Mark]:
+    def marks(self, *, going: bool) -> list[PodMark]:
         """What is to be written on pods: before the scale on those that go, after it on the others."""
         replicas = [pod for pod in self._pods.values() if pod.replica and pod.stays and pod.going is going]
-        wanted = [mark_of(pod, ours=self.mode is Mode.LEVEL) for pod in replicas if self._leads]
+        wanted = [find_missing_mark(pod, ours=self.mode is Mode.LEVEL) for pod in replicas if self._leads]
         return [mark for mark in wanted if mark is not None]
 
-    def marked(self, mark: Mark) -> None:
+    def marked(self, mark: PodMark) -> None:
         """It is being written."""
         pod = self._pods.get(mark.uid)
         if pod is not None:
             pod.marked = mark
 
-    def unmarked(self, mark: Mark) -> None:
+    def unmarked(self, mark: PodMark) -> None:
         """Nobody knows whether it was."""
         pod = self._pods.get(mark.uid)
         if pod is not None:
@@ -282,7 +285,7 @@ class Workload:
         for replica in self._orders.values():
             if self.seen.trouble != replica.waits:
                 self._orders[replica.id] = replace(replica, waits=self.seen.trouble)
-                self._told.append(unbound(replica, Seen.STARTING, waits=self.seen.trouble))
+                self._told.append(build_podless_observation(replica, Seen.STARTING, waits=self.seen.trouble))
 
     def _bind(self, now_s: float) -> None:
         """Pods to Replicas: by their marks, then to those that wait, then by their own names while there is room."""
@@ -297,28 +300,28 @@ class Workload:
             self._take(pod, id, order.intent, order.slots, order)
         for pod in self._free():
             if self._fits(pod) and now_s >= pod.since_s + UNORDERED_S:
-                self._take(pod, own_name(pod.seen, pod.finds), pod.seen.uid[:8], self.model.slots)
+                self._take(pod, derive_replica_id(pod.seen, pod.finds), pod.seen.uid[:8], self.model.slots)
                 pod.finds += 1
 
-    def _take(self, pod: Pod, replica: ReplicaId, intent: str, slots: int, order: Replica | None = None) -> None:
+    def _take(self, pod: TrackedPod, replica: ReplicaId, intent: str, slots: int, order: Replica | None = None) -> None:
         """`order`: what it came of, where it was ordered."""
         pod.replica, pod.intent, pod.slots, pod.told, pod.going = replica, intent, slots, None, False
         if order is not None:
             pod.begun.ask(order.placing.asked_s)
         self._tell(pod)
 
-    def _free(self) -> list[Pod]:
+    def _free(self) -> list[TrackedPod]:
         """Pods that are no Replica and could be: those that answer first, then the oldest."""
         if self.mode is Mode.RELEASED:
             return []
         free = [pod for pod in self._pods.values() if pod.replica is None and pod.stays and not pod.ended]
         return sorted(free, key=lambda pod: (not pod.answers, pod.seen.rank, pod.seen.created, pod.seen.name))
 
-    def _alive(self) -> list[Pod]:
+    def _alive(self) -> list[TrackedPod]:
         """Replicas that are to stay."""
         return [pod for pod in self._pods.values() if pod.replica and pod.stays and not pod.going]
 
-    def _fits(self, pod: Pod) -> bool:
+    def _fits(self, pod: TrackedPod) -> bool:
         """Whether it may be one that nobody ordered: up to the scale, or in the place of one that a rollout ends."""
         if not self._settled() or (self._due and self.mode is Mode.LEVEL):
             return False
@@ -326,13 +329,13 @@ class Workload:
         surge = len(self._replaced(alive)) if pod.answers and not self._replaced([pod]) else 0
         return len(alive) < self.seen.replicas + surge
 
-    def _replaced(self, pods: list[Pod]) -> list[Pod]:
+    def _replaced(self, pods: list[TrackedPod]) -> list[TrackedPod]:
         """Those of them that a rollout will end: one of a newer template is there and answers."""
         answering = [pod for pod in self._pods.values() if pod.stays and pod.answers]
         newest = max(answering, key=lambda pod: (pod.seen.created, pod.since_s), default=None)
         return [] if newest is None else [pod for pod in pods if pod.seen.template != newest.seen.template]
 
-    def _rank(self, pod: Pod) -> int:
+    def _rank(self, pod: TrackedPod) -> int:
         """Who goes first: the highest of a StatefulSet, what a rollout will end of a Deployment."""
         return pod.seen.rank or len(self._replaced([pod]))
 
@@ -340,29 +343,29 @@ class Workload:
         """What is known of the workload is not older than our last write."""
         return self.seen.version >= self._version
 
-    def _pod_of(self, replica: ReplicaId) -> Pod | None:
+    def _pod_of(self, replica: ReplicaId) -> TrackedPod | None:
         return next((pod for pod in self._pods.values() if pod.replica == replica), None)
 
     # --- what is told -------------------------------------------------------------------------------------------------
 
-    def _tell(self, pod: Pod) -> None:
+    def _tell(self, pod: TrackedPod) -> None:
         """What is new of a Replica."""
         if pod.replica is None:
             return
-        seen, before = state_of(pod), None if pod.told is None else pod.told[0]
+        seen, before = derive_replica_state(pod), None if pod.told is None else pod.told[0]
         if seen is Seen.EXITED or before is Seen.EXITED:  # its pod goes; what its kubelet starts there is not it
             if before is not Seen.EXITED:
                 self._say(pod, seen, reason=pod.ended)
                 if pod.failed_s is not None and not pod.seen.ended:
-                    self._failed = Failed(pod.ended, pod.failed_s, self.seen.template)
+                    self._failed = FailedStart(pod.ended, pod.failed_s, self.seen.template)
             self._crashed(pod)
         elif seen is Seen.LEAVING:
             if before is not Seen.LEAVING and not pod.going:
                 self._say(pod, seen, reason="its pod is being deleted")
-        elif pod.told != (seen, pod.seen.waits, address_of(pod.seen), self._rank(pod)):
+        elif pod.told != (seen, pod.seen.waits, format_pod_address(pod.seen), self._rank(pod)):
             self._say(pod, seen, waits=pod.seen.waits)
 
-    def _crashed(self, pod: Pod) -> None:
+    def _crashed(self, pod: TrackedPod) -> None:
         """Its engine has ended. Its pod goes, too, where only it would; else what its kubelet starts is found anew."""
         if pod.seen.leaving and pod.seen.over:
             self._end(pod, pod.ended, with_finalizers(EXITED, pod.seen.finalizers))
@@ -384,7 +387,7 @@ class Workload:
             if pod.going:
                 self._end(pod, "its pod stays", RELEASED)
 
-    def _end(self, pod: Pod, reason: str, proof: str) -> None:
+    def _end(self, pod: TrackedPod, reason: str, proof: str) -> None:
         """Its Replica is over; the pod may become another."""
         if pod.replica is None:
             return
@@ -395,10 +398,10 @@ class Workload:
             self._say(pod, Seen.EXITED, reason=reason)
         self._say(pod, Seen.CLEAN, proof=proof)
         pod.spent |= {pod.seen.replica, pod.replica}
-        pod.replica, pod.told, pod.going, pod.begun = None, None, False, Beginning()
+        pod.replica, pod.told, pod.going, pod.begun = None, None, False, StartTiming()
 
-    def _say(self, pod: Pod, seen: Seen, *, reason: str = "", waits: str = "", proof: str = "") -> None:
+    def _say(self, pod: TrackedPod, seen: Seen, *, reason: str = "", waits: str = "", proof: str = "") -> None:
         of, rank = self.model.name, self._rank(pod)
-        said = seen_of(pod, of, self._zero_unix_s, seen, rank, reason=reason, waits=waits, proof=proof)
+        said = build_observation(pod, of, self._zero_unix_s, seen, rank, reason=reason, waits=waits, proof=proof)
         pod.told = (seen, waits, said.address, rank)
         self._told.append(said)

@@ -16,22 +16,22 @@ from typing import NamedTuple
 
 from autoscaler.contract import ModelName
 from autoscaler.drivers import probes
-from autoscaler.drivers.contained import PAUSE_S_MAX, faults_of
+from autoscaler.drivers.contained import PAUSE_S_MAX, fault_reporter
 from autoscaler.drivers.driver import Observe
-from autoscaler.drivers.kubernetes.adoption.annotations import Hand, port_of
+from autoscaler.drivers.kubernetes.adoption.annotations import Hand, read_port
 from autoscaler.drivers.kubernetes.adoption.objects import (
     COST,
     GOES_FIRST,
     INTENT,
     REPLICA,
-    PodSeen,
+    AdoptedPodSeen,
     WorkloadSeen,
     read_pod,
 )
-from autoscaler.drivers.kubernetes.adoption.pod import Mark
+from autoscaler.drivers.kubernetes.adoption.pod import PodMark
 from autoscaler.drivers.kubernetes.adoption.workload import Workload
 from autoscaler.drivers.kubernetes.pod_events import PodEvents
-from autoscaler.faults import Failure, attempt, described
+from autoscaler.faults import Failure, attempt, describe_error
 from autoscaler.kubernetes.api import Api, ApiError, FencedError, Object, UnreachableError
 from autoscaler.kubernetes.constants import WRITER
 from autoscaler.kubernetes.watching import Change, Watched
@@ -74,7 +74,7 @@ class Runner:
             means.api, self._pods_path, self._read, self._pods_changed, labelSelector=core.seen.selector
         )
         self._events = PodEvents(means.api, key.namespace, self._pods, self._judge_again, means.clock)
-        self._uids: dict[str, PodSeen] = {}
+        self._uids: dict[str, AdoptedPodSeen] = {}
         self._tasks = asyncio.TaskGroup()
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._dirty = asyncio.Event()
@@ -140,7 +140,7 @@ class Runner:
     def _look(self) -> None:
         done = attempt(self._look_now)
         if isinstance(done, Failure):
-            faults_of(self.core.model.name, self._means.observe)(described(done.error))
+            fault_reporter(self.core.model.name, self._means.observe)(describe_error(done.error))
             self._timer = asyncio.get_running_loop().call_later(PAUSE_S_MAX, self._look)
 
     def _look_now(self) -> None:
@@ -152,12 +152,12 @@ class Runner:
 
     # --- pods ---------------------------------------------------------------------------------------------------------
 
-    def _read(self, found: Object) -> PodSeen | None:
+    def _read(self, found: Object) -> AdoptedPodSeen | None:
         """By annotations that are right: the workload is never given others."""
         seen = self.core.seen
-        return read_pod(found, seen.key, seen.container, port_of(seen))
+        return read_pod(found, seen.key, seen.container, read_port(seen))
 
-    def _pods_changed(self, changes: list[Change[PodSeen]]) -> None:
+    def _pods_changed(self, changes: list[Change[AdoptedPodSeen]]) -> None:
         for _, old, new in changes:
             if old is not None and (new is None or new.uid != old.uid):
                 self._uids.pop(old.uid, None)
@@ -171,10 +171,10 @@ class Runner:
                 self._ask_or_not(uid)
         self.settle()
 
-    def _see(self, pod: PodSeen) -> None:
+    def _see(self, pod: AdoptedPodSeen) -> None:
         self.core.see_pod(pod.uid, self._events.with_failure(pod), self._now_s())
 
-    def _judge_again(self, pod: PodSeen) -> None:
+    def _judge_again(self, pod: AdoptedPodSeen) -> None:
         """Its Events say something else."""
         if pod.uid in self._uids:
             self._see(self._uids[pod.uid])
@@ -209,7 +209,7 @@ class Runner:
                 pause_s = self._means.pace.every_s(self._now_s() - born_s, listens=answered is not None)
             await asyncio.sleep(max(0.0, began_s + pause_s - self._now_s()))
 
-    async def _ask_once(self, pod: PodSeen) -> None:
+    async def _ask_once(self, pod: AdoptedPodSeen) -> None:
         """Engines that were there before us are ready at once."""
         probed = not (pod.kubelet_decides or pod.held)
         runs = pod.started_unix_s is not None and pod.ip and probed and not pod.leaving
@@ -282,7 +282,7 @@ class Runner:
         for mark in self.core.marks(going=False):
             await self._mark(mark)
 
-    async def _mark(self, mark: Mark) -> None:
+    async def _mark(self, mark: PodMark) -> None:
         """A pod without its mark only costs its name at the next leader's, or that another one goes first."""
         notes = {REPLICA: mark.replica, INTENT: mark.intent, COST: GOES_FIRST if mark.goes_first else None}
         self.core.marked(mark)  # before it is: what is heard meanwhile of what stands there is later
@@ -296,10 +296,10 @@ class Runner:
             raise
 
 
-async def _probe(pod: PodSeen) -> bool | None:
+async def _probe(pod: AdoptedPodSeen) -> bool | None:
     """Whether it says 200, or listens where it has nothing to say; None: nobody listens."""
     if pod.path is not None:
-        return await probes.probe(pod.ip, pod.probe_port, pod.path)
+        return await probes.probe_engine(pod.ip, pod.probe_port, pod.path)
     try:
         async with asyncio.timeout(probes.PROBE_SECONDS_MAX):
             _, writer = await asyncio.open_connection(pod.ip, pod.probe_port)
@@ -309,7 +309,7 @@ async def _probe(pod: PodSeen) -> bool | None:
     return True
 
 
-class Candidate:
+class AdoptionCandidate:
     """Of a workload that was just seen."""
 
     def __init__(self, seen: WorkloadSeen) -> None:

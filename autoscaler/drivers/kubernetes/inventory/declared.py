@@ -26,7 +26,7 @@ from autoscaler.drivers.driver import Observe
 from autoscaler.kubernetes.api import Api, Object
 from autoscaler.kubernetes.resources.step import Decided
 from autoscaler.kubernetes.watching import Change, Watched
-from autoscaler.queries.stranded_pods import kept_off
+from autoscaler.queries.stranded_pods import is_unschedulable
 from autoscaler.slicing import registry
 from autoscaler.slicing.base import NodeFacts, PodFields, in_mib
 from autoscaler.slicing.hami import ALONE, NVIDIA, TASKS, Hami
@@ -70,7 +70,7 @@ def _count(amount: object) -> int:
     return int(text) if (text := str(amount)).isdecimal() else 0
 
 
-def slices(
+def build_declared_slices(
     kinds: Sequence[NodeKind], quotas: Sequence[Quota], replicas: Mapping[ReplicaId, Replica]
 ) -> tuple[Slice, ...]:
     """All of them; closed is what may not be used now. `replicas` are all that are known."""
@@ -90,7 +90,7 @@ def slices(
     return tuple(found)
 
 
-def selector_of(kinds: Sequence[NodeKind], slices: Sequence[SliceId]) -> dict[str, str] | None:
+def find_node_selector(kinds: Sequence[NodeKind], slices: Sequence[SliceId]) -> dict[str, str] | None:
     """Labels of the nodes that will do for what was placed on Slices of here; None: they are of a real node."""
     node = slices[0].partition("/")[0] if slices else ""
     declared = _DECLARED.fullmatch(node)
@@ -100,9 +100,9 @@ def selector_of(kinds: Sequence[NodeKind], slices: Sequence[SliceId]) -> dict[st
     return kinds[position].selector if position < len(kinds) else {}
 
 
-def fields(kinds: Sequence[NodeKind], replica: Replica, ranked: PriorityClass | None) -> PodFields | None:
+def find_pod_fields(kinds: Sequence[NodeKind], replica: Replica, ranked: PriorityClass | None) -> PodFields | None:
     """What the pod of a Replica asks for; None: its Slices are not declared (any more). `ranked`: by its priority."""
-    asks = registry.fields(replica, {one.id: one for one in slices(kinds, (), {})}, ranked)
+    asks = registry.build_pod_fields(replica, {one.id: one for one in build_declared_slices(kinds, (), {})}, ranked)
     if asks is None:
         return None
     return asks._replace(annotations={name: said for name, said in asks.annotations.items() if name != NVIDIA.use})
@@ -125,7 +125,7 @@ def _of(node: str, kind: NodeKind, hard: int) -> Iterator[Slice]:
     told = {NVIDIA.register: _cards(kind.device, many)} if of_cards else {}
     facts = NodeFacts(NodeId(node), annotations=told, allocatable={GPU: str(many)}, declared=kind)
     closed = UNTOLD.format(kind=said) if said in registry.GIVERS and not told else ""
-    return (replace(one, labels=kind.selector, closed=closed or one.closed) for one in registry.inventory(facts))
+    return (replace(one, labels=kind.selector, closed=closed or one.closed) for one in registry.list_slices(facts))
 
 
 def _cards(device: NodeDevice, many: int) -> str:
@@ -143,7 +143,7 @@ def _cards(device: NodeDevice, many: int) -> str:
 def _waiting(replicas: Iterable[Replica]) -> Iterator[tuple[str, str]]:
     """(node, why) of each Replica that the scheduler finds no node for."""
     for replica in replicas:
-        if replica.slices and kept_off(replica.waits):
+        if replica.slices and is_unschedulable(replica.waits):
             why = f"{replica.model} waits for such a node already: {replica.waits[:WAITS_MAX]}"
             yield replica.slices[0].partition("/")[0], why
 
@@ -192,6 +192,6 @@ class DeclaredDevices:
 
     def _tell(self) -> None:
         world = self._world()
-        declared = slices(world.settings.nodes, list(self._quotas.items.values()), world.replicas)
+        declared = build_declared_slices(world.settings.nodes, list(self._quotas.items.values()), world.replicas)
         if {slice_.id: slice_ for slice_ in declared} != world.slices:
             self._observe((SlicesSeen(slices=declared),))

@@ -21,7 +21,7 @@ from autoscaler.state.events import DisruptionsSeen
 Observe = Callable[[tuple[DisruptionsSeen, ...]], None]
 
 
-class Budget(NamedTuple):
+class DisruptionBudget(NamedTuple):
     """What is kept of a PodDisruptionBudget."""
 
     name: str
@@ -30,27 +30,29 @@ class Budget(NamedTuple):
     """Somebody may be ended now."""
 
 
-class Labelled(NamedTuple):
+class LabelledPod(NamedTuple):
     """What is kept of a pod of ours."""
 
     replica: ReplicaId
     labels: Mapping[str, str]
 
 
-def read(found: Object) -> Budget:
+def read_budget(found: Object) -> DisruptionBudget:
     """What is told of an older generation than the object's is not told of what it says now."""
     status, metadata = found.get("status") or {}, found["metadata"]
     seen = status.get("observedGeneration", 0) >= metadata.get("generation", 0)
-    return Budget(metadata["name"], found["spec"].get("selector"), seen and status.get("disruptionsAllowed", 0) > 0)
+    return DisruptionBudget(
+        metadata["name"], found["spec"].get("selector"), seen and status.get("disruptionsAllowed", 0) > 0
+    )
 
 
-def read_pod(pod: Object) -> Labelled | None:
+def read_labelled_pod(pod: Object) -> LabelledPod | None:
     """None of one that is not ours."""
-    seen = pods.read(pod)
-    return None if seen is None else Labelled(seen.replica, pod["metadata"].get("labels") or {})
+    seen = pods.read_replica_pod(pod)
+    return None if seen is None else LabelledPod(seen.replica, pod["metadata"].get("labels") or {})
 
 
-def selects(selector: Mapping[str, Any] | None, labels: Mapping[str, str]) -> bool:
+def is_selected(selector: Mapping[str, Any] | None, labels: Mapping[str, str]) -> bool:
     """Whether a selector is true of these labels: one that is not there of none, an empty one of all."""
     if selector is None:
         return False
@@ -65,11 +67,11 @@ def _holds(expression: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
     }[expression["operator"]]  # fmt: skip
 
 
-def undisturbed(budgets: Iterable[Budget], ours: Iterable[Labelled]) -> dict[ReplicaId, str]:
+def list_protected_replicas(budgets: Iterable[DisruptionBudget], ours: Iterable[LabelledPod]) -> dict[ReplicaId, str]:
     """Whom nobody may end now, and the budgets that say so."""
     there, found = sorted(budgets), dict[ReplicaId, str]()
     for pod in ours:
-        over = [one for one in there if selects(one.selector, pod.labels)]
+        over = [one for one in there if is_selected(one.selector, pod.labels)]
         if len(over) > 1 or not all(one.allows for one in over):
             found[pod.replica] = ", ".join(one.name for one in over)
     return found
@@ -80,11 +82,15 @@ class Disruptions:
 
     def __init__(self, api: Api, namespace: str, observe: Observe, owner: Ownership = ANYBODYS) -> None:
         self._budgets = Watched(
-            api, f"/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets", read, self._budgets_changed,
+            api, f"/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets", read_budget, self._budgets_changed,
             optional=True,
         )  # fmt: skip
         self._pods = Watched(
-            api, f"/api/v1/namespaces/{namespace}/pods", read_pod, self._pods_changed, labelSelector=owner.engines
+            api,
+            f"/api/v1/namespaces/{namespace}/pods",
+            read_labelled_pod,
+            self._pods_changed,
+            labelSelector=owner.engines,
         )
         self._observe = observe
         self._any = asyncio.Event()
@@ -98,15 +104,15 @@ class Disruptions:
             await self._any.wait()
             tasks.create_task(self._pods.run())
 
-    def _budgets_changed(self, _: list[Change[Budget]]) -> None:
+    def _budgets_changed(self, _: list[Change[DisruptionBudget]]) -> None:
         self._any.set()
         self._tell()
 
-    def _pods_changed(self, _: list[Change[Labelled]]) -> None:
+    def _pods_changed(self, _: list[Change[LabelledPod]]) -> None:
         self._tell()
 
     def _tell(self) -> None:
-        now = undisturbed(self._budgets.items.values(), self._pods.items.values())
+        now = list_protected_replicas(self._budgets.items.values(), self._pods.items.values())
         if now != self._told:
             self._told = now
             self._observe((DisruptionsSeen(undisturbed=now),))

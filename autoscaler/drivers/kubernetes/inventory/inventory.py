@@ -20,16 +20,16 @@ from autoscaler.drivers.kubernetes.objects.node_resources import Hosts
 from autoscaler.drivers.kubernetes.objects.pod import SLICES, PodSeen
 from autoscaler.kubernetes.api import Api, Object
 from autoscaler.kubernetes.constants import NODE_POOL, NODES, PLACES
-from autoscaler.kubernetes.watching import Change, Key, Watched
+from autoscaler.kubernetes.watching import Change, ObjectKey, Watched
 from autoscaler.slicing import dra_binding_conditions, registry, usage
 from autoscaler.slicing.base import PodFields
-from autoscaler.slicing.dra_claims import common_claim, entry_called, instead
-from autoscaler.slicing.usage import really
+from autoscaler.slicing.dra_claims import common_claim_name, dra_device_name_of_id, list_alternatives
+from autoscaler.slicing.usage import resolve_actual_slices
 from autoscaler.spec.ownership import ANYBODYS, Ownership
 from autoscaler.spec.settings import PriorityClass, Settings, kind_of
-from autoscaler.state.device_claims import AwaitedSeen, in_turn
+from autoscaler.state.device_claims import AwaitedSeen, sort_by_wait
 from autoscaler.state.events import HostsSeen, ImagesSeen, SlicesSeen
-from autoscaler.state.node_labels import repels
+from autoscaler.state.node_labels import find_untolerated_taint
 from autoscaler.state.world import NodeId, Replica, Slice, SliceId
 
 HOSTS_EVERY_S = 0.5
@@ -58,28 +58,28 @@ class Inventory:
         self._settings, self._groups = settings, groups
         self._is_ours = is_ours
         self._held = held
-        self._nodes = Watched(api, NODES, nodes.read, self._nodes_changed)
+        self._nodes = Watched(api, NODES, nodes.read_node, self._nodes_changed)
         self._changed, self._hosts_changed = changed, hosts_changed
         self._others = Watched(
             api, "/api/v1/pods", self._read_other, self._others_changed, optional=True, fieldSelector=nodes.HOLDING
         )
-        self._hosts, self._with_devices = Hosts(), dict[Key, OtherPod]()
+        self._hosts, self._with_devices = Hosts(), dict[ObjectKey, OtherPod]()
         self._due: asyncio.TimerHandle | None = None
         """When others are told who have CPU and memory, but no devices."""
         self._plugins = {
             place: Watched(
-                api, f"/api/v1/namespaces/{place.namespace}/configmaps", device_plugin_config.read,
+                api, f"/api/v1/namespaces/{place.namespace}/configmaps", device_plugin_config.read_plugin_configs,
                 lambda _: changed(False), optional=True, **place.query,
             )
             for place in PLACES
         }  # fmt: skip
         self._published = Watched(
-            api, resource_claims.PUBLISHED, resource_claims.read_published, lambda _: changed(False), optional=True
+            api, resource_claims.PUBLISHED, resource_claims.read_resource_slice, lambda _: changed(False), optional=True
         )
         self._claims = Watched(
             api,
             resource_claims.CLAIMS,
-            lambda found: resource_claims.read(found, namespace, owner),
+            lambda found: resource_claims.read_claim(found, namespace, owner),
             lambda _: changed(False),
             optional=True,
         )
@@ -111,7 +111,7 @@ class Inventory:
 
     def node(self, name: str) -> NodeSeen | None:
         """None: there is none of that name."""
-        return self._nodes.items.get(Key("", name))
+        return self._nodes.items.get(ObjectKey("", name))
 
     def may_be_taken(self, name: str | None) -> bool:
         """Whether a node is Karpenter's; None: whether any is."""
@@ -132,7 +132,7 @@ class Inventory:
     def _look_at_claims(self) -> tuple[AwaitedSeen, ...]:
         """Where it is news."""
         found = (awaited for one in self._claims.items.values() for awaited in one.awaited)
-        before, self._awaited = self._awaited, AwaitedSeen(awaited=in_turn(found))
+        before, self._awaited = self._awaited, AwaitedSeen(awaited=sort_by_wait(found))
         return () if self._awaited == before else (self._awaited,)
 
     def _look_at_images(self) -> ImagesSeen:
@@ -152,43 +152,49 @@ class Inventory:
         told = {
             NodeId(node.name): node.beside
             for node in there
-            if node.amounts or node.annotations or (node.usable and repels(node.taints, ()) is None)
+            if node.amounts or node.annotations or (node.usable and find_untolerated_taint(node.taints, ()) is None)
         }
         return HostsSeen(hosts=self._hosts.seen(told))
 
     def _look_at_slices(self) -> SlicesSeen:
         configs = {
-            place: one.items[Key(*place[:2])] for place, one in self._plugins.items() if Key(*place[:2]) in one.items
+            place: one.items[ObjectKey(*place[:2])]
+            for place, one in self._plugins.items()
+            if ObjectKey(*place[:2]) in one.items
         }
         there = self._nodes.items.values()
-        held, published = list(self._held()), resource_claims.by_node(self._published.items.values())
+        held, published = list(self._held()), resource_claims.group_slices_by_node(self._published.items.values())
         seen = list(self._claims.items.values()) if published else []
-        chosen = [entry_called(id) for id in held] if published else []
-        found = nodes.slices(
-            there, self._settings().nodes, lambda labels: device_plugin_config.config_of(labels, configs), published,
-            [*(got.entry for one in seen for got in one.got), *chosen], made=self._made,
+        chosen = [dra_device_name_of_id(id) for id in held] if published else []
+        found = nodes.build_slices(
+            there,
+            self._settings().nodes,
+            lambda labels: device_plugin_config.select_plugin_config(labels, configs),
+            published,
+            [*(got.entry for one in seen for got in one.got), *chosen],
+            made=self._made,
             groups=self._groups(),
-        )  # fmt: skip
-        found = dra_binding_conditions.told(found, (binding for one in seen for binding in one.bindings))
+        )
+        found = dra_binding_conditions.apply_bindings(found, (binding for one in seen for binding in one.bindings))
         others = list(self._with_devices.values())
-        theirs = [one for pod in others if pod.cards for one in usage.of_cards(pod.node, pod.cards)]
-        theirs += usage.of_entries(found, (got for one in seen if not one.ours for got in one.got))
+        theirs = [one for pod in others if pod.cards for one in usage.list_card_usage(pod.node, pod.cards)]
+        theirs += usage.list_dra_usage(found, (got for one in seen if not one.ours for got in one.got))
         ours = [(key.name, one) for key, one in self._claims.items.items() if one.ours] if published else []
         own = [(name, got) for name, one in ours for got in one.got]
-        common = {common_claim(one) for one in found} if own else set[str]()
+        common = {common_claim_name(one) for one in found} if own else set[str]()
         strange = (got for name, got in own if got.entry not in chosen and name not in common)
-        found = nodes.reshared(found, own)
-        found, gone = usage.left(found, [*theirs, *usage.of_entries(found, strange, ours=True)])
-        found, lost = nodes.resliced(found, held)
+        found = nodes.close_claimed_slices(found, own)
+        found, gone = usage.subtract_usage(found, [*theirs, *usage.list_dra_usage(found, strange, ours=True)])
+        found, lost = nodes.close_stale_slices(found, held)
         self._slices = {one.id: one for one in found}
-        self._gone = nodes.others(there, found, [*others, *lost]) | gone
+        self._gone = nodes.count_taken_slices(there, found, [*others, *lost]) | gone
         return SlicesSeen(slices=found, others=self._gone)
 
     def fields(self, replica: Replica, ranked: PriorityClass | None) -> PodFields | None:
         """What its pod asks for; None: it has no Slices. Raises ValueError where they are not there any more: what they
         were, and so what to ask for, nobody knows. `ranked`: by its Model's priority.
         """
-        asks = registry.fields(replica, self._slices, ranked, self._instead(replica))
+        asks = registry.build_pod_fields(replica, self._slices, ranked, self._instead(replica))
         if asks is None and replica.slices:
             raise ValueError(f"there is no {', '.join(replica.slices)} any more")
         return asks
@@ -202,19 +208,21 @@ class Inventory:
         kind = kind_of(node.labels, self._settings().nodes)
         many = kind.slicing.alternatives if kind is not None and kind.slicing is not None else 0
         gone = {*self._held(), *(counted for counted, much in self._gone.items() if much > 0), *node.cordoned}
-        return list(islice(instead(own, self._slices.values(), gone), many))
+        return list(islice(list_alternatives(own, self._slices.values(), gone), many))
 
     def actual(self, pod: PodSeen) -> tuple[SliceId, ...]:
         """What a pod of ours really has, where that is known and is not what was chosen; else empty."""
-        seen = [self._claims.items.get(Key(pod.namespace, name)) for name in pod.claims]
+        seen = [self._claims.items.get(ObjectKey(pod.namespace, name)) for name in pod.claims]
         if not pod.node or not all(seen):
             return ()  # nobody knows yet, or nobody knows any more
         got = [got for one in seen if one is not None for got in one.got]
-        return really(pod.slices, pod.node, self._slices, lambda: frozenset(self._held()), cards=pod.cards, got=got)
+        return resolve_actual_slices(
+            pod.slices, pod.node, self._slices, lambda: frozenset(self._held()), cards=pod.cards, got=got
+        )
 
     def reserved(self, pod: PodSeen) -> bool:
         """Whether a claim is still a pod's of ours: what it holds can be nobody else's, and may not be put away yet."""
-        seen = (self._claims.items.get(Key(pod.namespace, name)) for name in pod.claims)
+        seen = (self._claims.items.get(ObjectKey(pod.namespace, name)) for name in pod.claims)
         return any(one is not None and pod.uid in one.users for one in seen)
 
     def knows(self, slices: Iterable[SliceId]) -> bool:
@@ -225,9 +233,9 @@ class Inventory:
     def _read_other(self, pod: Object) -> OtherPod | None:
         """A pod of ours has what its Replica has; one without Slices is wherever the scheduler put it."""
         if not self._is_ours(pod):
-            return nodes.read_other(pod)
+            return nodes.read_other_pod(pod)
         slices = (pod["metadata"].get("annotations") or {}).get(SLICES)
-        found = None if slices else nodes.read_other(pod)
+        found = None if slices else nodes.read_other_pod(pod)
         return None if found is None else OtherPod(found.node, beside=found.beside)
 
     def _others_changed(self, changes: list[Change[OtherPod]]) -> None:

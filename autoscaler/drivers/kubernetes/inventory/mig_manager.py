@@ -18,19 +18,19 @@ from typing import Any, NamedTuple
 import msgspec
 import yaml
 
-from autoscaler.drivers.contained import begin
+from autoscaler.drivers.contained import start_contained_task
 from autoscaler.drivers.kubernetes.objects import node as nodes
 from autoscaler.drivers.kubernetes.objects.node import NodeSeen
 from autoscaler.kubernetes.api import Api, ApiError, FencedError, Object, UnreachableError
 from autoscaler.kubernetes.constants import NODES
 from autoscaler.kubernetes.watching import Change, Watched
 from autoscaler.queries.mig_status import PREFIX, configs_of
-from autoscaler.slicing.mig import CONFIG, PRODUCT, STATE, STRATEGY, config_map, parted
+from autoscaler.slicing.mig import CONFIG, PRODUCT, STATE, STRATEGY, build_mig_config_map, build_mig_parted_config
 from autoscaler.slicing.mig_geometry import geometry_of
 from autoscaler.spec.settings import NodeKind, Settings, kind_of
 from autoscaler.spec.yaml import YamlError
-from autoscaler.spec.yaml import read as read_yaml
-from autoscaler.state.mig import FAILED, SUCCESS, CutOrder, CutRefused, Cuttable, CuttableSeen
+from autoscaler.spec.yaml import parse_yaml as read_yaml
+from autoscaler.state.mig import FAILED, SUCCESS, CutOrder, CutRefused, CuttableSeen, MigNode
 
 ANNOTATION = "pilotlight.dev/cut"
 WRITTEN = "pilotlight.dev/written"
@@ -48,7 +48,7 @@ _log = logging.getLogger(__name__)
 Observe = Callable[[tuple[CuttableSeen | CutRefused, ...]], None]
 
 
-class Noted(msgspec.Struct, frozen=True, kw_only=True):
+class MigOrderNote(msgspec.Struct, frozen=True, kw_only=True):
     """What stands on a Node of the last order."""
 
     config: str
@@ -57,7 +57,7 @@ class Noted(msgspec.Struct, frozen=True, kw_only=True):
     asked_unix_s: float
 
 
-class Shown(NamedTuple):
+class AnnotatedNode(NamedTuple):
     """What is kept of a Node."""
 
     seen: NodeSeen
@@ -69,7 +69,7 @@ def _by_us(kind: NodeKind) -> bool:
     return kind.slicing is not None and kind.slicing.cut and kind.slicing.kind == "mig"
 
 
-class RefusedError(Exception):
+class RepartitionRefusedError(Exception):
     """An order cannot be given now. `str()` says why, as the end of a sentence about its node."""
 
 
@@ -92,12 +92,12 @@ class NodeCutter:
         self._settings = settings
         self._clock = clock
         self._settle_s = settle_s
-        self._nodes = Watched(reads, NODES, read, self._changed)
+        self._nodes = Watched(reads, NODES, read_annotated_node, self._changed)
         self._wanted = asyncio.Event()
         """Settings let us cut something."""
         self._tasks = asyncio.TaskGroup()
         self._orders = set[asyncio.Task[None]]()
-        self._told: tuple[Cuttable, ...] = ()
+        self._told: tuple[MigNode, ...] = ()
         self._asked_s: dict[str, float] = {}
         """By annotation: when that was, by our clock. Worked out once, so that it stays the same."""
 
@@ -123,13 +123,13 @@ class NodeCutter:
 
     def cut(self, order: CutOrder) -> None:
         """As `autoscaler.drivers.driver.Cutter`."""
-        task = begin(self._tasks, self._give(order), partial(self._failed, order.node))
+        task = start_contained_task(self._tasks, self._give(order), partial(self._failed, order.node))
         self._orders.add(task)
         task.add_done_callback(self._orders.discard)
 
     # --- what is seen -------------------------------------------------------------------------------------------------
 
-    def _changed(self, changes: list[Change[Shown]]) -> None:
+    def _changed(self, changes: list[Change[AnnotatedNode]]) -> None:
         del changes
         self._tell()
 
@@ -145,16 +145,16 @@ class NodeCutter:
             self._told = told
             self._observe((CuttableSeen(nodes=told),))
 
-    def _cuttable(self, node: Shown, kind: NodeKind) -> Cuttable:
+    def _cuttable(self, node: AnnotatedNode, kind: NodeKind) -> MigNode:
         seen, config = node.seen, node.seen.labels.get(CONFIG, "")
-        noted = noted_in(node)
+        noted = read_order_note(node)
         order = None
         if noted is not None and noted.config == config:
             asked_s = self._asked_s.setdefault(node.note, noted.asked_unix_s + self._clock() - self._reads.unix_s())
             order = CutOrder(
                 node=seen.name, config=config, cuts=noted.cuts, tries=noted.tries, asked_s=asked_s
             )  # fmt: skip
-        return Cuttable(
+        return MigNode(
             name=seen.name, product=seen.labels.get(PRODUCT, kind.device.model), gpus=kind.device.count, config=config,
             state=seen.labels.get(STATE, ""), strategy=seen.labels.get(STRATEGY, ""), usable=seen.usable,
             labels=seen.labels, taints=seen.taints, order=order,
@@ -166,7 +166,7 @@ class NodeCutter:
         try:
             await asyncio.sleep(await self._written(order))
             await self._tell_node(order)
-        except RefusedError as error:
+        except RepartitionRefusedError as error:
             reason = str(error)
         except ApiError as error:
             reason = f"the API server refused: {error.reason}" + (f": {RIGHTS}" if error.status == 403 else "")
@@ -192,7 +192,9 @@ class NodeCutter:
             except ApiError as error:
                 if error.status != 404:
                     raise
-                made = config_map(place.config_map, place.namespace, {"version": "v1", "mig-configs": ALL_OFF | wanted})
+                made = build_mig_config_map(
+                    place.config_map, place.namespace, {"version": "v1", "mig-configs": ALL_OFF | wanted}
+                )
                 made["metadata"]["annotations"] = {WRITTEN: f"{wall_s:.0f}"}
                 await self._writes.create(base, made)
                 return self._settle_s
@@ -215,16 +217,16 @@ class NodeCutter:
                     raise
             else:
                 return self._settle_s
-        raise RefusedError("others write to its ConfigMap all the time")
+        raise RepartitionRefusedError("others write to its ConfigMap all the time")
 
     def _configurations(self, order: CutOrder) -> dict[str, Any]:
         """What is ordered, under each of its names: another try needs another."""
         product = next((one.product for one in self._told if one.name == order.node), "")
         geometry = geometry_of(product)
         if geometry is None:
-            raise RefusedError(f"how {product or 'its GPU'} can be cut is not known")
+            raise RepartitionRefusedError(f"how {product or 'its GPU'} can be cut is not known")
         return {
-            name: parted(name, geometry, dict(enumerate(order.cuts)))["mig-configs"][name]
+            name: build_mig_parted_config(name, geometry, dict(enumerate(order.cuts)))["mig-configs"][name]
             for name in configs_of(order.cuts)
         }
 
@@ -241,7 +243,7 @@ class NodeCutter:
         for left in range(TRIES - 1, -1, -1):
             found = await self._reads.get(path)
             await self._check(order, found)
-            note = Noted(
+            note = MigOrderNote(
                 config=order.config, cuts=order.cuts, tries=order.tries, asked_unix_s=self._reads.unix_s()
             )  # fmt: skip
             change: Object = {
@@ -261,19 +263,21 @@ class NodeCutter:
 
     async def _check(self, order: CutOrder, found: Object) -> None:
         """RefusedError where it must not be given."""
-        seen = nodes.read(found)
+        seen = nodes.read_node(found)
         if seen.labels.get(CONFIG, "") != order.before:
-            raise RefusedError("somebody else has it cut")
+            raise RepartitionRefusedError("somebody else has it cut")
         if seen.labels.get(STATE, "") not in {SUCCESS, FAILED} or not seen.usable:
-            raise RefusedError("it is not ready for that")
+            raise RepartitionRefusedError("it is not ready for that")
         query = {"fieldSelector": f"spec.nodeName={order.node},status.phase!=Succeeded,status.phase!=Failed"}
         async for page in self._reads.pages("/api/v1/pods", query):
             if page.unreadable:
-                raise RefusedError(f"pod {page.unreadable[0].namespace}/{page.unreadable[0].name} cannot be read")
+                raise RepartitionRefusedError(
+                    f"pod {page.unreadable[0].namespace}/{page.unreadable[0].name} cannot be read"
+                )
             for pod in page.items:
-                if nodes.read_other(pod) is not None:
+                if nodes.read_other_pod(pod) is not None:
                     name = f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
-                    raise RefusedError(f"pod {name} has a device of it")
+                    raise RepartitionRefusedError(f"pod {name} has a device of it")
 
 
 PENDING = "pending"
@@ -282,17 +286,17 @@ ALL_OFF = {"all-disabled": [{"devices": "all", "mig-enabled": False}]}
 """What the GPU operator tells nodes by itself, so every such ConfigMap has it."""
 
 
-def read(node: Object) -> Shown:
+def read_annotated_node(node: Object) -> AnnotatedNode:
     """Of a Node."""
-    return Shown(nodes.read(node), (node["metadata"].get("annotations") or {}).get(ANNOTATION, ""))
+    return AnnotatedNode(nodes.read_node(node), (node["metadata"].get("annotations") or {}).get(ANNOTATION, ""))
 
 
-def noted_in(node: Shown) -> Noted | None:
+def read_order_note(node: AnnotatedNode) -> MigOrderNote | None:
     """The last order of ours; None: there was none."""
     if not node.note:
         return None
     try:
-        return msgspec.json.decode(node.note, type=Noted)
+        return msgspec.json.decode(node.note, type=MigOrderNote)
     except (msgspec.DecodeError, RecursionError) as error:
         _log.warning("annotation %s of node %s is not one of ours: %s", ANNOTATION, node.seen.name, error)
         return None
@@ -303,8 +307,8 @@ def _there(found: Object) -> dict[str, Any]:
     try:
         parsed = read_yaml((found.get("data") or {}).get(FILE, "{}"))
     except YamlError as error:
-        raise RefusedError(f"its ConfigMap's {FILE} cannot be read: {error}") from None
+        raise RepartitionRefusedError(f"its ConfigMap's {FILE} cannot be read: {error}") from None
     one = parsed[0] if len(parsed) == 1 else None
     if not isinstance(one, dict) or not isinstance(one.get("mig-configs", {}), dict):
-        raise RefusedError(f"its ConfigMap's {FILE} is no configuration of mig-parted")
+        raise RepartitionRefusedError(f"its ConfigMap's {FILE} is no configuration of mig-parted")
     return {"version": "v1", **one, "mig-configs": one.get("mig-configs", {})}

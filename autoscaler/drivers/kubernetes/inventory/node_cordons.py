@@ -16,11 +16,11 @@ from typing import NamedTuple
 import msgspec
 
 from autoscaler.drivers.driver import CordonError
-from autoscaler.drivers.local.cordon_file import Kept, Observe, cordon, kept
+from autoscaler.drivers.local.cordon_file import Kept, Observe, decode_cordon, encode_cordon
 from autoscaler.kubernetes.api import Api, ApiError, FencedError, Object, UnreachableError
 from autoscaler.kubernetes.constants import NODES
 from autoscaler.kubernetes.watching import Change, Watched
-from autoscaler.state.operator_orders import Cordon, CordonsSeen, Place
+from autoscaler.state.operator_orders import Cordon, CordonsSeen, CordonTarget
 
 ANNOTATION = "pilotlight.dev/cordon"
 TRIES = 20
@@ -54,7 +54,7 @@ class NodeCordons:
         self._observe = observe
         self._clock = clock
         self._wall = wall or reads.unix_s
-        self._nodes = Watched(reads, NODES, read, self._changed)
+        self._nodes = Watched(reads, NODES, read_node_orders, self._changed)
 
     async def run(self) -> None:
         """Observes until cancelled."""
@@ -62,23 +62,23 @@ class NodeCordons:
 
     async def put(self, cordon: Cordon) -> None:
         """As `autoscaler.drivers.driver.Cordons`."""
-        mine = kept(cordon, self._wall() - self._clock())
+        mine = encode_cordon(cordon, self._wall() - self._clock())
         await self._change(cordon.node, cordon.place, mine)
 
-    async def lift(self, place: Place) -> None:
+    async def lift(self, place: CordonTarget) -> None:
         """As `autoscaler.drivers.driver.Cordons`."""
         for node in tuple(self._nodes.items.values()):
-            if place == Place("node", node.name) or any(one.place == place for one in node.kept):
+            if place == CordonTarget("node", node.name) or any(one.place == place for one in node.kept):
                 await self._change(node.name, place, None)
 
-    async def _change(self, node: str, place: Place, order: Kept | None) -> None:
+    async def _change(self, node: str, place: CordonTarget, order: Kept | None) -> None:
         """Writes the order about a Place (None: there is none) on its node. Raises CordonError."""
         path = f"{NODES}/{node}"
         try:
             for left in range(TRIES - 1, -1, -1):
                 found = await self._reads.get(path)
                 try:
-                    await self._writes.patch(path, patch(found, place, order))
+                    await self._writes.patch(path, build_cordon_patch(found, place, order))
                 except ApiError as error:
                     if error.reason != "Conflict" or not left:
                         raise
@@ -93,14 +93,14 @@ class NodeCordons:
     def _changed(self, changes: list[Change[NodeOrders]]) -> None:
         if any((old or NOTHING)[1:] != (new or NOTHING)[1:] for _, old, new in changes):
             from_unix_s = self._clock() - self._wall()
-            orders = [one for node in self._nodes.items.values() for one in in_force(node)]
-            self._observe((CordonsSeen(cordons=tuple(cordon(one, from_unix_s) for one in orders)),))
+            orders = [one for node in self._nodes.items.values() for one in list_active_cordons(node)]
+            self._observe((CordonsSeen(cordons=tuple(decode_cordon(one, from_unix_s) for one in orders)),))
 
 
 NOTHING = NodeOrders("", closed=False, kept=())
 
 
-def read(node: Object) -> NodeOrders:
+def read_node_orders(node: Object) -> NodeOrders:
     """What is kept of a Node."""
     name, text = node["metadata"]["name"], (node["metadata"].get("annotations") or {}).get(ANNOTATION, "")
     try:
@@ -111,18 +111,18 @@ def read(node: Object) -> NodeOrders:
     return NodeOrders(name, bool(node["spec"].get("unschedulable", False)), orders)
 
 
-def in_force(node: NodeOrders) -> list[Kept]:
+def list_active_cordons(node: NodeOrders) -> list[Kept]:
     """The orders that hold: of those about the node itself one, while it is unschedulable."""
-    place = Place("node", node.name)
+    place = CordonTarget("node", node.name)
     devices = [one for one in node.kept if one.place != place]
     if not node.closed:
         return devices
     return [next((one for one in node.kept if one.place == place), Kept(place, node.name, 0.0)), *devices]
 
 
-def patch(found: Object, place: Place, order: Kept | None) -> Object:
+def build_cordon_patch(found: Object, place: CordonTarget, order: Kept | None) -> Object:
     """The merge patch that makes `order` the one about `place`, if the Node is still as it was found."""
-    before = read(found)
+    before = read_node_orders(found)
     orders = [one for one in before.kept if one.place != place] + ([order] if order is not None else [])
     text = msgspec.json.encode(orders).decode() if orders else None
     metadata = {"resourceVersion": found["metadata"]["resourceVersion"], "annotations": {ANNOTATION: text}}

@@ -18,12 +18,12 @@ from autoscaler.drivers.kubernetes.objects.pod import PodSeen
 from autoscaler.kubernetes.api import STRATEGIC, Api, ApiError, Object
 from autoscaler.kubernetes.constants import WRITER
 from autoscaler.slicing.base import PodFields
-from autoscaler.slicing.dra_binding_conditions import Binding, bindings
-from autoscaler.slicing.dra_claims import API, NVIDIA, Got, decode
+from autoscaler.slicing.dra_binding_conditions import Binding, read_bindings
+from autoscaler.slicing.dra_claims import API, NVIDIA, Got, read_allocations
 from autoscaler.spec.ownership import ANYBODYS, Ownership
 from autoscaler.spec.pod import MANAGED_BY, OURS
 from autoscaler.state import device_claims as awaited
-from autoscaler.state.device_claims import Awaited
+from autoscaler.state.device_claims import PendingDeviceClaim
 from autoscaler.state.world import Replica
 
 PUBLISHED, CLAIMS = f"/apis/{API}/resourceslices", f"/apis/{API}/resourceclaims"
@@ -45,26 +45,30 @@ class ClaimSeen(NamedTuple):
     """Uids of the pods that it is reserved for."""
     bindings: tuple[Binding, ...] = ()
     """What of it must be attached before its pod is bound."""
-    awaited: tuple[Awaited, ...] = ()
+    awaited: tuple[PendingDeviceClaim, ...] = ()
     """What of that is to come from a fabric of ours."""
 
 
-def read(claim: Object, namespace: str, owner: Ownership = ANYBODYS) -> ClaimSeen | None:
+def read_claim(claim: Object, namespace: str, owner: Ownership = ANYBODYS) -> ClaimSeen | None:
     """None: it has nothing. `namespace` and `owner`: ours."""
-    got, metadata = decode(claim), claim["metadata"]
+    got, metadata = read_allocations(claim), claim["metadata"]
     labels = metadata.get("labels") or {}
     ours = labels.get(MANAGED_BY) == WRITER and _INTENT in labels and metadata.get("namespace") == namespace
     ours = ours and owner.owns(claim)
-    return ClaimSeen(got, ours, _users(claim), bindings(claim), awaited.read(claim)) if got else None
+    return (
+        ClaimSeen(got, ours, _users(claim), read_bindings(claim), awaited.read_pending_device_claims(claim))
+        if got
+        else None
+    )
 
 
-def read_published(found: Object) -> Object | None:
+def read_resource_slice(found: Object) -> Object | None:
     """A ResourceSlice as Slicers read it; None: of a driver that none knows."""
     spec = found["spec"]
     return {"spec": spec} if spec.get("driver") == NVIDIA else None
 
 
-def by_node(published: Iterable[Object]) -> dict[str, list[Object]]:
+def group_slices_by_node(published: Iterable[Object]) -> dict[str, list[Object]]:
     """The ResourceSlices of each node. One may be of several; what is for counting only is of its pool's."""
     published, names = list(published), dict[str, set[str]]()
     for one in published:
@@ -82,14 +86,14 @@ def _nodes(published: Object) -> set[str]:
     return named - {""}
 
 
-def wanted(replica: Replica, asks: PodFields | None) -> tuple[Object, ...]:
+def build_claims(replica: Replica, asks: PodFields | None) -> tuple[Object, ...]:
     """The claims of a Replica's pod, as they are made."""
-    own = {MANAGED_BY: WRITER, OURS + "model": pods.label_of(replica.model), _INTENT: replica.intent}
+    own = {MANAGED_BY: WRITER, OURS + "model": pods.format_model_label(replica.model), _INTENT: replica.intent}
     common = {MANAGED_BY: WRITER, _INTENT: _COMMON}
     if asks is None:
         return ()
     names = [one["metadata"]["name"] for one in asks.claims]
-    told = [{"name": pods.name_of(name), "labels": common if name in asks.common else own} for name in names]
+    told = [{"name": pods.format_pod_name(name), "labels": common if name in asks.common else own} for name in names]
     return tuple({**one, "metadata": metadata} for one, metadata in zip(asks.claims, told, strict=True))
 
 

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from autoscaler.kubernetes.api import Object
-from autoscaler.kubernetes.constants import PLACES, Place
+from autoscaler.kubernetes.constants import PLACES, ConfigMapLocation
 from autoscaler.spec.yaml import YamlError
-from autoscaler.spec.yaml import read as read_yaml
+from autoscaler.spec.yaml import parse_yaml as read_yaml
 
 _log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ Configs = Mapping[str, Mapping[str, Any]]
 """Key -> configuration, parsed."""
 
 
-def read(config_map: Object) -> Configs:
+def read_plugin_configs(config_map: Object) -> Configs:
     """Its keys; one that is no configuration is said in the log and left out."""
     found = dict[str, Mapping[str, Any]]()
     for key, text in (config_map.get("data") or {}).items():
@@ -46,7 +46,7 @@ def _config(text: str) -> Mapping[str, Any]:
     return parsed[0]
 
 
-def config_of(labels: Mapping[str, str], there: Mapping[Place, Configs]) -> Mapping[str, Any]:
+def select_plugin_config(labels: Mapping[str, str], there: Mapping[ConfigMapLocation, Configs]) -> Mapping[str, Any]:
     """What the plug-in of a node with these labels was told; empty: that is not known."""
     for place in PLACES:
         configs = there.get(place)

@@ -16,23 +16,30 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from autoscaler.capacity.attachable_nodes import DEVICES_MAX, NO_GROUPS, Groups, Told, most_of, told
+from autoscaler.capacity.attachable_nodes import (
+    DEVICES_MAX,
+    NO_GROUPS,
+    AnnotatedLimit,
+    Groups,
+    read_annotated_limit,
+    resolve_max_devices,
+)
 from autoscaler.drivers.kubernetes.inventory import node_cordons
-from autoscaler.drivers.kubernetes.objects.node_resources import requested
+from autoscaler.drivers.kubernetes.objects.node_resources import sum_pod_requests
 from autoscaler.kubernetes.api import Object
-from autoscaler.queries.pod_requests import amount_of
+from autoscaler.queries.pod_requests import parse_resource_list
 from autoscaler.slicing import nvidia_sharing, registry
 from autoscaler.slicing.base import NodeFacts
-from autoscaler.slicing.dra_claims import Got, common_claim, entry_of
-from autoscaler.slicing.hami import Held, noticed
-from autoscaler.slicing.kai import RESERVES, parts_of
+from autoscaler.slicing.dra_claims import Got, common_claim_name, dra_device_name
+from autoscaler.slicing.hami import HamiAllocation, drop_healthy_handshake
+from autoscaler.slicing.kai import RESERVES, count_kai_gpus
 from autoscaler.slicing.nvidia_sharing import KAI
 from autoscaler.slicing.vendors import RESOURCES
 from autoscaler.spec.pod import GPU, PLACE
 from autoscaler.spec.settings import NodeKind, kind_of
-from autoscaler.state.images import Image, image
+from autoscaler.state.images import Image, make_image
 from autoscaler.state.node_labels import UNNEEDED, Taint
-from autoscaler.state.resources import NOTHING, Beside
+from autoscaler.state.resources import NOTHING, HostRequest
 from autoscaler.state.world import DeviceId, NodeId, Slice, SliceId
 
 RESLICED = "a Replica is still there that began before its device was shared as it is now"
@@ -65,7 +72,7 @@ class NodeSeen(NamedTuple):
     """What it has of extended resources: those with a `/` in their name."""
     annotations: Mapping[str, str] = {}
     """Those that Slicers read."""
-    beside: Beside = NOTHING
+    beside: HostRequest = NOTHING
     """What pods may have of its CPU and memory; nothing: it does not say."""
     cordoned: frozenset[str] = frozenset()
     """Devices that an operator closed."""
@@ -75,7 +82,7 @@ class NodeSeen(NamedTuple):
     """Its version."""
     runtime: str = ""
     """Of containers, such as `containerd://2.1.4`."""
-    told: Told = Told()
+    told: AnnotatedLimit = AnnotatedLimit()
     """How many devices it can have with those that are attached to it."""
 
 
@@ -85,7 +92,7 @@ class OtherPod(NamedTuple):
     node: str
     amounts: Mapping[str, int] = {}
     """How many of each resource that a kind of Slice counts by."""
-    cards: tuple[Held, ...] = ()
+    cards: tuple[HamiAllocation, ...] = ()
     """What it has of cards that HAMi shares."""
     kai: int = 0
     """Of how many GPUs KAI gave it a part."""
@@ -93,7 +100,7 @@ class OtherPod(NamedTuple):
     """It keeps a GPU of which KAI gives parts to others: those count where KAI has all GPUs, else it does."""
     lost: int = 0
     """How many Slices it has of which nobody knows any more what they were."""
-    beside: Beside = NOTHING
+    beside: HostRequest = NOTHING
     """What it has of its node by its requests."""
 
     @property
@@ -102,7 +109,7 @@ class OtherPod(NamedTuple):
         return bool(self.amounts or self.cards or self.kai or self.lost)
 
 
-def read(node: Object) -> NodeSeen:
+def read_node(node: Object) -> NodeSeen:
     """Also of a node without GPUs, where the scheduler may have put a Replica."""
     status = node.get("status", {})
     allocatable: dict[str, str | int] = status.get("allocatable", {})
@@ -122,20 +129,20 @@ def read(node: Object) -> NodeSeen:
             if one["key"] in UNNEEDED or (one["effect"] != "PreferNoSchedule" and one["key"] not in TAINTS_TOLD)
         ),
         amounts,
-        noticed({name: said for name, said in notes.items() if name in registry.ANNOTATIONS}),
-        amount_of(allocatable),
-        frozenset(one.place.name for one in node_cordons.read(node).kept if one.place.kind == "device"),
+        drop_healthy_handshake({name: said for name, said in notes.items() if name in registry.ANNOTATIONS}),
+        parse_resource_list(allocatable),
+        frozenset(one.place.name for one in node_cordons.read_node_orders(node).kept if one.place.kind == "device"),
         tuple(
-            image(tuple(one.get("names") or ()), one.get("sizeBytes", 0))
+            make_image(tuple(one.get("names") or ()), one.get("sizeBytes", 0))
             for one in (status.get("images") or ())[:IMAGES_MAX]
         ),
         sys.intern(str(info.get("kubeletVersion", ""))),
         sys.intern(str(info.get("containerRuntimeVersion", ""))),
-        told(node["metadata"]),
+        read_annotated_limit(node["metadata"]),
     )
 
 
-def read_other(pod: Object) -> OtherPod | None:
+def read_other_pod(pod: Object) -> OtherPod | None:
     """None: it has nothing. What containers have of devices is theirs together; what the first ones take one after the
     other, and give back, counts where it is more. What keeps a place for a Replica (`autoscaler.providers`) gives way.
     """
@@ -150,7 +157,7 @@ def read_other(pod: Object) -> OtherPod | None:
     most = reduce(or_, map(_asked, first), stay)
     metadata = pod.get("metadata", {})
     notes: dict[str, str] = metadata.get("annotations") or {}
-    cards, kai, beside = registry.held(notes), parts_of(notes), requested(spec)
+    cards, kai, beside = registry.parse_hami_allocations(notes), count_kai_gpus(notes), sum_pod_requests(spec)
     reserves = metadata.get("namespace") == RESERVES
     found = OtherPod(sys.intern(node), dict(most) if most else NO_AMOUNTS, cards, kai, reserves, beside=beside)
     return found if found.has_devices or any(beside) else None
@@ -158,13 +165,17 @@ def read_other(pod: Object) -> OtherPod | None:
 
 def _asked(container: Object) -> Counter[str]:
     limits = container.get("resources", {}).get("limits") or {}
-    return +Counter({name: nvidia_sharing.number(many) for name, many in limits.items() if registry.counts(name)})
+    return +Counter(
+        {name: nvidia_sharing.parse_number(many) for name, many in limits.items() if registry.is_counted_resource(name)}
+    )
 
 
-def others(nodes: Iterable[NodeSeen], slices: Iterable[Slice], pods: Iterable[OtherPod]) -> dict[str, int]:
+def count_taken_slices(nodes: Iterable[NodeSeen], slices: Iterable[Slice], pods: Iterable[OtherPod]) -> dict[str, int]:
     """By `Slice.counted`: how many Slices those pods leave none for. A node may have more of a resource than Slices."""
     there = {
-        f"{node.name} {name}": nvidia_sharing.number(many) for node in nodes for name, many in node.amounts.items()
+        f"{node.name} {name}": nvidia_sharing.parse_number(many)
+        for node in nodes
+        for name, many in node.amounts.items()
     }
     slices = list(slices)
     spare: dict[str, dict[str, int]] = {}
@@ -185,7 +196,7 @@ Made = dict[str, tuple[tuple[NodeFacts, bool, tuple[Taint, ...]], tuple[Slice, .
 """By node, what its Slices were made of, and they: most nodes are from one look to the next as they were."""
 
 
-def slices(
+def build_slices(
     nodes: Iterable[NodeSeen],
     declared: Sequence[NodeKind] = (),
     plugin: Callable[[Mapping[str, str]], Mapping[str, Any]] = lambda _: {},
@@ -221,7 +232,7 @@ def _declared(node: NodeSeen, declared: Sequence[NodeKind], groups: Groups) -> N
     kind = kind_of(node.labels, declared)
     if kind is None or kind.devices_max is not None:
         return kind
-    most = most_of(node.told, node.labels, kind, groups)
+    most = resolve_max_devices(node.told, node.labels, kind, groups)
     return replace(kind, devices_max=min(most, DEVICES_MAX)) if most else kind
 
 
@@ -245,11 +256,11 @@ def _kept(published: Sequence[Object], kept: Pooled) -> tuple[str, ...]:
 def _of_node(node: NodeSeen, facts: NodeFacts) -> tuple[Slice, ...]:
     return tuple(
         replace(one, healthy=node.usable, labels=node.labels, labels_known=True, taints=node.taints)
-        for one in registry.inventory(facts)
+        for one in registry.list_slices(facts)
     )
 
 
-def reshared(slices: Sequence[Slice], own: Collection[tuple[str, Got]]) -> tuple[Slice, ...]:
+def close_claimed_slices(slices: Sequence[Slice], own: Collection[tuple[str, Got]]) -> tuple[Slice, ...]:
     """The Slices, closed where a pod of ours has by another claim what whoever comes would have in common with those
     there. `own`: our claims' names, and what each has.
     """
@@ -260,13 +271,13 @@ def reshared(slices: Sequence[Slice], own: Collection[tuple[str, Got]]) -> tuple
         held.setdefault(got.entry, set()).add(name)
     return tuple(
         replace(one, closed=RESLICED)
-        if not one.closed and (common := common_claim(one)) and held.get(entry_of(one), set()) - {common}
+        if not one.closed and (common := common_claim_name(one)) and held.get(dra_device_name(one), set()) - {common}
         else one
         for one in slices
     )
 
 
-def resliced(slices: Sequence[Slice], held: Iterable[SliceId]) -> tuple[tuple[Slice, ...], list[OtherPod]]:
+def close_stale_slices(slices: Sequence[Slice], held: Iterable[SliceId]) -> tuple[tuple[Slice, ...], list[OtherPod]]:
     """The Slices, closed where a pod of ours holds its Device, or a part of it, by an id of before. And what pods hold
     of Devices that are not there at all: it counts as others'; where others' devices are known by their names, nobody
     can say which it is, so their node waits. `held`: of all our pods that have not ended.
@@ -280,7 +291,7 @@ def resliced(slices: Sequence[Slice], held: Iterable[SliceId]) -> tuple[tuple[Sl
         elif id not in known:
             lost.append(OtherPod(id.partition("/")[0], lost=1))
     waits = {one.node for one in lost}
-    shut |= {one.device for one in slices if one.node in waits and not registry.counts(one.handle)}
+    shut |= {one.device for one in slices if one.node in waits and not registry.is_counted_resource(one.handle)}
     if not shut:
         return tuple(slices), lost
     return tuple(

@@ -12,15 +12,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from autoscaler.kubernetes.api import Object
-from autoscaler.queries.pod_requests import amount_of
-from autoscaler.state.resources import NOTHING, Beside, Host
+from autoscaler.queries.pod_requests import parse_resource_list
+from autoscaler.state.resources import NOTHING, HostRequest, HostResources
 from autoscaler.state.world import NodeId
 
 Resourced = Mapping[str, Any]
 """What has `resources`: a container, or a pod's spec."""
 
 
-def requested(spec: Object) -> Beside:
+def sum_pod_requests(spec: Object) -> HostRequest:
     """What a pod has of its node: its containers' together and those beside them that stay, or what one of the first
     ones needs while it runs, where that is more; or what is said of the pod as a whole; and what running it costs.
     """
@@ -34,16 +34,16 @@ def requested(spec: Object) -> Beside:
     for one in spec["containers"]:
         staying = staying.plus(_asked(one))
     amounts, whole = staying.most(peak), _requests(spec)
-    said = amount_of(dict(whole))
-    amounts = Beside(
+    said = parse_resource_list(dict(whole))
+    amounts = HostRequest(
         said.cpu_milli if "cpu" in whole else amounts.cpu_milli,
         said.host_bytes if "memory" in whole else amounts.host_bytes,
     )
-    return amounts.plus(amount_of(spec.get("overhead") or {}))
+    return amounts.plus(parse_resource_list(spec.get("overhead") or {}))
 
 
-def _asked(container: Resourced) -> Beside:
-    return amount_of(dict(_requests(container)))
+def _asked(container: Resourced) -> HostRequest:
+    return parse_resource_list(dict(_requests(container)))
 
 
 def _requests(of: Resourced) -> Mapping[str, str | int]:
@@ -55,18 +55,18 @@ class Hosts:
     """Of each node, what others have; what is left of it is worked out where either has changed."""
 
     def __init__(self) -> None:
-        self._taken: dict[str, Beside] = {}
-        self._known: dict[NodeId, Host] = {}
+        self._taken: dict[str, HostRequest] = {}
+        self._known: dict[NodeId, HostResources] = {}
 
-    def take(self, node: str, amounts: Beside) -> bool:
+    def take(self, node: str, amounts: HostRequest) -> bool:
         """A pod of others is there. Whether that makes a difference."""
         return self._add(node, amounts)
 
-    def give_back(self, node: str, amounts: Beside) -> bool:
+    def give_back(self, node: str, amounts: HostRequest) -> bool:
         """It is there no more."""
         return self._add(node, NOTHING.less(amounts))
 
-    def _add(self, node: str, amounts: Beside) -> bool:
+    def _add(self, node: str, amounts: HostRequest) -> bool:
         if not any(amounts):
             return False
         after = self._taken.get(node, NOTHING).plus(amounts)
@@ -76,11 +76,11 @@ class Hosts:
             self._taken.pop(node, None)
         return True
 
-    def seen(self, nodes: Mapping[NodeId, Beside]) -> dict[NodeId, Host]:
+    def seen(self, nodes: Mapping[NodeId, HostRequest]) -> dict[NodeId, HostResources]:
         """`nodes`: what all of theirs may have. One that did not change is the very one that it was."""
-        found: dict[NodeId, Host] = {}
+        found: dict[NodeId, HostResources] = {}
         for node, amounts in nodes.items():
-            host = Host(*amounts, *amounts).without(self._taken.get(node, NOTHING))
+            host = HostResources(*amounts, *amounts).without(self._taken.get(node, NOTHING))
             before = self._known.get(node)
             found[node] = before if before is not None and before == host else host
         self._known = found

@@ -18,22 +18,22 @@ from typing import Any, NamedTuple
 
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers.driver import Launch
-from autoscaler.drivers.kubernetes.objects.node_resources import requested
-from autoscaler.drivers.kubernetes.objects.pod_overrides import lay, like, refuse_collisions
+from autoscaler.drivers.kubernetes.objects.node_resources import sum_pod_requests
+from autoscaler.drivers.kubernetes.objects.pod_overrides import add_pod_affinity, apply_overrides, refuse_collisions
 from autoscaler.drivers.kubernetes.objects.start_timing import READY_TO_START
-from autoscaler.drivers.kubernetes.volumes import claimed
+from autoscaler.drivers.kubernetes.volumes import mount_claim
 from autoscaler.kubernetes.api import Object
 from autoscaler.kubernetes.constants import CRASHES, ENDED, WRITER
 from autoscaler.queries.pod_requests import UNASKED
 from autoscaler.slicing import registry
 from autoscaler.slicing.base import PodFields
-from autoscaler.slicing.hami import Held
+from autoscaler.slicing.hami import HamiAllocation
 from autoscaler.slicing.vendors import RESOURCES
 from autoscaler.spec.model import Model
 from autoscaler.spec.ownership import ANYBODYS, Ownership
 from autoscaler.spec.pod import DO_NOT_DISRUPT, GPU, MANAGED_BY, OURS, SAFE_TO_EVICT, EnvSource, Pod
 from autoscaler.spec.quantity import whole_number
-from autoscaler.state.resources import NOTHING, Beside
+from autoscaler.state.resources import NOTHING, HostRequest
 from autoscaler.state.world import Replica, SliceId
 
 DRAIN = OURS + "drain"
@@ -127,16 +127,16 @@ class PodSeen(NamedTuple):
     """Why somebody else ends it: preempted, drained, evicted."""
     grace_s: float = 30.0
     """What it has to end, unless whoever deletes it says less."""
-    beside: Beside = NOTHING
+    beside: HostRequest = NOTHING
     """What it requests of its node beside devices."""
-    cards: tuple[Held, ...] = ()
+    cards: tuple[HamiAllocation, ...] = ()
     """What HAMi gave it, as its own scheduler wrote down."""
     claims: tuple[str, ...] = ()
     """Names of its ResourceClaims."""
     weights: tuple[str, ...] = ()
     """The Copies that it uses, folders below its node's store."""
     lingers: bool = False
-    """See `linger`."""
+    """See `add_pre_stop_sleep`."""
     is_over: bool = False
     """Its phase is final and all of its containers have ended, so that it uses no device."""
     finalizers: tuple[str, ...] = ()
@@ -153,7 +153,7 @@ class PodSeen(NamedTuple):
         return bool(self.claims) and {*self.claims} == {self.name}
 
 
-def manifest(  # noqa: PLR0917  who, what, how, from what; then what Settings say
+def build_pod_manifest(  # noqa: PLR0917  who, what, how, from what; then what Settings say
     replica: Replica,
     model: Model,
     launch: Launch,
@@ -166,21 +166,21 @@ def manifest(  # noqa: PLR0917  who, what, how, from what; then what Settings sa
     owner: Ownership = ANYBODYS,
 ) -> Object:
     """The pod of a Replica, on the node that the plan chose, if it chose one. `defaults` and `priority_class`: of the
-    Settings. `weights`: by what it sees them (`volumes.mounted`); None: they are in a claim, or its image gets them.
-    `owner`: the installation that makes it.
+    Settings. `weights`: by what it sees them (`volumes.mount_weights`); None: they are in a claim, or its image gets
+    them. `owner`: the installation that makes it.
 
     `selector`: labels of the nodes that will do, where the plan may not know nodes and the scheduler chooses.
     `asks`: what it says to get its Slices; None: that is not known, and it asks for so many GPUs.
     """
     spec = model.spec
-    known_by = {MANAGED_BY: WRITER, OURS + "model": label_of(replica.model), **owner.labels}
+    known_by = {MANAGED_BY: WRITER, OURS + "model": format_model_label(replica.model), **owner.labels}
     if asks is None:
         gpus = len(replica.slices) if replica.slices else spec.gpu.count
         asks = PodFields(limits={GPU: str(gpus)} if gpus else {})
     pod: Object = {
         "apiVersion": "v1", "kind": "Pod",
         "metadata": {
-            "name": name_of(replica.id),
+            "name": format_pod_name(replica.id),
             "annotations": {**UNDISTURBED, **asks.annotations, **_notes(replica, model, launch)},
             "labels": {**asks.labels, **known_by, OURS + "intent": replica.intent},
         },
@@ -196,7 +196,7 @@ def manifest(  # noqa: PLR0917  who, what, how, from what; then what Settings sa
     }  # fmt: skip
     if asks.claims:
         pod["spec"]["resourceClaims"] = [
-            {"name": claim, "resourceClaimName": name_of(one["metadata"]["name"])}
+            {"name": claim, "resourceClaimName": format_pod_name(one["metadata"]["name"])}
             for claim, one in zip(_claims(asks), asks.claims, strict=True)
         ]
     if asks.scheduler:
@@ -207,21 +207,21 @@ def manifest(  # noqa: PLR0917  who, what, how, from what; then what Settings sa
     if spec.pull_secret is not None:
         pod["spec"]["imagePullSecrets"] = [{"name": spec.pull_secret}]
     said = (Pod(priority_class_name=priority_class), defaults or Pod(), Pod(resources=spec.resources), spec.pod)
-    seen = weights or claimed(spec.artifact)
+    seen = weights or mount_claim(spec.artifact)
     for over in said:
         refuse_collisions(over, model.spec.env, asks, seen)
-        pod = lay(pod, over)
-    pod = lay(pod, seen)
+        pod = apply_overrides(pod, over)
+    pod = apply_overrides(pod, seen)
     if selector is not None:
         pod["spec"]["nodeSelector"] = {**selector, **pod["spec"].get("nodeSelector", {})}
     elif replica.slices:
-        pod["spec"]["affinity"] = {**pod["spec"].get("affinity", {}), **_on(node_of(replica.slices))}
+        pod["spec"]["affinity"] = {**pod["spec"].get("affinity", {}), **_on(parse_node_name(replica.slices))}
     if selector is not None or not replica.slices:
-        like(pod["spec"], spec, known_by)
+        add_pod_affinity(pod["spec"], spec, known_by)
     return pod
 
 
-def linger(pod: Object) -> None:
+def add_pre_stop_sleep(pod: Object) -> None:
     """Whoever deletes it gives its Calls time, an eviction, too: its engine hears of that only when most of its pod's
     grace is over, or when a driver has it deleted sooner, which waits LINGERED_S.
     """
@@ -258,7 +258,7 @@ def _engine(replica: Replica, model: Model, launch: Launch, image: str, asks: Po
         resources["claims"] = [{"name": claim} for claim in _claims(asks)]
     return {
         "name": ENGINE, "image": image, "command": list(launch.argv), "env": env, "resources": resources,
-        "ports": [{"name": "http", "containerPort": port_of(replica.id)}],
+        "ports": [{"name": "http", "containerPort": assign_engine_port(replica.id)}],
         "readinessProbe": {
             "httpGet": {"path": launch.readiness_path, "port": "http", "scheme": scheme}, "periodSeconds": 1,
         },
@@ -281,17 +281,17 @@ def _source(source: EnvSource) -> Object:
     return {kind: {"name": key.name, "key": key.key, "optional": key.optional}}
 
 
-def name_of(replica: ReplicaId) -> str:
+def format_pod_name(replica: ReplicaId) -> str:
     """Its pod's name: the Replica's id, as far as Kubernetes can write it. The id's end keeps two apart."""
     return replica if _SUBDOMAIN.fullmatch(replica) else re.sub(r"[^a-z0-9]+", "-", replica.lower()).strip("-")
 
 
-def port_of(replica: ReplicaId) -> int:
+def assign_engine_port(replica: ReplicaId) -> int:
     """Where its engine listens. Two Replicas share one by chance, once in len(PORTS)."""
     return PORTS[zlib.crc32(replica.encode()) % len(PORTS)]
 
 
-def label_of(model: ModelName) -> str:
+def format_model_label(model: ModelName) -> str:
     """A Model's name as a label's value: one that is none is shortened and ends in its hash."""
     if _LABEL.fullmatch(model):
         return model
@@ -299,7 +299,7 @@ def label_of(model: ModelName) -> str:
     return f"{short}-{hashlib.sha256(model.encode()).hexdigest()[:8]}"
 
 
-def node_of(slices: tuple[SliceId, ...]) -> str:
+def parse_node_name(slices: tuple[SliceId, ...]) -> str:
     """A Slice's id is NODE/NAME."""
     return slices[0].partition("/")[0]
 
@@ -310,7 +310,7 @@ def _on(node: str) -> Object:
     return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}}
 
 
-def read(pod: Object) -> PodSeen | None:
+def read_replica_pod(pod: Object) -> PodSeen | None:
     """What its pod says of a Replica; None of a pod that is not ours, or that somebody has spoilt."""
     metadata, status = pod["metadata"], pod.get("status", {})
     notes: dict[str, str] = metadata.get("annotations") or {}
@@ -328,24 +328,44 @@ def read(pod: Object) -> PodSeen | None:
     state: dict[str, Any] = next((one.get("state", {}) for one in statuses if one["name"] == ENGINE), {})
     started = state.get("running", {}).get("startedAt")
     ended = _ended(status, state)
-    waits, patience_s = ("", None) if ended or started is not None else waiting(pod, state)
+    waits, patience_s = ("", None) if ended or started is not None else read_waiting_reason(pod, state)
     return PodSeen(
-        metadata["namespace"], metadata["name"], metadata["uid"], ReplicaId(note("replica") or metadata["name"]),
-        ModelName(note("model")), note("spec-hash"), note("intent"),
-        tuple(SliceId(one) for one in note("slices").split(",") if one), memory_bytes, compute_percent, slots,
-        note("readiness-path"), notes.get(OURS + "tls-name"), pod["spec"].get("nodeName", ""), status.get("podIP", ""),
-        ports[0], _condition(status, READY_TO_START).get("status") == "True",
+        metadata["namespace"],
+        metadata["name"],
+        metadata["uid"],
+        ReplicaId(note("replica") or metadata["name"]),
+        ModelName(note("model")),
+        note("spec-hash"),
+        note("intent"),
+        tuple(SliceId(one) for one in note("slices").split(",") if one),
+        memory_bytes,
+        compute_percent,
+        slots,
+        note("readiness-path"),
+        notes.get(OURS + "tls-name"),
+        pod["spec"].get("nodeName", ""),
+        status.get("podIP", ""),
+        ports[0],
+        _condition(status, READY_TO_START).get("status") == "True",
         None if started is None else datetime.fromisoformat(started).timestamp(),
-        ended, waits, patience_s, "deletionTimestamp" in metadata, note("drain"), _disrupted(status),
-        float(pod["spec"].get("terminationGracePeriodSeconds", 30)), requested(pod["spec"]), registry.held(notes),
+        ended,
+        waits,
+        patience_s,
+        "deletionTimestamp" in metadata,
+        note("drain"),
+        _disrupted(status),
+        float(pod["spec"].get("terminationGracePeriodSeconds", 30)),
+        sum_pod_requests(pod["spec"]),
+        registry.parse_hami_allocations(notes),
         tuple(one.get("resourceClaimName", "") for one in pod["spec"].get("resourceClaims") or ()),
         tuple(filter(None, note("weights").split(","))),
         any("preStop" in one.get("lifecycle", {}) for one in pod["spec"]["containers"] if one["name"] == ENGINE),
-        _is_over(status), tuple(map(str, metadata.get("finalizers") or ())),
-    )  # fmt: skip
+        _is_over(status),
+        tuple(map(str, metadata.get("finalizers") or ())),
+    )
 
 
-def same(found: PodSeen, replica: Replica) -> bool:
+def is_pod_of_replica(found: PodSeen, replica: Replica) -> bool:
     """Whether a pod of that name is this very decision, and may be taken for it."""
     decided = (found.intent, found.spec_hash, found.slices)
     return not found.leaving and decided == (replica.intent, replica.spec_hash, replica.chosen or replica.slices)
@@ -392,7 +412,7 @@ def _condition(status: dict[str, Any], kind: str) -> dict[str, Any]:
     return next((one for one in status.get("conditions") or [] if one["type"] == kind), {})
 
 
-def waiting(pod: Object, state: dict[str, Any]) -> tuple[str, float | None]:
+def read_waiting_reason(pod: Object, state: dict[str, Any]) -> tuple[str, float | None]:
     """Why a container in this state has not started yet, and the seconds that this may last (None: no limit)."""
     waits, status = state.get("waiting", {}), pod.get("status", {})
     if waits.get("reason") in _PATIENCE_S:

@@ -29,7 +29,7 @@ NEAR, APART = 100, 10
 """Weights, for each other pod. Nearness comes first: hosts apart within one rack."""
 
 
-def like(spec: Object, of: ModelSpec, labels: Mapping[str, str]) -> None:
+def add_pod_affinity(spec: Object, of: ModelSpec, labels: Mapping[str, str]) -> None:
     """Adds it to a pod's spec. `labels`: by which its Model's pods are known."""
     for kind, topology, weight in (("podAffinity", of.near, NEAR), ("podAntiAffinity", of.spread, APART)):
         if topology:
@@ -40,7 +40,7 @@ def like(spec: Object, of: ModelSpec, labels: Mapping[str, str]) -> None:
             spec["affinity"] = {**affinity, kind: {**said, PREFERRED: terms}}
 
 
-def lay(pod: Object, over: Pod) -> Object:
+def apply_overrides(pod: Object, over: Pod) -> Object:
     """A new pod: `pod` with `over` on it. Its first container is the engine's."""
     new = copy.deepcopy(pod)
     metadata, spec = new["metadata"], new["spec"]
@@ -61,7 +61,9 @@ def lay(pod: Object, over: Pod) -> Object:
     }  # fmt: skip
     spec |= {key: name for key, name in names.items() if name is not None}
     has: Object = engine.get("resources", {})
-    engine["resources"] = claimed(has, over.resources) | {kind: has[kind] for kind in ("claims",) if kind in has}
+    engine["resources"] = merge_resources(has, over.resources) | {
+        kind: has[kind] for kind in ("claims",) if kind in has
+    }
     return new
 
 
@@ -92,7 +94,7 @@ def _words(items: Iterable[Mapping[str, object]], key: str) -> set[str]:
     return {posixpath.normpath(str(item[key])) for item in items if key in item}
 
 
-def claimed(before: Mapping[str, Mapping[str, object]], over: Resources) -> Object:
+def merge_resources(before: Mapping[str, Mapping[str, object]], over: Resources) -> Object:
     """Requests and limits with more of them. A limit of what nothing requests is its request, too (as Kubernetes has
     it), so a default request gives way to it.
     """

@@ -34,13 +34,13 @@ class _Nothing(NamedTuple):
     readiness_path: str = "/"
 
 
-def template(model: Model, settings: Settings) -> Object:
+def build_pod_template(model: Model, settings: Settings) -> Object:
     """Metadata and spec of such a pod."""
     ranked = settings.priority_class(model.spec.priority)
     replica = Replica(
         id=ReplicaId("template"), model=model.name, spec_hash="", intent="", slices=(), memory_bytes=model.memory_bytes
     )
-    pod = pods.manifest(
+    pod = pods.build_pod_manifest(
         replica, model, _Nothing(), model.spec.image or "engine", settings.pod,
         priority_class=None if ranked is None else ranked.name, asks=PodFields(),
     )  # fmt: skip

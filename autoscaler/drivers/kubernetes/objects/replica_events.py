@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from autoscaler.drivers import probes
 from autoscaler.drivers.kubernetes.objects.pod import PodSeen
-from autoscaler.drivers.kubernetes.objects.start_timing import Beginning
+from autoscaler.drivers.kubernetes.objects.start_timing import StartTiming
 from autoscaler.state.events import ReplicaSeen, Seen
 from autoscaler.state.world import PodRef, Replica
 
@@ -26,7 +26,7 @@ def is_news(told: ReplicaSeen, seen: Seen, waits: str) -> bool:
     return (told.seen, told.waits) != (seen, waits)
 
 
-def is_of(told: ReplicaSeen, pod: PodSeen) -> bool:
+def is_about_pod(told: ReplicaSeen, pod: PodSeen) -> bool:
     """Whether that was told of this very pod."""
     return told.pod is not None and told.pod.uid == pod.uid
 
@@ -36,7 +36,9 @@ def with_finalizers(proof: str, finalizers: Sequence[str]) -> str:
     return f"{proof}; its pod is kept by the finalizer {', '.join(finalizers)}" if finalizers else proof
 
 
-def unbound(replica: Replica, seen: Seen, *, reason: str = "", waits: str = "", proof: str = "") -> ReplicaSeen:
+def build_podless_observation(
+    replica: Replica, seen: Seen, *, reason: str = "", waits: str = "", proof: str = ""
+) -> ReplicaSeen:
     """Of a Replica that has no pod."""
     return ReplicaSeen(
         id=replica.id, model=replica.model, spec_hash=replica.spec_hash, intent=replica.intent, slices=replica.slices,
@@ -45,9 +47,9 @@ def unbound(replica: Replica, seen: Seen, *, reason: str = "", waits: str = "", 
     )  # fmt: skip
 
 
-def seen_in(
+def build_observation(
     pod: PodSeen,
-    begun: Beginning,
+    begun: StartTiming,
     from_unix_s: float,
     seen: Seen,
     told: ReplicaSeen | None = None,
@@ -65,8 +67,8 @@ def seen_in(
     return ReplicaSeen(
         id=pod.replica, model=pod.model, spec_hash=pod.spec_hash, intent=pod.intent, slices=pod.slices,
         memory_bytes=pod.memory_bytes, compute_percent=pod.compute_percent, slots=pod.slots, seen=seen,
-        address=probes.of_engine(pod.ip, pod.port, pod.tls_name) if pod.ip else "", started_s=started_s,
+        address=probes.format_engine_address(pod.ip, pod.port, pod.tls_name) if pod.ip else "", started_s=started_s,
         placing=begun.placing, pod=PodRef(namespace=pod.namespace, name=pod.name, uid=pod.uid), reason=reason,
         waits=waits, beside=pod.beside, weights=pod.weights, proof=proof,
-        actual=told.actual if told is not None and is_of(told, pod) else (),
+        actual=told.actual if told is not None and is_about_pod(told, pod) else (),
     )  # fmt: skip

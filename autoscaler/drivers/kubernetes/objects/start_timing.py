@@ -19,7 +19,7 @@ they have had its image, too: then nothing is told apart."""
 
 
 @dataclass(slots=True)
-class Beginning:
+class StartTiming:
     """Of one pod, or of one container in it."""
 
     placing: Placing = field(default_factory=Placing)
