@@ -474,7 +474,7 @@ def test_status_and_explain_show_the_fault_and_all_other_models(point: str, monk
     loop = stepped(replica(C, "rc"))
     loop.step(called(A, B))
     if point.endswith("idle_s"):
-        monkeypatch.setattr("autoscaler.server.api.idle_s", refuses_b)
+        monkeypatch.setattr("autoscaler.server.api.effective_idle_window", refuses_b)
     now_s, planned = loop.now_s, loop.loop.plan
 
     def rows(at: World) -> tuple[Row, ...]:

@@ -99,7 +99,7 @@ def test_yet_is_the_same_whoever_was_asked_before_and_counts_only_models_that_ch
         counted.append(of.name)
         return build_placement_request(of, *args)
 
-    monkeypatch.setattr("autoscaler.placement.learning.expected_demand.want_of", counting)
+    monkeypatch.setattr("autoscaler.placement.learning.expected_demand.build_placement_request", counting)
     models = [growing(f"m{at:02}", 2 + at % 3, context_tokens=2048) for at in range(30)]
     cards = [device(f"gpu{at:02}", 24, f"n{at:02}") for at in range(30)]
     at, planner = world(models, cards), Planner()

@@ -56,7 +56,9 @@ def test_keys_that_two_processes_store_at_once_are_all_kept(tmp_path: Path) -> N
     code = (
         "import sys; from pathlib import Path; from pilotlight.cli import keys\n"
         "sys.stdin.readline()\n"
-        "for n in range(8): keys.store_key(Path(sys.argv[1]), 'acme', keys.generate_key('tenant', f'{sys.argv[2]}{n}')[1])"
+        "for n in range(8):\n"
+        "    entry = keys.generate_key('tenant', f'{sys.argv[2]}{n}')[1]\n"
+        "    keys.store_key(Path(sys.argv[1]), 'acme', entry)\n"
     )
     both = [
         subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "new"), name], stdin=subprocess.PIPE)

@@ -196,7 +196,7 @@ def test_what_another_process_forgets_meanwhile_is_no_error(tmp_path: Path, monk
         Path(found[0].path).unlink()
         return found
 
-    monkeypatch.setattr("artifacts.store.permissions.entries", listed)
+    monkeypatch.setattr("artifacts.store.permissions.list_entries", listed)
     permits.answered(("b", "r", D), 1001.0, yes=True)
 
 

@@ -32,10 +32,12 @@ def read_object(path):
     if isinstance(found, decoding.Unreadable):
         raise load.DocumentError(found.reason)
     known = {"name": found["metadata"]["name"], "namespace": found["metadata"]["namespace"]}
-    return load.read_document({"apiVersion": found["apiVersion"], "kind": "Model", "metadata": known, "spec": found["spec"]})
+    document = {"apiVersion": found["apiVersion"], "kind": "Model", "metadata": known, "spec": found["spec"]}
+    return load.read_document(document)
 def read_yaml(path):
     return load.parse_documents([("a.yaml", path.read_text())])
-read = {"gguf": gguf.load_gguf_info, "folder": hf_config.load_config_info, "yaml": read_yaml, "object": read_object}[sys.argv[1]]
+readers = {"gguf": gguf.load_gguf_info, "folder": hf_config.load_config_info, "yaml": read_yaml, "object": read_object}
+read = readers[sys.argv[1]]
 path = Path(sys.argv[2])
 before, begin_s = peak(), time.process_time()
 try:
