@@ -473,14 +473,14 @@ def test_status_and_explain_show_the_fault_and_all_other_models(point: str, monk
     inject(monkeypatch, point, concerns("b"))
     loop = stepped(replica(C, "rc"))
     loop.step(called(A, B))
-    if point.endswith("idle_s"):
+    if point.startswith("autoscaler.server"):
         monkeypatch.setattr("autoscaler.server.api.effective_idle_window", refuses_b)
     now_s, planned = loop.now_s, loop.loop.plan
 
     def rows(at: World) -> tuple[Row, ...]:
         return explain.list_status_rows(at, planned, now_s)
 
-    if point.endswith("idle_s"):
+    if point.startswith("autoscaler.server"):
         loop.loop.contained("status", api.list_models)
     shown = {row.model: row for row in loop.loop.contained("status", rows)}
     views = {one.name: one for one in loop.loop.contained("status", api.list_models)}
