@@ -57,7 +57,7 @@ def test_a_node_is_cut_for_as_many_as_it_has_cpu_for() -> None:
 
 
 def test_no_order_is_given_where_a_free_cut_that_is_shown_fits() -> None:
-    """Whatever else keeps the Want from it."""
+    """Whatever else keeps the PlacementRequest from it."""
     at = town(there=slices(_3g_40gb="2"))
     want = build_placement_request(at.models[ModelName("big")], 0, T0 - WAIT_S, EvictionLevel.BUSY, "")
     assert plan_repartition((Unplaced(want, "why"),), at, T0).order is None

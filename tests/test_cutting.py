@@ -114,7 +114,7 @@ def test_a_want_waits_a_little_before_anything_is_cut_for_it() -> None:
 
 
 def test_what_is_on_its_way_is_closed_and_serves_who_waits_for_it() -> None:
-    """No second node is cut for the same Want."""
+    """No second node is cut for the same PlacementRequest."""
     two = [*slices(_1g_10gb="7"), *slices("n2", _1g_10gb="7")]
     at = town(cuttable(), cuttable("n2"), there=two)
     action = order(at)

@@ -1,4 +1,6 @@
-"""Elastic Wants in the packer: who is granted less than asked, who makes room, and that all have nearly all."""
+"""Elastic PlacementRequests in the packer: who is granted less than asked, who makes room, and that all have nearly
+all.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a Want of a batch might be: which Slices are looked at when there are more than may be."""
+"""Where a PlacementRequest of a batch might be: which Slices are looked at when there are more than may be."""
 
 from __future__ import annotations
 

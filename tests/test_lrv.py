@@ -43,7 +43,7 @@ LESSONS, SEEDS = 4, range(12)
 
 
 class Chooser:
-    """The Stock as a policy."""
+    """The NodeArrays as a policy."""
 
     def __init__(self, rows: tuple[NodeRow, ...], taught: Taught) -> None:
         self._stock = NodeArrays([node(row) for row in rows], taught)

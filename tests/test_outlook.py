@@ -1,4 +1,4 @@
-"""The Outlook: which Kinds come how often, and what starts cost."""
+"""The RestartCosts: which Kinds come how often, and what starts cost."""
 
 from __future__ import annotations
 

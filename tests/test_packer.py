@@ -1,4 +1,4 @@
-"""The packer: Wants and Shelves in, Placements, victims and unmet Wants out."""
+"""The packer: Wants and Shelves in, Placements, victims and unmet PlacementRequests out."""
 
 from __future__ import annotations
 
@@ -305,7 +305,9 @@ def test_the_order_of_the_input_does_not_show(wants: list[PlacementRequest], she
 def test_one_more_empty_device_never_makes_a_placed_want_unmet(
     wants: list[PlacementRequest], shelves: list[Bin]
 ) -> None:
-    """For one Want at a time: best fit of several may be reordered by a Device that fits one of them better."""
+    """For one PlacementRequest at a time: best fit of several may be reordered by a Device that fits one of them
+    better.
+    """
     for one in wants:
         more = [*shelves, shelf(device("z9", 24, "n0"))]
         if run([one], shelves).placements:

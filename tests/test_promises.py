@@ -148,7 +148,9 @@ def test_one_that_finds_room_finds_it_when_there_is_more_and_else_takes_no_other
 
 
 def test_what_is_added_goes_to_who_waits_longest_also_where_that_leaves_a_later_one_without() -> None:
-    """The order of Wants is kept, so a set of Wants may change: the first one never fitted before."""
+    """The order of PlacementRequests is kept, so a set of PlacementRequests may change: the first one never fitted
+    before.
+    """
     first, second = want("first", 24, devices=2, force=EvictionLevel.NONE), want("second", 24, unserved_since_s=1.0)
     assert placed(run([first, second], [shelf(device("g0"))])) == [("second", "g0")]
     assert placed(run([first, second], [shelf(device("g0")), shelf(device("g1"))])) == [("first", "g0", "g1")]

@@ -1,4 +1,6 @@
-"""Who of the victims of several Wants may stay after all: none that could, against looking at every way there is."""
+"""Who of the victims of several PlacementRequests may stay after all: none that could, against looking at every way
+there is.
+"""
 
 from __future__ import annotations
 
@@ -204,7 +206,7 @@ FORCES = (
 
 
 def batch(seed: int, *, elastic: bool = False) -> Batch:
-    """2 to 4 Devices, up to 8 Replicas there, 2 to 5 Wants: of all kinds."""
+    """2 to 4 Devices, up to 8 Replicas there, 2 to 5 PlacementRequests: of all kinds."""
     rng = Random(seed)
     shelves: list[Bin] = []
     several, trusty, hosted = rng.random() < 0.3, rng.random() < 0.3, rng.random() < 0.4
@@ -241,7 +243,9 @@ SEEDS = st.integers(0, 1 << 40)
 
 
 def holds(found: Batch, answer: PackResult, before: PackResult) -> None:
-    """What is true of every answer, minimal or not: the same Wants have room, no more go, and all is as it must be."""
+    """What is true of every answer, minimal or not: the same PlacementRequests have room, no more go, and all is as it
+    must be.
+    """
     now, later = ([one.want for one in answer.placements], [one.want for one in answer.unmet if one.promised])
     assert {one.want for one in before.placements} <= {*now}, "who is placed now stays placed now"
     assert {one.want for one in before.unmet if one.promised} <= {*now, *later}, "who has room promised has room"
@@ -329,7 +333,7 @@ def test_beyond_its_bounds_the_answer_is_as_right_only_maybe_not_minimal(seed: i
 
 
 def test_no_batch_takes_more_steps_than_there_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many Wants of many sizes, and no way to spare anybody that is found soon."""
+    """Many PlacementRequests of many sizes, and no way to spare anybody that is found soon."""
     rng, steps = Random(1), list[tuple[int, int]]()
     run_ = minimal_eviction._Search.run
 

@@ -23,7 +23,7 @@ ACME, ZETA = (TenantName("acme"),), (TenantName("zeta"),)
 
 
 class Has(NamedTuple):
-    """A Want, and where it has room by now."""
+    """A PlacementRequest, and where it has room by now."""
 
     want: PlacementRequest
     at: str

@@ -1,4 +1,4 @@
-"""The Stock beside a slow one that does everything anew, and what must never happen."""
+"""The NodeArrays beside a slow one that does everything anew, and what must never happen."""
 
 from __future__ import annotations
 

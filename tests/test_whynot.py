@@ -1,4 +1,4 @@
-"""Why a Want is not placed: the sentences name what is short, and nothing else."""
+"""Why a PlacementRequest is not placed: the sentences name what is short, and nothing else."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def _judged(world: World, plan: Plan, want: PlacementRequest, victims: Iterable[
 
 
 def _stays(want: PlacementRequest, one: Occupant, now_s: float) -> str:
-    """Why the Want may not take its room now; empty: it may."""
+    """Why the PlacementRequest may not take its room now; empty: it may."""
     if can_evict(want, one, now_s):
         return ""
     words = describe_occupant(want, one, now_s)

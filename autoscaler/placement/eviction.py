@@ -4,7 +4,7 @@ Owns the order of victims (idle first, then low priority, then quick to start ag
 cheapest few on one Slice, and a search that works out no more Slices than it takes. Promises: nobody goes who need not.
 It asks nobody to leave; `autoscaler.planner.plan` does.
 
-Who makes room on a node beside its Devices, where a Want finds a Device and too little CPU or memory.
+Who makes room on a node beside its Devices, where a PlacementRequest finds a Device and too little CPU or memory.
 
 Owns what becomes of Options of one node then: who waits for those who leave, and the fewest and cheapest victims that
 make room on the Devices and beside them. Promises: nobody goes who need not. It asks nobody to leave.
@@ -22,7 +22,8 @@ from autoscaler.state.resources import NO_ROOM, NOTHING, HostRequest, HostResour
 from autoscaler.state.world import SliceId
 
 FREE, LOCKED, COMING, EVICT = range(4)
-"""Rungs, cheapest first: room now (on some of several Devices); room now, but another Replica is starting there; room
+"""RatedOffers, cheapest first: room now (on some of several Devices); room now, but another Replica is starting there;
+room
 soon; room by victims."""
 COSTS: Final = 5
 """So many parts of a `key` say what an Option costs others: the rung and `eviction_cost`."""
@@ -33,7 +34,7 @@ Key = tuple[float | int | str, ...]
 
 
 class EvictionOption(NamedTuple):
-    """One way to make room for a Want on one Slice; the smallest `key` is the best."""
+    """One way to make room for a PlacementRequest on one Slice; the smallest `key` is the best."""
 
     rung: int
     key: Key
@@ -57,7 +58,8 @@ def find_eviction_option(
     those: Sequence[Occupant] | None = None,
 ) -> EvictionOption | None:
     """The cheapest way to use this Slice; None: none now. `away`: what its node lacks; `strangers`: in its Domain, and
-    may not be there with the Want; `those`: who on it may have to go, the cheapest first, where that is known.
+    may not be there with the PlacementRequest; `those`: who on it may have to go, the cheapest first, where that is
+    known.
     """
     kind = want.kind
     room, rank = find_amount_for_shape(want, kind, shelf), kind.rank(shelf.slice.product)
@@ -91,7 +93,9 @@ def find_eviction_option(
 def list_evictable_occupants(
     want: PlacementRequest, shelf: Bin, outlook: RestartCosts, now_s: float
 ) -> tuple[Occupant, ...]:
-    """Who on it may have to go, the cheapest first. It is the same for all Wants of one Model, priority and force."""
+    """Who on it may have to go, the cheapest first. It is the same for all PlacementRequests of one Model, priority and
+    force.
+    """
     return _ordered([one for one in shelf.incumbents if can_evict(want, one, now_s)], outlook)
 
 
@@ -225,8 +229,8 @@ def fit_options_to_host(
     outlook: RestartCosts,
     now_s: float,
 ) -> tuple[EvictionOption, ...] | None:
-    """These Options, of Slices of one node, as they are with what the Want needs beside them; None: there is no way
-    now. `around`: who is on the node.
+    """These Options, of Slices of one node, as they are with what the PlacementRequest needs beside them; None: there
+    is no way now. `around`: who is on the node.
     """
     chosen = {one.replica: one for option in team for one in option.victims}
     if host.left.holds(want.beside):

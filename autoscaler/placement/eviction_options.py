@@ -1,4 +1,4 @@
-"""Ways to have a Want placed where there is no room now: to wait for who leaves, or to have somebody leave.
+"""Ways to have a PlacementRequest placed where there is no room now: to wait for who leaves, or to have somebody leave.
 
 Owns the search for the cheapest of them, an Option for each Device, over a Yard as it is supposed to be by now
 (`autoscaler.placement.overlay`), and keeps what it worked out until that is void. What an Option is, and what it costs,
@@ -58,16 +58,18 @@ class EvictionSearch:
         self._now_s = now_s
         self._outlook = outlook
         self._known: dict[PlacementRequest, dict[SliceId, EvictionOption | None]] = {}
-        """Options by everything of a Want that they depend on (`_alike`), as all that follows."""
+        """Options by everything of a PlacementRequest that they depend on (`_alike`), as all that follows."""
         self._searches: dict[PlacementRequest, Search] = {}
         self._grades: dict[tuple[ModelName, int, EvictionLevel], EvictionCost] = {}
-        """By what of a Want decides who may have to go; as they were at first: who leaves later makes it no cheaper."""
+        """By what of a PlacementRequest decides who may have to go; as they were at first: who leaves later makes it no
+        cheaper.
+        """
         self._willing: dict[tuple[ModelName, int, EvictionLevel], dict[SliceId, tuple[Occupant, ...]]] = {}
         self._could: dict[tuple[RequestShape, NodeConstraints], Flags] = {}
         self._none: set[PlacementRequest] = set()
         """For whom there is no way, while nothing is otherwise."""
         self._soon: Ints | None = None
-        """[3, lanes]: see Roster."""
+        """[3, lanes]: see EvictionCostIndex."""
         self._otherwise: set[SliceId] = set()
         """Those that are otherwise than it says."""
         supposed.listeners.append(self)
@@ -96,8 +98,8 @@ class EvictionSearch:
     def cheapest(
         self, want: PlacementRequest, budget: Callable[[], ElasticBudget]
     ) -> tuple[EvictionOption, ...] | None:
-        """The Options to take, one per Device; None: there is no way now. What an elastic Want is promised is all that
-        it asks for, or the least with which it makes do where that costs others less.
+        """The Options to take, one per Device; None: there is no way now. What an elastic PlacementRequest is promised
+        is all that it asks for, or the least with which it makes do where that costs others less.
         """
         if want.devices > 1:
             return self._team(self._alike(want))
@@ -215,7 +217,7 @@ class EvictionSearch:
         return self._grades[key]
 
     def _alike(self, want: PlacementRequest) -> PlacementRequest:
-        """The same for all Wants that have the same Options."""
+        """The same for all PlacementRequests that have the same Options."""
         model = want.model if self._yard.is_here(want.model) else ModelName("")
         artifact, image, _ = self._yard.locality.known(want.supplies)
         alike = want._replace(model=model, artifact=artifact, image=image, spread=None)

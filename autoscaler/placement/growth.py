@@ -2,19 +2,19 @@
 
 Owns the rule. It is the last thing that a call of the packer decides, of what is then left of each Slice:
 
-1. Of a Slice that could hold a Want which is not placed now, nothing is given away.
+1. Of a Slice that could hold a PlacementRequest which is not placed now, nothing is given away.
 2. Of what is left, now and when those are gone who leave, so much is kept as the Replicas that may be asked for yet
    (`autoscaler.placement.learning.expected_demand.PossibleStarts`) could fill at the most: every set of them that would
    fit without growth fits with it. Who leaves by the same plan may be asked for again, and is one of them; so is who
    takes the place of another. 3. Where it was learnt what room is worth (`autoscaler.placement.index.residual_waste`),
    so much is kept that others are expected to use as much of the node as they would without.
 
-What is given is a whole number of the Want's steps. A Slice that only one may have is its own, whatever it asked for.
-Who was granted less than it asks for gets no more: what is left there is worth more to others. What is claimed of a
-DRA driver does not grow, since that rounds amounts up or cuts the Device by them, and nothing does on a Slice of which
-more is given out than there is: it would be nobody's memory. One at a time starts on a Device, so that no two are
-given the same. Promises: nothing is over-committed, and what was placed stays where it is. It moves nobody and makes
-no room.
+What is given is a whole number of the PlacementRequest's steps. A Slice that only one may have is its own, whatever it
+asked for. Who was granted less than it asks for gets no more: what is left there is worth more to others. What is
+claimed of a DRA driver does not grow, since that rounds amounts up or cuts the Device by them, and nothing does on a
+Slice of which more is given out than there is: it would be nobody's memory. One at a time starts on a Device, so that
+no two are given the same. Promises: nothing is over-committed, and what was placed stays where it is. It moves nobody
+and makes no room.
 """
 
 from __future__ import annotations

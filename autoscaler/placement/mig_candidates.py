@@ -62,7 +62,7 @@ class RepartitionCandidate(NamedTuple):
 
     @property
     def rank(self) -> tuple[bool, bool, bool]:
-        """The lower, the sooner it could have something for a Want."""
+        """The lower, the sooner it could have something for a PlacementRequest."""
         return not self.may_ever, self.standing.stage is not RepartitionStage.ON_ITS_WAY, not self.idle
 
 

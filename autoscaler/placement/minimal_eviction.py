@@ -1,9 +1,10 @@
-"""Who of a batch's victims may stay after all, where the Wants that have room by now change places among the Slices.
+"""Who of a batch's victims may stay after all, where the PlacementRequests that have room by now change places among
+the Slices.
 
-Owns an exact search over few Slices: for one victim after the other, whether all the Wants can be placed without it.
-Likewise, that is: who is placed now is placed now; who has room promised has it, free, coming or of victims that it, or
-one before it in the order there, may evict. It asks the Yard for what was there before the batch; where its bounds are
-reached the victim goes. It places nobody; `autoscaler.placement.packer` does.
+Owns an exact search over few Slices: for one victim after the other, whether all the PlacementRequests can be placed
+without it. Likewise, that is: who is placed now is placed now; who has room promised has it, free, coming or of victims
+that it, or one before it in the order there, may evict. It asks the Yard for what was there before the batch; where its
+bounds are reached the victim goes. It places nobody; `autoscaler.placement.packer` does.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ from autoscaler.state.resources import ResourceAmount
 from autoscaler.state.world import DeviceId, NodeId
 
 STEPS_MAX: Final = 2000
-"""So often a Want is tried somewhere, in one batch; each victim that is left has an equal part of what is left."""
+"""So often a PlacementRequest is tried somewhere, in one batch; each victim that is left has an equal part of what is
+left.
+"""
 
 
 def find_fewer_victims(
@@ -80,7 +83,7 @@ class _Search:
         self._many: dict[NodeId, int] = {}
         """Of each node: how many are put there."""
         self._at: dict[int, tuple[CandidateSlot, ...]] = {}
-        """By number of a Want: where it is put."""
+        """By number of a PlacementRequest: where it is put."""
         self._failed: set[Hashable] = set()
         self._room_bytes = 0
         """Left wherever any of those may be who are still to be put somewhere."""
@@ -250,7 +253,7 @@ class _Search:
 
 
 class _After:
-    """What is free or coming of each Slice and host, while one Want after the other takes its part."""
+    """What is free or coming of each Slice and host, while one PlacementRequest after the other takes its part."""
 
     def __init__(
         self,
@@ -293,7 +296,7 @@ class _After:
         return (id for id, one in self._stay.items() if any(one.victim.beside) and self._ground.node_of(one) == node)
 
     def _go(self, want: PlacementRequest, those: Iterable[ReplicaId]) -> Iterator[Occupant]:
-        """Those of them whom the Want may evict."""
+        """Those of them whom the PlacementRequest may evict."""
         for id in [*those]:
             one = self._stay.get(id)
             if one is None or not can_evict(want, one.victim, self._ground.now_s):

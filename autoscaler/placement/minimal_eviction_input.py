@@ -1,4 +1,5 @@
-"""Where each Want of a batch might be, and how it was there before the batch: what the search for spared victims is on.
+"""Where each PlacementRequest of a batch might be, and how it was there before the batch: what the search for spared
+victims is on.
 
 Owns the choice of the Slices that are looked at (those that the batch is on, and some with room), which of them are
 alike, and the words of that search. It puts nobody anywhere; `autoscaler.placement.minimal_eviction` does.
@@ -20,13 +21,13 @@ from autoscaler.state.resources import Link, ResourceAmount
 from autoscaler.state.world import NodeId, SliceId
 
 MOVERS_MAX: Final = 24
-"""So many Wants may change places, those that have room promised first; the others stay where they are."""
+"""So many PlacementRequests may change places, those that have room promised first; the others stay where they are."""
 PLACES_MAX: Final = 16
-"""Beside the Slices that the batch is on, so many are looked at for each Want, the tightest first."""
+"""Beside the Slices that the batch is on, so many are looked at for each PlacementRequest, the tightest first."""
 
 
 class Assigned(NamedTuple):
-    """A Want that has room by now."""
+    """A PlacementRequest that has room by now."""
 
     want: PlacementRequest
     """As it was granted."""
@@ -59,7 +60,7 @@ class CandidateSlot(NamedTuple):
 
 
 class MinimalEvictionInput:
-    """The Slices that are looked at, as they were before the batch, and where each Want might be."""
+    """The Slices that are looked at, as they were before the batch, and where each PlacementRequest might be."""
 
     def __init__(self, held: Sequence[Assigned], victims: Sequence[Evictee], yard: SliceIndex, now_s: float) -> None:
         self.held, self.yard, self.now_s = held, yard, now_s
@@ -118,7 +119,7 @@ class MinimalEvictionInput:
         return not any(stranger.stuck for stranger in self.strangers(one.want, at))
 
     def strangers(self, want: PlacementRequest, at: int) -> tuple[Occupant, ...]:
-        """Who has to be gone from its Domain before the Want is there."""
+        """Who has to be gone from its Domain before the PlacementRequest is there."""
         if not want.trust or not self.yard.company.among_strangers(self.domains[at], want.trust):
             return ()
         key = want.trust, at

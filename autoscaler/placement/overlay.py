@@ -1,7 +1,7 @@
 """A Yard as it is supposed to be while one call of the packer works on it: what was taken, and promised to whom.
 
 Owns the changed Shelves and hosts, on top of the Yard's own, and tells who worked something out about them that it is
-void. What the Yard was given stays as it was; its Stock is told, and rewound by the packer. It decides nothing.
+void. What the Yard was given stays as it was; its NodeArrays is told, and rewound by the packer. It decides nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class SliceCache(Protocol):
 
 
 class Overlay:
-    """`most`: of CPU and memory any Want of this call asks for."""
+    """`most`: of CPU and memory any PlacementRequest of this call asks for."""
 
     def __init__(self, yard: SliceIndex, most: HostRequest) -> None:
         self.yard = yard
@@ -69,7 +69,7 @@ class Overlay:
     # --- strangers ----------------------------------------------------------------------------------------------------
 
     def strangers(self, want: PlacementRequest, of: Slice) -> tuple[Occupant, ...]:
-        """Those in its Domain with whom the Want may not be there."""
+        """Those in its Domain with whom the PlacementRequest may not be there."""
         if not self.yard.company.among_strangers(domain_of(of), want.trust):
             return ()
         beside = (one for id in self.yard.together(of) for one in self.shelf(id).incumbents)
@@ -88,7 +88,9 @@ class Overlay:
         return self.hosts.get(node) or self.yard.hosts.get(node)
 
     def suppose(self, node: NodeId, host: HostResources) -> None:
-        """It is like that now. Where not every Want has enough there, what was worked out about its Slices is void."""
+        """It is like that now. Where not every PlacementRequest has enough there, what was worked out about its Slices
+        is void.
+        """
         self.hosts[node] = host
         self.yard.suppose(node, host)
         for listener in () if host.left.holds(self._most) else self.listeners:

@@ -2,22 +2,22 @@
 
 Owns the choice of Slices and victims, for production, what-if questions and simulation alike. Promises: no Slice is
 over-committed, nor the CPU or memory of a node; who needs a link has no Devices across two; nobody of higher priority,
-within residency, or awaited makes room; one Want takes victims on one Slice only (several Devices, or too little CPU or
-memory: of one node), and none while room is coming; victims are minimal; the same input in any order gives the same
-answer, and what it is given stays as it was.
+within residency, or awaited makes room; one PlacementRequest takes victims on one Slice only (several Devices, or too
+little CPU or memory: of one node), and none while room is coming; victims are minimal; the same input in any order
+gives the same answer, and what it is given stays as it was.
 
-Victims are minimal: none of a batch's victims can be spared. For none of them is there a way to place every Want that
-has room by now, placed or promised, with only the others gone, wherever these Wants go: who is placed now is placed
-now, with as much as it was granted, and who has room promised finds it in its turn free, coming, or held by victims
-whom it, or one before it there, may evict. What is only preferred (cheap Devices, Copies, near or apart) gives way.
-So it is up to the bounds of the search (`autoscaler.placement.minimal_eviction`); beyond them victims may go who could
-have stayed.
+Victims are minimal: none of a batch's victims can be spared. For none of them is there a way to place every
+PlacementRequest that has room by now, placed or promised, with only the others gone, wherever these PlacementRequests
+go: who is placed now is placed now, with as much as it was granted, and who has room promised finds it in its turn
+free, coming, or held by victims whom it, or one before it there, may evict. What is only preferred (cheap Devices,
+Copies, near or apart) gives way. So it is up to the bounds of the search (`autoscaler.placement.minimal_eviction`);
+beyond them victims may go who could have stayed.
 
-Where there is room, the Stock chooses
+Where there is room, the NodeArrays chooses
 (`autoscaler.placement.index.arrays`: preferred products, then cheap Devices, then near or apart from others of its
-Model, then nodes with its Copy and image, then the least waste), and an elastic Want may be granted less than it asks
-for (`autoscaler.placement.index.elastic`); else the cheapest way to make some is taken. At the end who may have more
-gets what is of no use to others (`autoscaler.placement.growth`). It never starts or drains anything:
+Model, then nodes with its Copy and image, then the least waste), and an elastic PlacementRequest may be granted less
+than it asks for (`autoscaler.placement.index.elastic`); else the cheapest way to make some is taken. At the end who may
+have more gets what is of no use to others (`autoscaler.placement.growth`). It never starts or drains anything:
 `autoscaler.planner.plan` does.
 """
 
@@ -62,9 +62,9 @@ def pack(
 ) -> PackResult:
     """Places what fits, in order of priority, then longest unserved, then name; names victims for what does not.
 
-    A Want with victims is in `unmet` too: it is placed by a later call, when they are gone. Who is not `told` why there
-    is no room, nor whether there never is, is answered sooner. Raises ValueError for a Want of an amount or a turn that
-    is none, of no Model, or named twice, and for a time that is none.
+    A PlacementRequest with victims is in `unmet` too: it is placed by a later call, when they are gone. Who is not
+    `told` why there is no room, nor whether there never is, is answered sooner. Raises ValueError for a
+    PlacementRequest of an amount or a turn that is none, of no Model, or named twice, and for a time that is none.
     """
     if isnan(now_s):
         raise ValueError(f"now_s is {now_s}: expected a time in seconds")
@@ -81,7 +81,7 @@ def pack(
         yard.rewind()
     going = bench.going(packing.victims)
     if not going or sum(max(1, one.want.devices) for one in bench.held.values()) < 2:
-        return packing  # of one Want on one Slice they are the fewest already
+        return packing  # of one PlacementRequest on one Slice they are the fewest already
     puts = find_fewer_victims([*bench.held.values()], going, yard, now_s)
     if puts is None:
         return packing
@@ -197,7 +197,7 @@ class PackRun:
         self._placed: dict[ModelName, list[NodeId]] = {}
         """Of who would be apart: where others of their Models were put."""
         self.held: dict[int, Assigned] = {}
-        """By number of a Want in their order: what it was given, or is promised."""
+        """By number of a PlacementRequest in their order: what it was given, or is promised."""
         self._evicted: dict[ReplicaId, list[SliceId]] = {}
         self._unwelcome: set[ReplicaId] = set()
         """Strangers to somebody who has room promised: they go whether their room is needed or not."""
@@ -249,7 +249,7 @@ class PackRun:
     def _start(
         self, number: int, want: PlacementRequest, got: PlacementRequest, ids: tuple[SliceId, ...], node: NodeId | None
     ) -> Placement:
-        """`got`: the Want as it was granted."""
+        """`got`: the PlacementRequest as it was granted."""
         if want.spread is not None and node is not None and ids:
             self._placed.setdefault(want.model, []).append(node)
         shelves = [self.supposed.shelf(id) for id in ids]
@@ -298,7 +298,7 @@ class PackRun:
         return self._ways.cheapest(want, lambda: self._budget)
 
     def options(self, got: PlacementRequest, put: Assignment) -> tuple[EvictionOption, ...]:
-        """The Options to take where it is put. `got`: the Want as it was granted."""
+        """The Options to take where it is put. `got`: the PlacementRequest as it was granted."""
         shelves = [self.supposed.shelf(id) for id in put.slices]
         here = {one.replica for shelf in shelves for one in shelf.incumbents}
         strangers = [self.supposed.strangers(got, shelf.slice) for shelf in shelves]
@@ -317,7 +317,9 @@ class PackRun:
         )
 
     def evict(self, number: int, want: PlacementRequest, options: Sequence[EvictionOption]) -> tuple[Occupant, ...]:
-        """Promises the room to the Want, so that no later one counts on it; gives the victims, each once."""
+        """Promises the room to the PlacementRequest, so that no later one counts on it; gives the victims, each
+        once.
+        """
         full = want.granted(want.memory_bytes)
         got = full if all(find_required_amount(full, one.shelf) == one.need for one in options) else want.least
         self.held[number] = Assigned(got, tuple(one.shelf.slice.id for one in options), False)
@@ -345,7 +347,9 @@ class PackRun:
         return tuple(victims.values())
 
     def spare(self, victims: Sequence[Occupant]) -> Set[ReplicaId]:
-        """Those who may stay after all, dearest first: who went for a later Want makes room enough for all."""
+        """Those who may stay after all, dearest first: who went for a later PlacementRequest makes room enough for
+        all.
+        """
         spared: set[ReplicaId] = set()
         for victim in sorted(
             victims, key=lambda one: (*eviction_cost([one], self._outlook), one.replica), reverse=True
@@ -391,14 +395,14 @@ class PackRun:
         return self._yard.together(one.shelf.slice) if one.strangers else (one.shelf.slice.id,)
 
     def wait(self, options: Sequence[EvictionOption]) -> str:
-        """Why a Want that has room promised is not placed yet."""
+        """Why a PlacementRequest that has room promised is not placed yet."""
         worst = max(options, key=lambda option: option.rung)
         there = self.supposed.around(worst.shelf.slice.node) if worst.wide else worst.shelf.incumbents
         return wait_reason(worst, there)
 
 
 def wait_reason(one: EvictionOption, there: Iterable[Occupant]) -> str:
-    """Why a Want that is to have that is not placed yet. `there`: who is where somebody has to leave."""
+    """Why a PlacementRequest that is to have that is not placed yet. `there`: who is where somebody has to leave."""
     where = one.shelf.slice.id
     if one.rung == EVICT:
         return f"makes room on {where}: {_names(one.victims)} {_verb(one.victims)} to leave"
@@ -411,7 +415,7 @@ def wait_reason(one: EvictionOption, there: Iterable[Occupant]) -> str:
 
 
 def compute_claimed_bytes(want: PlacementRequest, shelves: Iterable[Bin]) -> int:
-    """Bytes that the Want claims on each of these, which it is to have."""
+    """Bytes that the PlacementRequest claims on each of these, which it is to have."""
     shared = [shelf for shelf in shelves if want.memory_bytes == 0 or shelf.slice.shared]
     rooms = (room for shelf in shared if (room := find_required_amount(want, shelf)) is not None)
     return min((room.memory_bytes for room in rooms), default=want.memory_bytes)

@@ -1,6 +1,6 @@
 """What is free in pieces: of what could hold a Kind, how much, and where most of it is. It moves nobody.
 
-Why a Want is not placed: what of all Slices keeps it off, found among many at once.
+Why a PlacementRequest is not placed: what of all Slices keeps it off, found among many at once.
 
 Owns the questions that people ask of a Yard when there is no room; `autoscaler.placement.model.predicates` has the
 sentences. What does not change with what is free is kept until labels or taints do. It chooses nothing.
@@ -91,7 +91,7 @@ class UnschedulableReasons:
         self._samples.clear()
 
     def never(self, want: PlacementRequest) -> str | None:
-        """Why no Slice could hold the Want, however empty; None: one could."""
+        """Why no Slice could hold the PlacementRequest, however empty; None: one could."""
         want = want.least
         key = want.kind, want.selector
         if key not in self._never:
@@ -161,7 +161,9 @@ class UnschedulableReasons:
         return places[0] if places else ()
 
     def closed(self, want: PlacementRequest) -> str:
-        """What keeps the Want from a Slice that could hold it, in words: the first such reason; empty: nothing does."""
+        """What keeps the PlacementRequest from a Slice that could hold it, in words: the first such reason; empty:
+        nothing does.
+        """
         may, stock = self._yard.where_it_may(want.choice), self._yard.stock
         kept, free = (
             stock.shut if may is None else stock.shut | ~may[stock.node_of],

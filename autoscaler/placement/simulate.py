@@ -1,9 +1,9 @@
 """Questions about room that is not there yet, of which many are alike: each is asked once in a Plan. Pure.
 
-Owns what makes two alike: the same Wants in the same order, on the same Devices of one node that has nothing else. What
-a node is called, and for which Models it is asked, changes no answer; nor does what is only preferred among nodes
-(Copies, images, apart or near), for there is but one. Where more is known of a node than that it is there, its
-questions are its own.
+Owns what makes two alike: the same PlacementRequests in the same order, on the same Devices of one node that has
+nothing else. What a node is called, and for which Models it is asked, changes no answer; nor does what is only
+preferred among nodes (Copies, images, apart or near), for there is but one. Where more is known of a node than that it
+is there, its questions are its own.
 
 Offers tried as Slices that are not there yet, by the packer itself. Pure; what it is given stays as it is.
 
@@ -155,8 +155,8 @@ def list_missing_devices(world: World, lease: Lease) -> range:
 def match_requests_to_orders(
     ground: SimulationContext, wants: Sequence[PlacementRequest], leases: Sequence[Lease]
 ) -> dict[PlacementRequest, LeaseId]:
-    """Who of those that lack room has some on a Lease that is on its way, each Want once: on each by itself, in their
-    order; who has room on none of them, on those together that nobody has.
+    """Who of those that lack room has some on a Lease that is on its way, each PlacementRequest once: on each by
+    itself, in their order; who has room on none of them, on those together that nobody has.
     """
     found: dict[PlacementRequest, LeaseId] = {}
     had: set[LeaseId] = set()
@@ -180,7 +180,7 @@ def compute_min_devices(want: PlacementRequest, offer: Offer) -> int:
 
 
 def devices_for(ground: SimulationContext, want: PlacementRequest, offer: Offer) -> int | None:
-    """The fewest Devices of the Offer with which the Want has room; None: with no number of them."""
+    """The fewest Devices of the Offer with which the PlacementRequest has room; None: with no number of them."""
     for many in range(compute_min_devices(want, offer), offer.devices_max + 1):
         added = build_virtual_slices(ground.world, offer, range(many), TRIAL)
         got = _packed(ground, _Left([want]), added)

@@ -3,7 +3,7 @@
 Owns one annotation of nodes, its installation's own, by which Cluster Autoscaler waits (2 minutes at most,
 `--node-deletion-delay-timeout`) after the pods of a node have gone and before it deletes the node: time to prove the
 Devices clean and to detach them. Promises: it is written with the first Device and taken away with the last; what
-fails: see Upkeep. Whoever does not lead writes nothing; whoever begins to lead finds what was written before. It
+fails: see Reconciler. Whoever does not lead writes nothing; whoever begins to lead finds what was written before. It
 decides nothing about Leases.
 """
 

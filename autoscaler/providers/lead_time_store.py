@@ -2,7 +2,7 @@
 
 Owns it (`pilotlight-learnt`), so that what was learnt outlives pods, upgrades and leaders. Promises: only who leads
 writes it, at most once in SAVE_S, and not before it has read it; one that cannot be understood is told of in one line,
-and what Offers take is learnt again: then `expectedSeconds` counts. What fails: see Upkeep.
+and what Offers take is learnt again: then `expectedSeconds` counts. What fails: see Reconciler.
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ def estimate_delivery(capacity: Capacity, offer: Offer) -> Expected:
 
 
 def build_offer_filter(world: World, coming: Iterable[Offer]) -> Callable[[PlacementRequest], bool]:
-    """Whether any Offer suits a Want, or what is on its way has the size that it needs and is a product that it takes:
-    so who can have nothing stands before nobody.
+    """Whether any Offer suits a PlacementRequest, or what is on its way has the size that it needs and is a product
+    that it takes: so who can have nothing stands before nobody.
     """
     offers, sizes = list_offers(world.capacity), {(one.product, one.memory_bytes // one.parts) for one in coming}
     known: dict[tuple[object, ...], bool] = {}
@@ -55,7 +55,9 @@ def devices_by_node(world: World) -> Mapping[NodeId, int]:
 
 
 def is_offer_suitable(want: PlacementRequest, offer: Offer, there: int) -> bool:
-    """Whether nothing that is told of an Offer keeps a Want away. `there`: Devices that its node has now."""
+    """Whether nothing that is told of an Offer keeps a PlacementRequest away. `there`: Devices that its node has
+    now.
+    """
     fits = want.memory_bytes - want.spare_bytes <= offer.memory_bytes // offer.parts
     enough = want.devices <= offer.devices_max + there and want.kind.rank(offer.product) is not None
     return fits and enough and _labelled(want, offer) and find_untolerated_taint(offer.taints, want.tolerations) is None

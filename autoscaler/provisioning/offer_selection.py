@@ -7,8 +7,8 @@ Settings' one currency; owned capacity costs nothing at the margin, so of such t
 Offers that are tried for those who lack room, so many in one Plan. Pure.
 
 Owns how that work is shared out: what labels, taints or numbers tell costs nothing, each question is asked once, and
-each kind of Want has its share of the others. So who fits on nothing, first in line and in all Plans, takes nobody the
-Offers that would do for them.
+each kind of PlacementRequest has its share of the others. So who fits on nothing, first in line and in all Plans, takes
+nobody the Offers that would do for them.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def choose_offer(rungs: Iterable[RatedOffer], hedges: frozenset[str] = frozenset
 
 
 def choose_sorted_offer(rungs: Iterator[RatedOffer], hedges: frozenset[str] = frozenset()) -> Chosen | None:
-    """The same of Rungs of which the best comes first; no more of them are asked for than that takes."""
+    """The same of RatedOffers of which the best comes first; no more of them are asked for than that takes."""
     best = next(rungs, None)
     if best is None:
         return None
@@ -100,8 +100,8 @@ def choose_sorted_offer(rungs: Iterator[RatedOffer], hedges: frozenset[str] = fr
 def rank_offers_lazily(
     hopeful: Iterable[RatedOffer], tried: Callable[[RatedOffer], RatedOffer | None]
 ) -> Iterator[RatedOffer]:
-    """Rungs as they are, the best first. `hopeful`: each with the fewest Devices that its Offer comes with, which none
-    is better than; `tried`: with as many as do, None: with no number. What nobody comes to is not tried.
+    """RatedOffers as they are, the best first. `hopeful`: each with the fewest Devices that its Offer comes with, which
+    none is better than; `tried`: with as many as do, None: with no number. What nobody comes to is not tried.
     """
     heap = [(rated_offer_sort_key(one), number, one, False) for number, one in enumerate(hopeful)]
     heapify(heap)

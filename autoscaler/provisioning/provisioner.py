@@ -95,7 +95,9 @@ def provision_capacity(packing: PackResult, starts: Iterable[Replica], ground: S
 
 
 def evaluate_offers(ground: SimulationContext, want: PlacementRequest) -> list[tuple[Offer, RatedOffer | str]]:
-    """Every Offer as it is for a Want that lacks room: a Rung, or why it would not do now. For people."""
+    """Every Offer as it is for a PlacementRequest that lacks room: a RatedOffer, or why it would not do now. For
+    people.
+    """
     return [*Provisioner(ground, [Unplaced(want, "")]).judged(want)]
 
 
@@ -139,7 +141,7 @@ class Provisioner:
         """Who has something in a queue from this Plan on."""
         self.trials = TrialBudget(self.ground, (one for one in self.wants if one not in self.got))
         self.sought: dict[tuple[PlacementRequest, bool], bool] = {}
-        """Kinds of Wants, and whether there was an Offer for the last of them."""
+        """Kinds of PlacementRequests, and whether there was an Offer for the last of them."""
         self.room = NONE
         """What is kept free ahead of need."""
         self.asks = False
@@ -255,7 +257,7 @@ class Provisioner:
         return waits and self.capacity.listed_s.get(lease.id.provider, -inf) >= due_s
 
     def judged(self, want: PlacementRequest) -> Iterator[tuple[Offer, RatedOffer | str]]:
-        """Every Offer: as a Rung, or why it would not do now."""
+        """Every Offer: as a RatedOffer, or why it would not do now."""
         deadline_s = compute_deadline_s(self.world, want.model, self.now_s) - self.now_s
         for offer, rest in self._open(want):
             if isinstance(rest, str):

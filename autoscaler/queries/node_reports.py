@@ -28,8 +28,8 @@ NOTICED_BYTES = 64 << 20
 ILL = "a device of its node is unhealthy, its agent says"
 OTHERS = "pods of others have a device of its node"
 STUCK_S = 60.0
-"""Stopping or scrubbing for longer than that is not counted on any more: a Want may take another victim, and nothing
-new is put on the Device.
+"""Stopping or scrubbing for longer than that is not counted on any more: a PlacementRequest may take another victim,
+and nothing new is put on the Device.
 """
 
 

@@ -1,11 +1,11 @@
-"""Defragmentation: who moves first, where a Want is unmet only because what is free is in pieces.
+"""Defragmentation: who moves first, where a PlacementRequest is unmet only because what is free is in pieces.
 
 Owns the search for such moves and their limits. Promises, beside those of every move
 (`autoscaler.rearrange.migration`): who moves has a new home that is free now, with all moves before it done; after the
-last the Want fits, and none of them could be left out; the room that is gained is worth more than the starts; at most
-one begins in EVERY_S, and none on or to a node where anything else comes or goes. Of a GPU that is in parts all move
-who are on it, for who needs it whole. Searches are bounded, so that a way may be missed. It starts nothing:
-`autoscaler.planner.plan` starts the first successor.
+last the PlacementRequest fits, and none of them could be left out; the room that is gained is worth more than the
+starts; at most one begins in EVERY_S, and none on or to a node where anything else comes or goes. Of a GPU that is in
+parts all move who are on it, for who needs it whole. Searches are bounded, so that a way may be missed. It starts
+nothing: `autoscaler.planner.plan` starts the first successor.
 """
 
 from __future__ import annotations
@@ -44,21 +44,25 @@ WORTH_S = 600.0
 BUSY = 2.0
 """So much dearer is a Replica with Calls on it: they may have to end on the old one while both hold their places."""
 PRIORITY_MAX = 3
-"""Each priority that the Want is above whom it moves doubles what it gains, and each below halves it; so often."""
+"""Each priority that the PlacementRequest is above whom it moves doubles what it gains, and each below halves it; so
+often.
+"""
 MOVES_MAX, CANDIDATES_MAX, PLACES_MAX = 4, 8, 16
-"""Moves for one Want; Replicas of a place that are thought of, the cheapest; places, the roomiest."""
+"""Moves for one PlacementRequest; Replicas of a place that are thought of, the cheapest; places, the roomiest."""
 PROOFS_MAX = 16
 """Sets of moves for which new homes are looked for, the cheapest first."""
 FORBIDDEN_TOLD = 3
 """So many are named who may not move for a PodDisruptionBudget."""
 KINDS_MAX, WANTS_MAX = 32, 4
-"""Different kinds of Wants of which it is asked in one Plan whether room for them is in pieces, in the order in which
-they are served; and Wants for which moves are looked for then.
+"""Different kinds of PlacementRequests of which it is asked in one Plan whether room for them is in pieces, in the
+order in which they are served; and PlacementRequests for which moves are looked for then.
 """
 
 
 class Defragmented(NamedTuple):
-    """What is said of the unmet Wants, and the moves after which one of them fits: only the first is to begin now."""
+    """What is said of the unmet PlacementRequests, and the moves after which one of them fits: only the first is to
+    begin now.
+    """
 
     unmet: tuple[Unplaced, ...]
     steps: tuple[MigrationStep, ...] = ()
@@ -73,11 +77,13 @@ class Moves(NamedTuple):
     leave: frozenset[ReplicaId]
     cost_s: float
     slices: tuple[SliceId, ...]
-    """Those that the Want is to have."""
+    """Those that the PlacementRequest is to have."""
 
 
 def defragment(unmet: Sequence[Unplaced], ground: MigrationContext) -> Defragmented:
-    """The first move for the first of these Wants that is to be served by one; each of them says what it waits for."""
+    """The first move for the first of these PlacementRequests that is to be served by one; each of them says what it
+    waits for.
+    """
     search: _Search | None = None
     known: dict[tuple[RequestShape, NodeConstraints], Pieces] = {}
     told: dict[PlacementRequest, str] = {}
@@ -123,7 +129,7 @@ def _free(want: PlacementRequest, pieces: Pieces) -> str:
 
 
 class _Search:
-    """For the Wants of one Plan."""
+    """For the PlacementRequests of one Plan."""
 
     def __init__(self, ground: MigrationContext) -> None:
         self._ground = ground
@@ -179,7 +185,7 @@ class _Search:
     def _cheapest(
         self, want: PlacementRequest, places: Sequence[tuple[SliceId, ...]]
     ) -> tuple[tuple[MigrationStep, ...], str]:
-        """The moves after which the Want fits; none, and why."""
+        """The moves after which the PlacementRequest fits; none, and why."""
         ways = sorted((way for at in places for way in self._ways(want, at)), key=lambda way: way.key)
         if not ways:
             return (), self._nobody()
@@ -273,7 +279,9 @@ class _Search:
     # --- where to -----------------------------------------------------------------------------------------------------
 
     def _proven(self, want: PlacementRequest, way: Moves) -> tuple[MigrationStep, ...]:
-        """A new home for each, the largest first, and then room for the Want; none: it cannot be done so."""
+        """A new home for each, the largest first, and then room for the PlacementRequest; none: it cannot be done
+        so.
+        """
         yard, world = self._ground.yard, self._ground.world
         steps: list[MigrationStep] = []
         yard.stock.mark()

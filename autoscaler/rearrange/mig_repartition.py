@@ -1,11 +1,12 @@
-"""Cutting anew: which idle node is cut how, where a Want fits no MIG cut that is there, and would fit another. Pure.
+"""Cutting anew: which idle node is cut how, where a PlacementRequest fits no MIG cut that is there, and would fit
+another. Pure.
 
 Promises: only nodes that Settings say may be cut, and none on which anybody has anything, ours or others', be it only
 not proven clean yet. Which GPU of a node a cut is on no label says, and mig-manager takes the device plug-in and what
 watches GPUs off the whole node meanwhile: so a node is cut as a whole, and only when all of it is idle; nobody is asked
-to leave for that. One order at a time for a node, and none elsewhere for a Want that one on its way will serve. None
-either for who lacks no cut there but the node's CPU or memory, nor one that would change nothing. What is wanted comes
-first, then what is there stays as far as it fits, and the rest is cut as it was wanted lately; places are
+to leave for that. One order at a time for a node, and none elsewhere for a PlacementRequest that one on its way will
+serve. None either for who lacks no cut there but the node's CPU or memory, nor one that would change nothing. What is
+wanted comes first, then what is there stays as far as it fits, and the rest is cut as it was wanted lately; places are
 `autoscaler.slicing.mig_placement`'s choice. Where nodes stand is `autoscaler.queries.mig_status`'.
 """
 
@@ -33,7 +34,9 @@ from autoscaler.state.world import DeviceId, SliceId, World
 from autoscaler.text import format_count
 
 WAIT_S = 15.0
-"""A Want that Calls wait for is unmet so long before a node is cut for it: what is only being started passes."""
+"""A PlacementRequest that Calls wait for is unmet so long before a node is cut for it: what is only being started
+passes.
+"""
 EVERY_S = 60.0
 """Between two orders, whatever they are about."""
 NODE_EVERY_S = 600.0
@@ -211,7 +214,7 @@ class _Look:
         return {name: float(weight) for name, weight in shares.items()}
 
     def _hope(self, missing: Unplaced, order: RepartitionNode | None) -> Unplaced:
-        """What is said of a Want that has no place: which node it could be on, were that cut anew."""
+        """What is said of a PlacementRequest that has no place: which node it could be on, were that cut anew."""
         words, want = list[str](), missing.want
         for node in self.nodes:
             if not self.sites.fitting(want, node) or (node.idle and self.sites.shows(want, node)):

@@ -1,7 +1,7 @@
 """Who is kept off its node for too long asks for a place elsewhere, and leaves for it if there is one. Pure.
 
-Owns those Wants: they are asked of the packer beside all others and after them, and never placed. Where there is room
-for one its Replica drains, and the next look starts another there; else it goes on waiting where it is
+Owns those PlacementRequests: they are asked of the packer beside all others and after them, and never placed. Where
+there is room for one its Replica drains, and the next look starts another there; else it goes on waiting where it is
 (`autoscaler.queries.stranded_pods`).
 
 Moves: a Replica's successor starts elsewhere, and takes its place. Pure.
@@ -45,7 +45,7 @@ class Elsewhere(NamedTuple):
 
 
 def build_relocation_requests(world: World, now_s: float, going: Collection[ReplicaId], others: int) -> Elsewhere:
-    """`going`: who leaves anyway; `others`: so many Wants go before these."""
+    """`going`: who leaves anyway; `others`: so many PlacementRequests go before these."""
     found, next_s = dict[PlacementRequest, Replica](), inf
     for id in sorted(id for id, one in world.replicas.items() if one.stranded_s is not None):
         replica = world.replicas[id]

@@ -47,7 +47,7 @@ def update_paid_capacity(draft: Draft) -> None:
 
 
 def compute_paid_capacity(draft: Draft) -> PaidCapacity:
-    """See Rented."""
+    """See PaidCapacity."""
     world, replicas = draft.world, draft.replicas.now
     guests = {one.id: one for those in group_replicas_by_order(world, replicas).values() for one in those}
     if not guests:

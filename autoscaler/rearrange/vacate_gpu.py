@@ -1,11 +1,12 @@
-"""GPUs that are in parts where a Want needs all of one: who leaves, and that nobody new comes meanwhile. Pure.
+"""GPUs that are in parts where a PlacementRequest needs all of one: who leaves, and that nobody new comes meanwhile.
+Pure.
 
 Owns the choice of the GPU that empties: of those whose parts can all be left, now or by victims as of any Slice, the
 one where that costs the least, an emptying one before any other, and before victims elsewhere that cost more. All who
-are on it leave, or nobody. Until it is whole nothing is put on its other parts, but by who goes before that Want.
-Promises: nobody leaves for who has room promised elsewhere for less, nor from a GPU that somebody who goes before it is
-to have a part of; and nobody from one of which pods of others have a part, or that is closed. It asks nobody to leave;
-`autoscaler.planner.plan` does.
+are on it leave, or nobody. Until it is whole nothing is put on its other parts, but by who goes before that
+PlacementRequest. Promises: nobody leaves for who has room promised elsewhere for less, nor from a GPU that somebody who
+goes before it is to have a part of; and nobody from one of which pods of others have a part, or that is closed. It asks
+nobody to leave; `autoscaler.planner.plan` does.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Packed(NamedTuple):
 
 
 class _Emptying(NamedTuple):
-    """A GPU that is to be whole for a Want."""
+    """A GPU that is to be whole for a PlacementRequest."""
 
     missing: Unplaced
     victims: tuple[Occupant, ...]

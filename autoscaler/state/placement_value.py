@@ -1,4 +1,4 @@
-"""A Lesson: what room is worth, as it was learnt, with all that it was learnt from.
+"""A PlacementValues: what room is worth, as it was learnt, with all that it was learnt from.
 
 Owns the types only, which are plain values: the World has one, a file of the state directory keeps it, and it is told
 from one process to another. `autoscaler.placement.learning.training` says when to learn, makes one, and takes it as
@@ -24,7 +24,7 @@ class Alike(NamedTuple):
 
 
 class TrainingInput(msgspec.Struct, frozen=True, kw_only=True):
-    """What one learns from: the same Exercise gives the same Lesson."""
+    """What one learns from: the same TrainingInput gives the same PlacementValues."""
 
     nodes: tuple[Alike, ...]
     demand: tuple[RequestFrequency, ...]
@@ -32,7 +32,7 @@ class TrainingInput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlacementValues(msgspec.Struct, frozen=True, kw_only=True):
-    """What an Exercise taught."""
+    """What an TrainingInput taught."""
 
     exercise: TrainingInput
     values: bytes

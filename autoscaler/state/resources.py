@@ -2,7 +2,7 @@
 
 Owns the two records and their arithmetic. Amounts are thousandths of a core, and bytes. Knows no World.
 
-What of a Slice and of a Want decides whether one holds the other, however many there are of either.
+What of a Slice and of a PlacementRequest decides whether one holds the other, however many there are of either.
 
 Owns the two records that everything equal shares (Lane, Kind), and the two questions about them: how much a Kind takes
 of a Lane, and how much it likes the Lane's product. Memory is bytes, compute percent of one Device, CPU thousandths of
@@ -235,7 +235,7 @@ def _matches(globs: str, product: str) -> bool:
 
 
 class Growth(NamedTuple):
-    """How much more memory than it asks for a Want makes use of, in steps."""
+    """How much more memory than it asks for a PlacementRequest makes use of, in steps."""
 
     most_bytes: int = 0
     step_bytes: int = 1

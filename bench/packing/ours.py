@@ -58,8 +58,8 @@ def learn(
 
 
 class Packer:
-    """The policy for one replay: `autoscaler.placement.packer.pack`, one Want at a time. It keeps its own Yard; the
-    replay's books are the referee's.
+    """The policy for one replay: `autoscaler.placement.packer.pack`, one PlacementRequest at a time. It keeps its own
+    Yard; the replay's books are the referee's.
     """
 
     def __init__(self, nodes: Sequence[NodeRow], taught: Taught) -> None:

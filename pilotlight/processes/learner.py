@@ -1,7 +1,9 @@
-"""The process that learns what room is worth: an Exercise on standard input, Lessons on standard output, one a line.
+"""The process that learns what room is worth: an TrainingInput on standard input, PlacementValuess on standard output,
+one a line.
 
-Owns its own bounds: the lowest priority, so much CPU time and memory, and it dies with its parent. The first Lesson is
-what is known at once, the second what was learnt. What goes wrong is one line on standard error, and status 1.
+Owns its own bounds: the lowest priority, so much CPU time and memory, and it dies with its parent. The first
+PlacementValues is what is known at once, the second what was learnt. What goes wrong is one line on standard error, and
+status 1.
 """
 
 from __future__ import annotations

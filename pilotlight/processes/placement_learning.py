@@ -31,7 +31,7 @@ LOOK_EVERY_S = 15.0
 LEARNS_S_MAX = 7200.0
 """It has the lowest priority; on a machine that is busy it may take long."""
 LINE_BYTES_MAX = 8 << 20
-"""Of one Lesson. The largest has 2 MiB, half of it the nodes and Kinds it was learnt from."""
+"""Of one PlacementValues. The largest has 2 MiB, half of it the nodes and Kinds it was learnt from."""
 REASON_BYTES_MAX = 4096
 ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
@@ -116,7 +116,7 @@ class LearnerRunner:
             await process.communicate()  # also closes its pipes
 
     async def _hear(self, process: asyncio.subprocess.Process, exercise: bytes) -> None:
-        """Takes each Lesson that it tells, the last one being what was learnt."""
+        """Takes each PlacementValues that it tells, the last one being what was learnt."""
         if process.stdin is None or process.stdout is None or process.stderr is None:
             raise LearningError("it has no pipes")
         try:

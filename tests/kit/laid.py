@@ -97,7 +97,7 @@ def asked(at: World, of: Model | None = None) -> PlacementRequest:
 def looked(
     at: World, now_s: float, want: PlacementRequest | None = None, starts: dict[str, float] | None = None
 ) -> Defragmented:
-    """What is done for an unmet Want, whatever else the Plan does."""
+    """What is done for an unmet PlacementRequest, whatever else the Plan does."""
     outlook = RestartCosts(start_s={ModelName(name): start_s for name, start_s in (starts or {}).items()})
     ground = MigrationContext(at, SliceIndex(build_bins(at, now_s)), outlook, now_s)
     return defragment([Unplaced(want or asked(at), "no room")], ground)

@@ -34,7 +34,7 @@ GPUS = [{"name": name, "model": "tiny", "memory": "100Mi"} for name in ("gpu0", 
 
 
 class House:
-    """A stepped loop with a Tutor whose process is `command`, and what it said."""
+    """A stepped loop with a LearnerRunner whose process is `command`, and what it said."""
 
     def __init__(self, folder: Path, one: World, command: Sequence[str] | None = None) -> None:
         self.stepped = SteppedLoop(one)

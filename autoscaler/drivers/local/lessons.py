@@ -29,7 +29,7 @@ class _File(msgspec.Struct, frozen=True):
 
 
 class LessonFile:
-    """Keeps the last Lesson."""
+    """Keeps the last PlacementValues."""
 
     def __init__(self, state: StateDirectory) -> None:
         self._path = state.path / "lesson.json"

@@ -6,7 +6,7 @@ score); a row is what it would be if it were made anew; the lowest tier wins, th
 (`autoscaler.placement.index.lrv`), then the first node in order, so that room stays in one piece, then the tightest
 lane. It knows no Replica or Model.
 
-Nodes as the Stock knows them: with their lanes, where on them a request goes, and what it takes there. Pure.
+Nodes as the NodeArrays knows them: with their lanes, where on them a request goes, and what it takes there. Pure.
 
 Owns how much a node and a lane may have at most, so that no sum or key of theirs overflows.
 """
@@ -397,7 +397,7 @@ class _Before(NamedTuple):
 
 
 class _Row:
-    """One Form's scores, and at which version of the Stock they were right."""
+    """One Form's scores, and at which version of the NodeArrays they were right."""
 
     def __init__(self, stock: NodeArrays, form: ScoreKey) -> None:
         self.form = form

@@ -1,11 +1,11 @@
 """Elastic requests: one that makes do with a little less memory gets less where that closes a hole, as long as all of
 them together have nearly what they asked for.
 
-Owns the Budget (what all that run asked for and were granted) and the order of questions (`place_elastic`): the Stock
-says which place and grant are best; where the Budget has not so much left, it is asked again for all that is wanted. So
-nobody is refused who fits with all that was asked for. Promises: nobody gets less than it makes do with, and nobody
-less than it asked for where the mean of all would then be below MEAN, by request or by byte. A grant stays as it is.
-No I/O.
+Owns the Budget (what all that run asked for and were granted) and the order of questions (`place_elastic`): the
+NodeArrays says which place and grant are best; where the Budget has not so much left, it is asked again for all that is
+wanted. So nobody is refused who fits with all that was asked for. Promises: nobody gets less than it makes do with, and
+nobody less than it asked for where the mean of all would then be below MEAN, by request or by byte. A grant stays as it
+is. No I/O.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ def place_elastic(
     granted: Callable[[RequestShape, LaneAssignment], int],
 ) -> tuple[LaneAssignment, RequestShape] | None:
     """Where one goes, and what it is granted there, which the Budget counts from now on; it is asked for where one is
-    elastic. None: it fits nowhere now, or only with more cut off than the Budget has. `choose`, `granted`: see Stock.
+    elastic. None: it fits nowhere now, or only with more cut off than the Budget has. `choose`, `granted`: see
+    NodeArrays.
     """
     place, asked = choose(kind), kind.memory_bytes
     if place is None or not kind.spare_bytes:
@@ -84,7 +85,7 @@ def place_elastic(
 
 
 class Elastic:
-    """A Stock that grants. Requests that are not elastic are placed as ever."""
+    """A NodeArrays that grants. Requests that are not elastic are placed as ever."""
 
     def __init__(self, stock: NodeArrays) -> None:
         self.stock = stock

@@ -1,7 +1,7 @@
 """All Slices as the packer searches them: kept from one call to the next, and told of what changed.
 
-Owns the way from a Slice to its lane in the Stock and back, and what is known of nodes: who may be there, which have
-weights and images, what CPU and memory they have. Promises: what it answers is what a new one of the same Shelves
+Owns the way from a Slice to its lane in the NodeArrays and back, and what is known of nodes: who may be there, which
+have weights and images, what CPU and memory they have. Promises: what it answers is what a new one of the same Shelves
 would. A call of the packer leaves it as it was. It chooses nothing; `autoscaler.placement.packer` does.
 """
 
@@ -218,7 +218,7 @@ class SliceIndex:
             self.emptying.discard(node)
 
     def suppose(self, node: NodeId, host: HostResources) -> None:
-        """The same, until the Stock is rewound."""
+        """The same, until the NodeArrays is rewound."""
         self.stock.set_host(bisect_left(self.nodes, node), *host.left.most(NOTHING))
 
     def _tell_host(self, number: int, host: HostResources) -> None:
@@ -231,7 +231,9 @@ class SliceIndex:
             self.emptying.discard(node)
 
     def sync(self, shelf: Bin) -> None:
-        """The Stock is told; what is kept here is not changed, but for who is asked first when there is no room."""
+        """The NodeArrays is told; what is kept here is not changed, but for who is asked first when there is no
+        room.
+        """
         if shelf.slice.id not in self._where:
             return
         shut = bool(shelf.closed) or not shelf.slice.healthy
@@ -246,7 +248,7 @@ class SliceIndex:
         self.stock.set(node, lane, NO_ROOM if full else free, shut=shut, held=held)
 
     def rewind(self) -> None:
-        """Everything is as it was at the mark of the Stock."""
+        """Everything is as it was at the mark of the NodeArrays."""
         self.stock.rewind()
         self.company.forget()
 
@@ -340,7 +342,7 @@ class SliceIndex:
             fits &= self.teams(kind.link) >= 0
         return fits if may is None else fits & may[stock.node_of]
 
-    # --- what if: until the Stock is rewound --------------------------------------------------------------------------
+    # --- what if: until the NodeArrays is rewound ---------------------------------------------------------------------
 
     def set_aside(self, ids: Iterable[SliceId]) -> None:
         """Nobody is to be put there."""
@@ -396,7 +398,7 @@ class SliceIndex:
         return (id for id, one in self.shelves.items() if any(i.replica == victim.replica for i in one.incumbents))
 
     def id_of(self, at: int) -> SliceId:
-        """Of a lane, as the Stock numbers them."""
+        """Of a lane, as the NodeArrays numbers them."""
         node = int(self.stock.node_of[at])
         return self._ids[node][at - int(self.stock.first[node])]
 

@@ -49,7 +49,7 @@ class ScoreKey(NamedTuple):
 
 
 class EncodedRequest(NamedTuple):
-    """[different lanes], in their order in the Stock."""
+    """[different lanes], in their order in the NodeArrays."""
 
     form: ScoreKey
     memory: Ints

@@ -26,7 +26,7 @@ _FIELDS: Final = _ROOM + 3
 
 
 class EvictionCost(NamedTuple):
-    """Of the Slices on which somebody may have to go for a Want: [lanes there], in order."""
+    """Of the Slices on which somebody may have to go for a PlacementRequest: [lanes there], in order."""
 
     lanes: Ints
     rooms: Ints
@@ -40,7 +40,7 @@ class EvictionCost(NamedTuple):
 
 
 class EvictionCostIndex:
-    """`lanes`: how many there are; they are numbered as the Stock does."""
+    """`lanes`: how many there are; they are numbered as the NodeArrays does."""
 
     def __init__(self, lanes: int) -> None:
         self.soon: Ints = np.zeros((3, lanes), np.int64)

@@ -1,8 +1,9 @@
 """What the packer may expect: which Kinds come how often, and what a restart of each Model costs.
 
-Owns the Outlook of a World. The demand lately of a Model is the Replicas that its most Calls at once need, fading since
-the last Call; declared Models that nobody calls count for nothing. Promises: the same World gives the same Outlook
-whatever order things were observed in, and its size is bounded. It places nothing; `autoscaler.placement.packer` does.
+Owns the RestartCosts of a World. The demand lately of a Model is the Replicas that its most Calls at once need, fading
+since the last Call; declared Models that nobody calls count for nothing. Promises: the same World gives the same
+RestartCosts whatever order things were observed in, and its size is bounded. It places nothing;
+`autoscaler.placement.packer` does.
 """
 
 from __future__ import annotations

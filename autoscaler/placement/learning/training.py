@@ -1,10 +1,10 @@
 """When it is time to learn what room is worth, from what, and what comes of it.
 
-Owns the way from a World to an Exercise (its nodes by what they are alike in, its demand lately by Kind) and to the
-tables of a Lesson, and the decision to learn anew: drift. Promises: an Exercise is bounded, and the same for the same
-World in whatever order things were observed; the same Exercise gives the same Lesson. Learning takes a minute or more
-and is done elsewhere (`pilotlight.processes.placement_learning`); nothing here is called by the plan but
-`decode_placement_values`, which is quick.
+Owns the way from a World to an TrainingInput (its nodes by what they are alike in, its demand lately by Kind) and to
+the tables of a PlacementValues, and the decision to learn anew: drift. Promises: an TrainingInput is bounded, and the
+same for the same World in whatever order things were observed; the same TrainingInput gives the same PlacementValues.
+Learning takes a minute or more and is done elsewhere (`pilotlight.processes.placement_learning`); nothing here is
+called by the plan but `decode_placement_values`, which is quick.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from autoscaler.state.resources import HostResources, RequestFrequency, RequestS
 from autoscaler.state.world import NodeId, Slice, World
 
 AGAIN_S: Final = 600.0
-"""After a Lesson the next one begins no sooner."""
+"""After a PlacementValues the next one begins no sooner."""
 FAILED_S: Final = 3600.0
 """Nor after one that failed: it may fail again, and took its time."""
 DRIFT_MAX: Final = 0.1
@@ -45,7 +45,7 @@ GROWN_MAX: Final = 0.2
 ALIKE_MAX: Final = 64
 """Kinds of nodes that are learnt of: those with the most Slices. Others are like nodes never seen."""
 LANES_MAX: Final = 4_000
-"""Of an Exercise that is played, about: a larger cluster is played by a part of each kind of its nodes."""
+"""Of an TrainingInput that is played, about: a larger cluster is played by a part of each kind of its nodes."""
 TABLE_MAX: Final = WHOLE * UNITS
 """Nothing in a table is more: no more stays unused than there is."""
 GRAIN_BYTES: Final = 1 << 30

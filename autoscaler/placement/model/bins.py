@@ -1,6 +1,6 @@
 """The World as Shelves: every Slice with what is on it, what is free, and from when who may be evicted.
 
-Owns the translation from the World into the packer's words: Shelves, the start lock of Devices, and Wants.
+Owns the translation from the World into the packer's words: Shelves, the start lock of Devices, and PlacementRequests.
 Promises: what is not proven clean is not free, and unknown is busy. It chooses nothing; `autoscaler.placement.packer`
 does.
 """
@@ -56,7 +56,7 @@ NOTHING_KEPT: Mapping[SliceId, str] = MappingProxyType({})
 ENDING = frozenset({S.STOPPING, S.SCRUBBING, S.FAILED})
 
 
-def build_placement_request(  # noqa: PLR0917  in the order of a Want
+def build_placement_request(  # noqa: PLR0917  in the order of a PlacementRequest
     model: Model,
     ordinal: int,
     unserved_since_s: float,

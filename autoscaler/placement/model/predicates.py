@@ -1,4 +1,5 @@
-"""What a Slice rules on a Want: whether it could ever be there, whom it may evict, and what stands in its way.
+"""What a Slice rules on a PlacementRequest: whether it could ever be there, whom it may evict, and what stands in its
+way.
 
 Owns these three questions and the sentences that answer the last one. `autoscaler.placement.packer` decides by them and
 `autoscaler.explain.model` shows them, so that what people read is what was decided. Decides nothing itself.
@@ -47,7 +48,7 @@ def node_exclusion_reason(choice: NodeConstraints, slice_: Slice) -> str:
 
 
 def tenant_conflict_reason(want: PlacementRequest, slice_: Slice, there: Iterable[Occupant]) -> str:
-    """Who of those in a Slice's Domain is for other Tenants than the Want, in words; empty: nobody."""
+    """Who of those in a Slice's Domain is for other Tenants than the PlacementRequest, in words; empty: nobody."""
     names = sorted({one.model for one in there if has_tenant_conflict(want.trust, one.trust)})
     return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} {_there(slice_)}" if names else ""
 
@@ -64,18 +65,18 @@ def _there(slice_: Slice) -> str:
 
 
 def find_required_amount(want: PlacementRequest, shelf: Bin) -> ResourceAmount | None:
-    """What the Want takes of this Slice; None: it can never be there, however empty the Slice is."""
+    """What the PlacementRequest takes of this Slice; None: it can never be there, however empty the Slice is."""
     return find_amount_for_shape(want, want.kind, shelf)
 
 
 def find_amount_for_shape(want: PlacementRequest, kind: RequestShape, shelf: Bin) -> ResourceAmount | None:
-    """The same; `kind`: the Want's, which is a little work to make."""
+    """The same; `kind`: the PlacementRequest's, which is a little work to make."""
     room = kind.takes(shelf.lane) if not want.selector or has_matching_labels(want.selector, shelf.slice) else None
     return room._replace(places=1) if room is not None and shelf.slice.holders_max else room
 
 
 def can_evict(want: PlacementRequest, incumbent: Occupant, now_s: float) -> bool:
-    """Whether the Want may take the incumbent's room now."""
+    """Whether the PlacementRequest may take the incumbent's room now."""
     if incumbent.leaving or incumbent.model == want.model or now_s < incumbent.evictable_s:
         return False
     if incumbent.priority != want.priority:
@@ -84,8 +85,8 @@ def can_evict(want: PlacementRequest, incumbent: Occupant, now_s: float) -> bool
 
 
 def never_reason(want: PlacementRequest, kinds: Sequence[Bin], most: int) -> str | None:
-    """Why no Slice could hold the Want, which needs one, however empty; None: one could. `kinds`: one of each kind of
-    Shelf that there is; `most`: of how many Devices that could hold it the node with the most has.
+    """Why no Slice could hold the PlacementRequest, which needs one, however empty; None: one could. `kinds`: one of
+    each kind of Shelf that there is; `most`: of how many Devices that could hold it the node with the most has.
     """
     if not kinds:
         return f"needs {describe_request(want)}; there is no device"
@@ -134,9 +135,9 @@ def host_shortage_reason(want: PlacementRequest, host: HostResources | None, nod
 
 
 def unmet_reason(want: PlacementRequest, best: Bin | None, closed: str, now_s: float, scarce: str = "") -> str:
-    """Why the Want, which could be placed some day, is not now. `best`: the Shelf that could hold it with the most
-    room; None: none is open. `closed`: what keeps it from others; `host_shortage_reason`: see there, of who has room on
-    its Devices.
+    """Why the PlacementRequest, which could be placed some day, is not now. `best`: the Shelf that could hold it with
+    the most room; None: none is open. `closed`: what keeps it from others; `host_shortage_reason`: see there, of who
+    has room on its Devices.
     """
     if best is None:
         return f"needs {describe_request(want)}; {closed or 'no device that has it is healthy'}"
@@ -152,9 +153,9 @@ def unmet_reason(want: PlacementRequest, best: Bin | None, closed: str, now_s: f
 
 
 def team_reason(want: PlacementRequest, node: Sequence[Bin], closed: str, now_s: float, scarce: str = "") -> str:
-    """Why the Want of several Devices, which could be placed some day, is not now. `node`: what could hold it of the
-    node, or of the link, that has the most of that free; empty: none has enough that is open. The others as in
-    `unmet_reason`.
+    """Why the PlacementRequest of several Devices, which could be placed some day, is not now. `node`: what could hold
+    it of the node, or of the link, that has the most of that free; empty: none has enough that is open. The others as
+    in `unmet_reason`.
     """
     asks = f"needs {describe_request(want)}" + ("" if want.link else " of one node")
     if not node:
@@ -200,8 +201,9 @@ def rejection_reason(
     *,
     teams: Mapping[Team, int] | None = None,
 ) -> str:
-    """What keeps the Want from this Slice, for people; empty: nothing does. `there`: see `group_occupants_by_domain`;
-    `host`: its node's, as far as that is known; `teams`: see there, None: links are not looked at.
+    """What keeps the PlacementRequest from this Slice, for people; empty: nothing does. `there`: see
+    `group_occupants_by_domain`; `host`: its node's, as far as that is known; `teams`: see there, None: links are not
+    looked at.
     """
     if shelf.closed:
         return shelf.closed

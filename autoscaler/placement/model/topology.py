@@ -84,7 +84,9 @@ def _nvlinked(product: str) -> bool:
 
 
 def add_spread_nodes(world: World, want: PlacementRequest, going: Collection[ReplicaId] = ()) -> PlacementRequest:
-    """The Want, told of the nodes of those that stay: not of who goes, nor of a spec that another replaces."""
+    """The PlacementRequest, told of the nodes of those that stay: not of who goes, nor of a spec that another
+    replaces.
+    """
     model = world.models.get(want.model)
     if want.spread is None or model is None:
         return want

@@ -1,4 +1,5 @@
-"""The words of packing: Wants in, Placements, victims and unmet Wants out; and the Shelf, one Slice with what is on it.
+"""The words of packing: Wants in, Placements, victims and unmet PlacementRequests out; and the Shelf, one Slice with
+what is on it.
 
 Owns the types that `autoscaler.placement.packer` works on, and the arithmetic of one Shelf. Knows nothing of Models,
 Demand or time beyond numbers: `autoscaler.placement.model.bins` fills them from the World, so what-if questions can
@@ -34,7 +35,9 @@ if TYPE_CHECKING:  # imports NumPy, which processes that only read documents do 
 
 
 class EvictionLevel(IntEnum):
-    """Whom a Want may evict; each grade includes those before it. Nobody is evicted before the end of its residency."""
+    """Whom a PlacementRequest may evict; each grade includes those before it. Nobody is evicted before the end of its
+    residency.
+    """
 
     NONE = 0
     """Nobody: it takes what is free (a surge of a rollout)."""
@@ -47,7 +50,7 @@ class EvictionLevel(IntEnum):
 
 
 class NodeConstraints(NamedTuple):
-    """By what a Want chooses among nodes: see there."""
+    """By what a PlacementRequest chooses among nodes: see there."""
 
     selector: tuple[tuple[str, str], ...]
     tolerations: tuple[Toleration, ...]
@@ -55,7 +58,9 @@ class NodeConstraints(NamedTuple):
 
 
 class Spread(NamedTuple):
-    """By what a Want would be apart from the other Replicas of its Model, or near them: labels of nodes, or empty."""
+    """By what a PlacementRequest would be apart from the other Replicas of its Model, or near them: labels of nodes, or
+    empty.
+    """
 
     label: str = ""
     """To be apart: nodes with one value of it fail together; so do those without it."""
@@ -81,7 +86,7 @@ class PlacementRequest(NamedTuple):
 
     model: ModelName
     ordinal: int = 0
-    """Tells the Wants of one Model apart."""
+    """Tells the PlacementRequests of one Model apart."""
     devices: int = 1
     """Whole Devices when > 1; 0 needs none."""
     memory_bytes: int = 0
@@ -263,7 +268,7 @@ class RestartCosts(NamedTuple):
 
 
 class Placement(NamedTuple):
-    """Where a Want goes now. `memory_bytes` is claimed on each Slice."""
+    """Where a PlacementRequest goes now. `memory_bytes` is claimed on each Slice."""
 
     want: PlacementRequest
     slices: tuple[SliceId, ...]
@@ -283,7 +288,7 @@ class Victim(NamedTuple):
 
 
 class Unplaced(NamedTuple):
-    """A Want that is not placed now, and why. `never`: no Slice is large enough, whoever leaves."""
+    """A PlacementRequest that is not placed now, and why. `never`: no Slice is large enough, whoever leaves."""
 
     want: PlacementRequest
     reason: str
@@ -299,7 +304,7 @@ class Unplaced(NamedTuple):
 
 
 class PackResult(NamedTuple):
-    """The packer's answer; every Want is in `placements` or in `unmet`."""
+    """The packer's answer; every PlacementRequest is in `placements` or in `unmet`."""
 
     placements: tuple[Placement, ...] = ()
     victims: tuple[Victim, ...] = ()

@@ -3,9 +3,9 @@
 Owns `karpenter.sh/do-not-disrupt` of Replicas' pods from when they are made, each with it: it goes when the Replica is
 ready, and is there again while that drains, or is to leave since its node is taken. So a Replica that only serves keeps
 nobody from tidying up nodes, and what loads or ends is not begun anew. Promises: one write for each change; what fails:
-see Upkeep. Whoever does not lead writes nothing; whoever begins to lead reads once which pods say so. A Model, or the
-Settings, that say it themselves are left alone, and so are pods that others made. Nothing relies on it: a pod that is
-evicted all the same drains (`Seen.TAKEN`), and its engine hears of that late (`pods.linger`).
+see Reconciler. Whoever does not lead writes nothing; whoever begins to lead reads once which pods say so. A Model, or
+the Settings, that say it themselves are left alone, and so are pods that others made. Nothing relies on it: a pod that
+is evicted all the same drains (`Seen.TAKEN`), and its engine hears of that late (`pods.linger`).
 """
 
 from __future__ import annotations

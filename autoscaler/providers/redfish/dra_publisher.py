@@ -5,7 +5,7 @@ Owns our ResourceSlices and the conditions that are ours in claims; what they sa
 next takes it over. A label says of which installation it is, and only our own are touched. It chooses its node by name
 and not as `nodeName`, since a kubelet that starts deletes all of those that are of its node. First what is published is
 brought up to date, then claims are told, so that what one is sent away from is not given to it again. Whatever fails is
-tried anew from what there is then (Upkeep).
+tried anew from what there is then (Reconciler).
 """
 
 from __future__ import annotations
