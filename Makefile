@@ -1,5 +1,5 @@
 # Each target sets up all it needs. Start with `make demo` or `make test`.
-.PHONY: venv demo test test-deep test-profile test-flaky mutants check fast fuzz lock schema clean wheel image lock-image compiled test-compiled bench-cold bench-dataplane bench-plan bench-cluster bench-packing bench-weights bench-capacity bench-fabric gpu-kit bench-compare
+.PHONY: venv demo test test-deep test-profile test-upgrade test-flaky mutants check fast fuzz lock schema clean wheel image lock-image compiled test-compiled bench-cold bench-dataplane bench-plan bench-cluster bench-packing bench-weights bench-capacity bench-fabric gpu-kit bench-compare
 
 PY := .venv/bin/python
 # What users get: the compiled gateway. Python finds it before the sources, also in the processes that are started.
@@ -28,6 +28,9 @@ test-deep: venv  ## every test with all examples and 500 seeds; SHARD=0 to 7: on
 test-profile: venv  ## time of the tests by folder and file, and the slowest tests; TIER=fast or deep
 	@rm -f build/costs.jsonl
 	@$(PY) -m tests.run $(or $(TIER),test) --costs=$(CURDIR)/build/costs.jsonl; status=$$?; $(PY) -m tests.plugins.report build/costs.jsonl && exit $$status
+
+test-upgrade: venv  ## replaces the processes of another version by this one and back, while clients call; BASE=COMMIT
+	@BASE=$(BASE) $(PY) -m tests.cluster.network $(PY) -m pytest -m "" -k case_30 tests/process/test_faults_control.py tests/cluster/test_faults_control.py
 
 test-flaky: venv  ## repeat make test RUNS times while two processes use the CPU; the results go to tests/flaky-log.tsv
 	@$(PY) -m tests.flaky $(or $(RUNS),10) $(or $(TIER),test)

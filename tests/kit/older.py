@@ -1,12 +1,13 @@
 """The version before this one, as a folder that its processes run in: what an upgrade replaces.
 
-It is the last release, or, before there is one, a commit that is known to run (BEFORE). Both are read from the
-project's history.
+It is the commit in the environment variable BASE, else the last release, or, before there is one, a commit that is
+known to run (BEFORE). It is read from the project's history.
 """
 
 from __future__ import annotations
 
 import io
+import os
 import subprocess
 import tarfile
 from pathlib import Path
@@ -20,7 +21,7 @@ PACKAGES = ("pilotlight", "autoscaler", "gateway", "artifacts", "loadtest")
 
 def older(folder: Path) -> Path:
     """Its tree. Without the history of the project there is none, and the test says so."""
-    commit = _git("describe", "--tags", "--abbrev=0") or BEFORE
+    commit = os.environ.get("BASE") or _git("describe", "--tags", "--abbrev=0") or BEFORE
     tarred = subprocess.run(
         ["git", "-C", str(HERE), "archive", "--format=tar", commit, *PACKAGES],
         capture_output=True, check=False, timeout=30,
