@@ -1,6 +1,6 @@
 """Writes the table of replica states into ARCHITECTURE.md: run `python -m docs.states`.
 
-The table is the block between `<!-- states -->` and its end. tests/test_docs.py checks that it is current.
+The table is the block between `<!-- states -->` and its end. tests/project/test_docs.py checks that it is current.
 """
 
 from __future__ import annotations

@@ -54,5 +54,27 @@ cp -r tests scripts pyproject.toml "$tested"
 cd "$tested"
 shift
 PYTHONPATH=$place:$tested exec "$python" -m pytest --dist loadgroup --rootdir . --compiled --failure-logs="$logs" "$@" tests/wire tests/fuzz tests/process/test_official_clients.py \
-  tests/test_{admission,answer,cli,compiled,dialects,dispatch,dispatch_holds,dispatch_machine,host_check,multipart,pressure,queue,report}.py \
-  tests/test_{reporting,rewrite,room,routes,scan,sse,sync,telemetry,tenants,upstream,walker}.py
+  tests/project/test_compiled.py \
+  tests/property/test_dispatcher.py \
+  tests/unit/gateway/control/test_sync.py \
+  tests/unit/gateway/dispatch/test_dispatcher.py \
+  tests/unit/gateway/dispatch/test_fair_queue.py \
+  tests/unit/gateway/dispatch/test_reports.py \
+  tests/unit/gateway/dispatch/test_routes.py \
+  tests/unit/gateway/dispatch/test_slots.py \
+  tests/unit/gateway/http/test_host_check.py \
+  tests/unit/gateway/http/test_response_reader.py \
+  tests/unit/gateway/http/test_response_reader_walk.py \
+  tests/unit/gateway/http/test_sse.py \
+  tests/unit/gateway/memory/test_body_budget.py \
+  tests/unit/gateway/memory/test_scale.py \
+  tests/unit/gateway/request/test_api_routes.py \
+  tests/unit/gateway/request/test_auth.py \
+  tests/unit/gateway/request/test_body_edit.py \
+  tests/unit/gateway/request/test_headers.py \
+  tests/unit/gateway/request/test_json_scanner.py \
+  tests/unit/gateway/request/test_multipart.py \
+  tests/unit/gateway/test_telemetry.py \
+  tests/unit/loadtest/report/test_report.py \
+  tests/unit/loadtest/test_answer.py \
+  tests/unit/pilotlight/cli/test_main.py

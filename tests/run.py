@@ -69,7 +69,7 @@ TOOLS = (
     Tool("haproxy", "Debian: apt install haproxy",
          "HAProxy in tests/wire/test_differential.py and tests/process/test_host_check.py"),
     Tool("caddy", "Debian: apt install caddy", "Caddy in tests/process/test_host_check.py"),
-    Tool("bsdtar", "Debian: apt install libarchive-tools", "bsdtar in tests/test_tar.py"),
+    Tool("bsdtar", "Debian: apt install libarchive-tools", "bsdtar in tests/unit/artifacts/archives/test_tar.py"),
     Tool("openssl", "Debian: apt install openssl", "all of tests/cluster"),
     Tool("mmdebstrap", "Debian: apt install mmdebstrap", "tests/chart/test_image.py (deep tier)"),
     Tool("docker-registry", "Debian: apt install docker-registry", "tests with a real registry in tests/process",

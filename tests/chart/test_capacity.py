@@ -13,7 +13,7 @@ from autoscaler.spec.capacity import KINDS, QUEUES, ProviderSettings, check_prov
 from autoscaler.spec.decode import WrongKeyError
 from pilotlight.cli.main import cli
 from tests.kit.chart import pod_specs, texts
-from tests.test_providers import NO_URLS, URLS
+from tests.unit.autoscaler.spec.test_capacity import NO_URLS, URLS
 
 TOLD: dict[str, Any] = {
     "cro": {"model": "A100"},

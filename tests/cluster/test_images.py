@@ -9,7 +9,7 @@ from autoscaler.kubernetes.api import MERGE, Api
 from tests.cluster.house import House, model, process
 from tests.cluster.kubelet.node import Node
 from tests.cluster.test_placing import pair
-from tests.test_agent_images import Runtime
+from tests.unit.pilotlight.agent.kubelet.test_image_pull import Runtime
 
 ENGINE, FULL = "vllm/engine:1", "docker.io/vllm/engine:1"
 

@@ -23,9 +23,9 @@ from tests.fuzz.typed import misfit
 from tests.kit.cro_rack import Rack
 from tests.kit.objects import PlayedServer
 from tests.kit.queued import ProvisioningRig
-from tests.test_capacity_nodes import NodesRig
-from tests.test_kueue import KueueRig
-from tests.test_nodegroups import GroupRig
+from tests.unit.autoscaler.providers.cluster_autoscaler.test_provider import GroupRig
+from tests.unit.autoscaler.providers.karpenter.test_provider import NodesRig
+from tests.unit.autoscaler.providers.kueue.test_provider import KueueRig
 
 MAKE: Final[tuple[Callable[[], Any], ...]] = (NodesRig, ProvisioningRig, KueueRig, GroupRig, Rack)
 

@@ -1,4 +1,5 @@
-"""A registry, a client of it, and a folder into which blobs are fetched; layouts are small (`tests/test_pull*.py`)."""
+"""A registry, a client of it, and a folder into which blobs are fetched; layouts are small (see the tests of
+`artifacts/download`)."""
 
 from __future__ import annotations
 

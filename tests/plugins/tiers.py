@@ -23,7 +23,7 @@ FOLDERS = {
     "chart": "standard", "cluster": "deep", "fuzz": "standard", "gpu": "standard",
     "process": "deep", "sim": "standard", "wire": "standard",
 }  # fmt: skip
-"""Tier of the tests in a folder of tests/; the tests in tests/ itself are fast."""
+"""Tier of the tests in a folder of tests/; those of other folders are fast."""
 SHARDS = 8
 
 

@@ -15,7 +15,9 @@ from tests.sim.stage import Stage, model, play
 from tests.sim.test_providers import cloud, leases, now, rack
 
 OPEN_S = 900.0
-"""It stays open so long; three days are in tests that do not have to live through them (`tests/test_deficits.py`)."""
+"""It stays open so long; three days are in tests that do not have to live through them
+(`tests/unit/autoscaler/provisioning/test_provisioner.py`).
+"""
 QUICK = Manners(start_s=(1.0, 1.0), serve_s=(16.0, 16.0))
 DWS = Offer(
     provider="rack", name="dws", product="H100", memory_bytes=80 * GIB, many=4, bought="flex", price_per_hour=0.5,

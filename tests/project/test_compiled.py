@@ -1,0 +1,52 @@
+"""The compiled wheel holds what carries Calls, and nothing that C would change the meaning of."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import gateway
+from pilotlight.cli.main import COMPILED
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+MODULES: list[str] = BUILD["hooks"]["custom"]["compiled"]
+GATEWAY = Path(str(gateway.__file__)).parent
+STRUCTS = {"control/snapshot_file", "dispatch/effects", "http/json_types", "limits"}
+"""Modules of msgspec Structs."""
+AWAITING = {"control/client", "control/discovery", "control/sync", "memory/guard", "ops", "server/tls"}
+"""Modules that wait for the autoscaler, people, files and handshakes: nothing there is per Call."""
+
+
+def test_every_module_of_the_gateway_is_compiled_or_has_a_reason_not_to_be() -> None:
+    modules = (path for path in GATEWAY.rglob("*.py") if path.name != "__init__.py")
+    sources = {f"gateway/{path.relative_to(GATEWAY)}" for path in modules}
+    left_out = {f"gateway/{name}.py" for name in STRUCTS | AWAITING}
+    assert set(MODULES) | left_out == sources
+    assert not set(MODULES) & left_out
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_no_compiled_module_makes_a_struct(module: str) -> None:
+    """Compiled, a class loses the words beside its bases (`frozen=True`), and msgspec its annotations."""
+    tree = ast.parse((GATEWAY.parent / module).read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            assert not node.keywords, f"{module}: {node.name}"
+            assert not re.search(r"\bStruct\b", " ".join(map(ast.unparse, node.bases))), f"{module}: {node.name}"
+
+
+def test_the_tests_run_what_they_are_told_to() -> None:
+    """In build/compiled all of them are C; in a clone none is."""
+    kinds = {Path(str(__import__(name, fromlist=["x"]).__file__)).suffix for name in map(dotted, MODULES)}
+    assert kinds == ({".so"} if COMPILED else {".py"})
+    assert (ROOT.name == "compiled") == COMPILED
+
+
+def dotted(module: str) -> str:
+    """`gateway/http/request_reader.py` -> `gateway.http.request_reader`."""
+    return module.removesuffix(".py").removesuffix("/__init__").replace("/", ".")

@@ -1,0 +1,175 @@
+"""The documents say what is true: modules, states, keys, metrics, commands and links are compared with the code."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from autoscaler.drivers.probes import FAST_EVERY_S, FAST_FOR_S, LISTENS_EVERY_S, PROBES_PER_S_MAX, SLOW_EVERY_S
+from autoscaler.placement.model.prices import CLASSES
+from autoscaler.providers import new_nodes
+from autoscaler.providers.cro import provider as cro
+from autoscaler.providers.provisioning_request import provider as provisioning_request
+from autoscaler.providers.redfish import planning
+from autoscaler.server.metrics import Metrics
+from autoscaler.spec import load
+from autoscaler.spec.capacity import KINDS, QUEUES, ProviderSettings
+from autoscaler.spec.validation import KEYS, LATER_ENGINES, SCHEMES
+from autoscaler.state.world import World
+from docs import draw_call, states
+from gateway.telemetry import Telemetry
+from pilotlight.agent.weights.metrics import StoreMetrics
+from pilotlight.cli.main import cli
+from scripts.gates import PACKAGES, ROOT, SOURCES
+
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+ARCHITECTURE = (ROOT / "ARCHITECTURE.md").read_text()
+CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text()
+OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
+
+
+def section(page: str, title: str) -> str:
+    """What stands under a heading of the second level."""
+    return page.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def rows(text: str) -> dict[str, list[str]]:
+    """The rows of a table whose first cell is one word of code: that word -> the other cells."""
+    found = re.findall(r"^\| `([^`]+)` \|(.*)\|$", text, re.MULTILINE)
+    return {key: [cell.strip() for cell in rest.split(" | ")] for key, rest in found}
+
+
+def block(mark: str) -> str:
+    """What stands in a generated block of ARCHITECTURE.md."""
+    return ARCHITECTURE.partition(f"<!-- {mark} -->\n")[2].partition(f"<!-- /{mark} -->")[0]
+
+
+def leaves(schema: dict[str, Any], at: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """(key path, its schema) of every key that holds no keys of its own; `[]` stands for the items of a list."""
+    for key, value in schema["properties"].items():
+        path = f"{at}{key}"
+        if "properties" in value:
+            yield from leaves(value, f"{path}.")
+        elif "properties" in value.get("items", {}):
+            yield from leaves(value["items"], f"{path}[].")
+        else:
+            yield path, value
+
+
+def slug(heading: str) -> str:
+    """The anchor of a heading, as GitHub makes it."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def test_every_folder_of_the_product_is_listed() -> None:
+    listed = re.findall(r"^\| `([\w/]+)/` \|", section(ARCHITECTURE, "3. The folders"), re.MULTILINE)
+    assert sorted(listed) == sorted({str(path.parent.relative_to(ROOT)) for path in SOURCES})
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_path_of_a_page_exists(page: Path) -> None:
+    folders = "|".join((*PACKAGES, "tests", "docs", "examples", "bench"))
+    for path in re.findall(rf"`((?:{folders})/[\w/.-]*\.(?:py|md|yaml|json|svg))`", page.read_text()):
+        assert (ROOT / path).exists(), f"{page.name} names {path}"
+
+
+def test_the_states_are_the_table() -> None:
+    assert block("states") == states.states(), "run `.venv/bin/python -m docs.states`"
+
+
+@pytest.mark.parametrize("kind", ["Model", "Tenant", "Settings"])
+def test_the_keys_are_those_of_the_schema(kind: str) -> None:
+    schema = json.loads((ROOT / "docs" / "schema" / f"{kind.lower()}.json").read_text())
+    told, known = rows(section(CONFIGURATION, kind)), dict(leaves(schema))
+    assert sorted(told) == sorted(known)
+    for key, value in known.items():
+        default = told[key][1].strip("`")
+        if isinstance(value.get("default"), bool | int | float | str):
+            wanted = value["default"]
+            assert default in {json.dumps(wanted), str(wanted), str(wanted).removesuffix(".0")}, f"{key}: {default}"
+
+
+def test_the_kinds_of_providers_are_told_with_their_own_times_and_which_keep_headroom() -> None:
+    told = rows(section(OPERATIONS, "More capacity"))
+    assert tuple(told) == KINDS
+    own = {"cro": cro, "redfish": planning, "karpenter": new_nodes, "clusterAutoscaler": new_nodes}
+    assert {kind: told[kind][1] for kind in own} == {kind: f"{one.EXPECTED_S:g}" for kind, one in own.items()}
+    for class_name, expected_s in provisioning_request.EXPECTED_S.items():
+        assert f"`{class_name.partition('.')[0]}` {expected_s:g}," in told["provisioningRequest"][1]
+    assert told["kueue"][1] == "nobody can say"
+    assert tuple(kind for kind, cells in told.items() if cells[2] == "no") == QUEUES
+
+
+def test_the_example_of_capacity_is_one_that_is_taken() -> None:
+    (said,) = re.findall(r"```yaml\n(.*?)```", section(OPERATIONS, "More capacity"), re.DOTALL)
+    settings = load.parse_documents([("page", f"apiVersion: pilotlight.dev/v1alpha1\nkind: Settings\n{said}")]).settings
+    common = {field.encode_name for field in msgspec.structs.fields(ProviderSettings)} - {*KINDS}
+    assert all(f"{key}: " in said for key in common), "it has all keys that each kind takes"
+    assert [one.name for one in settings.capacity] == ["rack", "p4d"]
+
+
+def test_the_labels_that_tell_how_a_node_was_bought_are_all_named_in_order() -> None:
+    said = rows(section(CONFIGURATION, "Settings"))["prices[].class"][2]
+    told = re.findall(r"`([\w.-]+/[\w-]+)(?:: \"true\")?`", said)
+    assert told == [label for label, _ in CLASSES]
+
+
+def test_the_keys_not_in_force_are_those_that_are_refused() -> None:
+    told = section(CONFIGURATION, "Not in force yet")
+    for kind, keys in KEYS.items():
+        row = re.search(rf"^\| {kind} \| (.*) \|$", told, re.MULTILINE)
+        assert row is not None
+        assert sorted(re.findall(r"`([^`]+)`", row[1])) == sorted(keys)
+    assert all(f"`{engine}`" in told for engine in LATER_ENGINES)
+    assert all(f"`{scheme}://`" in told for scheme in SCHEMES)
+
+
+def test_the_metrics_are_those_that_are_told() -> None:
+    texts = [Metrics(lambda: World(epoch=1)).text(), Telemetry().text((), 0.0), StoreMetrics().text()]
+    families = [family for text in texts for family in text_string_to_metric_families(text.decode())]
+    known = {f.name + ("_total" if f.type == "counter" else "") for f in families if not f.name.endswith("_created")}
+    assert sorted(rows(section(OPERATIONS, "Metrics"))) == sorted(known)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if target.startswith("https://"):
+            continue
+        path, _, anchor = target.partition("#")
+        found = (page.parent / path).resolve() if path else page
+        assert found.exists(), f"{page.name} links to {target}"
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", found.read_text(), re.MULTILINE)
+            assert anchor in {slug(heading) for heading in headings}, f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_and_targets_exist(page: Path) -> None:
+    context = cli.make_context("pilotlight", ["--help"], resilient_parsing=True)
+    for command in re.findall(r"(?:^|[`$/] ?)pilotlight ([a-z]+)", page.read_text(), re.MULTILINE):
+        assert cli.get_command(context, command) is not None, f"{page.name} names pilotlight {command}"
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"(?:^|`)make ([a-z-]+)", page.read_text(), re.MULTILINE)) <= targets
+
+
+def test_the_pace_of_probes_is_what_is_told() -> None:
+    first, then, slow = (f"{1000 * s:g}" for s in (FAST_EVERY_S, LISTENS_EVERY_S, SLOW_EVERY_S))
+    for page in ((ROOT / "README.md").read_text(), ARCHITECTURE):
+        assert f"every {first} ms until its port listens, then every {then} ms until it is ready" in page
+    assert (
+        f"after {FAST_FOR_S:g} s every {slow} ms;\n   all engines together at most {PROBES_PER_S_MAX} times"
+        in ARCHITECTURE
+    )
+    assert f"every {first}, then {then} ms" in draw_call.picture()
+
+
+def test_the_picture_is_what_is_drawn() -> None:
+    assert (ROOT / "docs" / "call-from-zero.svg").read_text() == draw_call.picture(), "run `python docs/draw_call.py`"

@@ -1,0 +1,287 @@
+"""What the packer and the plan promise of every World: nothing is over-committed, nobody goes in vain or for more room,
+and the same World has the same Plan.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from itertools import combinations
+from math import inf, nan
+from random import Random
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from autoscaler.contract import ReplicaId
+from autoscaler.fold.fold import fold
+from autoscaler.fold.indices import rebuild_indices
+from autoscaler.placement.index.index import SliceIndex
+from autoscaler.placement.model.types import Bin, EvictionLevel, PackResult, PlacementRequest, RestartCosts
+from autoscaler.placement.packer import pack
+from autoscaler.planner.plan import plan
+from autoscaler.state.actions import DrainReplica, StartReplica, StopReplica
+from autoscaler.state.events import Seen, SlicesSeen
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.resources import Growth
+from autoscaler.state.world import SliceId, World
+from tests.kit.budget import examples
+from tests.kit.observed import seen_of
+from tests.kit.worlds import GI, T0, device, folded, kinds
+from tests.unit.autoscaler.placement.test_packer import benches, on, placed, run, shelf, victims, want, wanted
+from tests.unit.autoscaler.planner.test_plan import worlds
+
+K = TypeVar("K")
+V = TypeVar("V")
+QUICK = settings(derandomize=True, deadline=None, max_examples=examples(150))
+LONG = settings(derandomize=True, deadline=None, max_examples=examples(300))
+
+
+# --- no over-commit ---------------------------------------------------------------------------------------------------
+
+MAY_BE: dict[S, tuple[Seen, ...]] = {
+    S.PENDING: (Seen.STARTING,),
+    S.STARTING: (Seen.STARTING, Seen.READY, Seen.EXITED),
+    S.READY: (Seen.READY, Seen.UNREADY, Seen.TAKEN, Seen.EXITED),
+    S.UNREADY: (Seen.READY, Seen.TAKEN, Seen.EXITED),
+    S.DRAINING: (Seen.READY, Seen.TAKEN, Seen.EXITED),
+    S.FAILED: (Seen.EXITED,),
+    S.STOPPING: (Seen.READY, Seen.EXITED),
+    S.SCRUBBING: (Seen.EXITED, Seen.CLEAN),
+}
+"""What a driver may see of a Replica that the World believes to be so."""
+
+
+@QUICK
+@given(worlds(), st.integers(0, 1 << 30))
+def test_no_slice_is_ever_over_committed_scrubbing_included(begin: World, seed: int) -> None:
+    """Engines die, linger and are scrubbed in any order; what is not proven clean holds what it held."""
+    rng, at, now_s = Random(seed), begin, T0
+    for _ in range(12):
+        now_s += rng.choice((0.5, 30.0, 700.0))
+        at = rebuild_indices(at, now_s)
+        at = folded(at, plan(at, now_s).actions, now_s)
+        _all_fit(at)
+        for one in sorted(at.replicas.values(), key=lambda one: one.id):
+            if rng.random() < 0.6:
+                seen = rng.choice(MAY_BE[one.state])
+                at, _ = fold(at, (seen_of(one, seen, proof="exited"),), now_s)
+        _all_fit(at)
+
+
+def _all_fit(at: World) -> None:
+    held: dict[SliceId, int] = {}
+    for one in at.replicas.values():
+        for id in one.slices:
+            held[id] = held.get(id, 0) + one.memory_bytes
+    assert all(many <= at.slices[id].memory_bytes for id, many in held.items() if id in at.slices)
+
+
+# --- the same input, the same output ----------------------------------------------------------------------------------
+
+
+@QUICK
+@given(worlds(), st.randoms(use_true_random=False))
+def test_the_same_world_in_any_order_has_the_same_plan(begin: World, rng: Random) -> None:
+    def mixed(things: dict[K, V]) -> dict[K, V]:
+        return {key: things[key] for key in sorted(things, key=lambda _: rng.random())}
+
+    other = rebuild_indices(
+        replace(
+            begin,
+            models=mixed(begin.models),
+            slices=mixed(begin.slices),
+            replicas=mixed(begin.replicas),
+            gateways=mixed(begin.gateways),
+            histories=mixed(begin.histories),
+        ),
+        T0,
+    )
+    assert plan(other, T0) == plan(begin, T0)
+
+
+# --- more capacity ----------------------------------------------------------------------------------------------------
+
+
+def more(at: World, *sizes_gi: int, now_s: float = T0) -> World:
+    """The same with that many Devices more, on a node of their own and on one that there is."""
+    added = [
+        device(f"{'a' if number % 2 else 'z'}{number}", one, f"n{number % 2}") for number, one in enumerate(sizes_gi)
+    ]
+    after, _ = fold(at, (SlicesSeen(slices=(*at.slices.values(), *added)),), now_s)
+    return after
+
+
+ADDED = st.lists(st.sampled_from([6, 12, 24, 80]), min_size=1, max_size=3)
+
+
+@LONG
+@given(worlds(), ADDED)
+def test_adding_capacity_never_makes_a_placed_replica_unplaced(begin: World, sizes: list[int]) -> None:
+    """Whoever is somewhere is left there, whatever is added: nobody goes who would not go without it, but for a Model
+    that waits and for which there is no room with it either.
+    """
+    before, after = plan(begin, T0), plan(more(begin, *sizes), T0)
+    went = {action.replica for action in before.actions if isinstance(action, DrainReplica | StopReplica)}
+    for action in after.actions:
+        if isinstance(action, DrainReplica | StopReplica) and action.replica not in went:
+            assert isinstance(action, DrainReplica)
+            assert action.victim_of in {unmet.model for unmet in before.unmet} & {unmet.model for unmet in after.unmet}
+    if not before.unmet and not any(isinstance(action, StartReplica) for action in before.actions):
+        assert kinds(after) == kinds(before), "nobody waited: what is added changes nothing"
+
+
+@QUICK
+@given(wanted(), benches(), ADDED)
+def test_one_that_finds_room_finds_it_when_there_is_more_and_else_takes_no_other_victims(
+    wants: list[PlacementRequest], shelves: list[Bin], sizes: list[int]
+) -> None:
+    added = [shelf(device(f"{'az'[number % 2]}{number}", one, f"n{number % 3}")) for number, one in enumerate(sizes)]
+    for one in wants:
+        before, after = run([one], shelves), run([one], [*shelves, *added])
+        if before.placements:
+            assert after.placements
+        elif one.devices == 1:
+            assert after.placements or after.victims == before.victims
+
+
+def test_what_is_added_goes_to_who_waits_longest_also_where_that_leaves_a_later_one_without() -> None:
+    """The order of PlacementRequests is kept, so a set of PlacementRequests may change: the first one never fitted
+    before.
+    """
+    first, second = want("first", 24, devices=2, force=EvictionLevel.NONE), want("second", 24, unserved_since_s=1.0)
+    assert placed(run([first, second], [shelf(device("g0"))])) == [("second", "g0")]
+    assert placed(run([first, second], [shelf(device("g0")), shelf(device("g1"))])) == [("first", "g0", "g1")]
+
+
+# --- victims ----------------------------------------------------------------------------------------------------------
+
+
+def without(shelves: list[Bin], gone: set[ReplicaId]) -> list[Bin]:
+    return [shelf(one.slice, *(i for i in one.incumbents if i.replica not in gone)) for one in shelves]
+
+
+@QUICK
+@given(wanted(), benches())
+def test_victims_are_minimal(wants: list[PlacementRequest], shelves: list[Bin]) -> None:
+    """No proper subset of them makes the room, and all of them do."""
+    for one in wants:
+        chosen = {victim.replica for victim in run([one], shelves).victims}
+        leave = {i.replica for at in shelves for i in at.incumbents if i.leaving and not i.stuck}
+        for many in range(len(chosen) + 1 if chosen else 0):
+            for few in combinations(sorted(chosen), many):
+                answer = run([one], without(shelves, {*few, *leave}))
+                assert bool(answer.placements) == (many == len(chosen))
+
+
+SIZES = st.lists(st.integers(1, 12), min_size=1, max_size=5)
+
+
+@LONG
+@given(SIZES, SIZES, st.lists(st.booleans(), min_size=5, max_size=5))
+def test_victims_of_several_wants_on_one_device_are_minimal_together(
+    asked: list[int], there: list[int], busy: list[bool]
+) -> None:
+    """Who went for the first of them may stay where those who go for a later one make room enough for both."""
+    while sum(there) > 24:
+        there = there[1:]
+    on_it = [on(f"x{number}", size, busy=busy[number]) for number, size in enumerate(there)]
+    wants = [want(f"w{number}", size, unserved_since_s=number) for number, size in enumerate(asked)]
+    answer = run(wants, [shelf(device(), *on_it)])
+    served = sum(one.want.memory_bytes for one in answer.placements)
+    served += sum(one.want.memory_bytes for one in answer.unmet if one.promised)
+    chosen = {victim.replica for victim in answer.victims}
+    stays = {one.replica: one.room.memory_bytes for one in on_it if one.replica not in chosen}
+    assert served + sum(stays.values()) <= 24 * GI
+    for one in on_it:
+        if one.replica in chosen:
+            assert served + sum(stays.values()) + one.room.memory_bytes > 24 * GI, "it could have stayed"
+
+
+def test_who_need_not_go_for_the_first_once_another_goes_for_the_second_stays_and_the_reasons_say_so() -> None:
+    answer = run(
+        [want("a", 6, unserved_since_s=0), want("b", 4, unserved_since_s=1)],
+        [shelf(device(), on("early", 4, busy=True), on("late", 16, busy=True))],
+    )
+    assert victims(answer) == ["late"]
+    assert [missing.reason for missing in answer.unmet] == [
+        "waits on gpu0 until late has left", "makes room on gpu0: late is to leave",
+    ]  # fmt: skip
+
+
+# --- what cannot be ---------------------------------------------------------------------------------------------------
+
+NOT_AMOUNTS = [nan, inf, -inf, -1, -0.5, 0.5, 1 << 101]
+
+
+@pytest.mark.parametrize("field", ["devices", "memory_bytes", "compute_percent", "cpu_milli", "host_bytes"])
+@pytest.mark.parametrize("amount", NOT_AMOUNTS)
+def test_adversarial_inputs_give_one_clear_error(field: str, amount: Any) -> None:
+    with pytest.raises(ValueError, match=f"^{field} of a request is .*: expected a whole number, 0 to [0-9]+$"):
+        run([want("a")._replace(**{field: amount})], [shelf(device())])
+
+
+@pytest.mark.parametrize("amount", NOT_AMOUNTS)
+def test_a_growth_that_is_none_is_one_clear_error_wherever_it_would_be_placed(amount: Any) -> None:
+    for field, least in (("most_bytes", 0), ("step_bytes", 1)):
+        for memory_gi in (10, 90):
+            odd = want("a", memory_gi)._replace(growth=Growth(**{"most_bytes": 1 << 30, field: amount}))
+            with pytest.raises(
+                ValueError, match=f"^growth.{field} of a request is .*: expected a whole number, {least} "
+            ):
+                run([odd], [shelf(device())])
+    with pytest.raises(ValueError, match=r"^growth.step_bytes of a request is 0"):
+        run([want("a")._replace(growth=Growth(1 << 30, 0))], [shelf(device())])
+
+
+@pytest.mark.parametrize("field", ["priority", "unserved_since_s"])
+def test_whose_turn_is_no_number_is_one_clear_error(field: str) -> None:
+    """It would sort anywhere, so that the order of the input showed."""
+    never: dict[str, Any] = {field: nan}
+    with pytest.raises(ValueError, match=f"^{field} of a request is nan: expected a number$"):
+        run([want("a"), want("b")._replace(**never)], [shelf(device())])
+
+
+def test_a_request_of_no_model_is_one_clear_error() -> None:
+    with pytest.raises(ValueError, match=r"^model of a request is empty: expected the name of a Model$"):
+        run([want("a"), want("")], [shelf(device())])
+
+
+def test_a_time_that_is_none_is_one_clear_error() -> None:
+    """No residency would ever be over, or all of them."""
+    with pytest.raises(ValueError, match=r"^now_s is nan: expected a time in seconds$"):
+        pack((want("a"),), SliceIndex([shelf(device())]), frozenset(), RestartCosts(), nan)
+
+
+@pytest.mark.parametrize("second_gi", [10, 20])
+def test_a_request_that_is_named_twice_is_one_clear_error_whether_they_are_equal_or_not(second_gi: int) -> None:
+    both = [want("a", 10), want("b"), want("a", second_gi)]
+    for wants in (both, both[::-1]):
+        with pytest.raises(ValueError, match=r"^ordinal of a request is 0 twice for a: expected each once$"):
+            run(wants, [shelf(device("g0"))])
+    numbered = [want("a", ordinal=0), want("a", second_gi, ordinal=1)]
+    assert len(run(numbered, [shelf(device("g0")), shelf(device("g1"))]).placements) == 2
+
+
+@pytest.mark.parametrize("price", [nan, inf, -inf, -1.0])
+def test_a_price_that_is_none_is_one_clear_error(price: float) -> None:
+    with pytest.raises(ValueError, match=r"^node n0: .* at a price from 0"):
+        run([want("a")], [dataclasses.replace(shelf(device("g0")), price=price), shelf(device("g1"))])
+
+
+@pytest.mark.parametrize("amount", [nan, inf, -1, 0, 1 << 101])
+def test_of_a_slice_that_cannot_be_nothing_is_taken_and_the_others_are_used(amount: Any) -> None:
+    """Inventory is what others tell: one wrong Slice is no reason to place nothing."""
+    odd = shelf(replace(device("g0"), memory_bytes=amount), locked=False)
+    assert placed(run([want("a")], [odd, shelf(device("g1"))])) == [("a", "g1")]
+    if amount != 0:
+        none = shelf(replace(device("g0"), compute_percent=amount))
+        assert placed(run([want("a")], [none, shelf(device("g1"))])) == [("a", "g1")]
+
+
+def test_what_is_empty_is_no_error() -> None:
+    assert run([], []) == PackResult()
+    assert run([], [shelf(device())]) == PackResult()
+    assert run([want("a")], []).unmet[0].reason == "needs 10Gi on one device; there is no device"

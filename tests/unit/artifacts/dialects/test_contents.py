@@ -1,0 +1,321 @@
+"""What artifacts consist of: a golden manifest for each dialect, and what is refused whatever it is called."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from artifacts import digest as digests
+from artifacts import file_policy
+from artifacts import files as kinds
+from artifacts.dialects import contents
+from artifacts.dialects.base import Said
+from artifacts.dialects.contents import Contents, RefusedError
+from artifacts.oci import manifest
+from artifacts.oci.descriptor import BadManifestError, Descriptor
+from artifacts.oci.manifest import OCI_MANIFEST, Manifest
+from artifacts.safe_paths import Tree
+
+GOLDEN = Path(__file__).parents[3] / "golden" / "artifacts"
+NAMES = sorted(path.name.removesuffix(".manifest.json") for path in GOLDEN.glob("*.manifest.json"))
+MODELPACK = "application/vnd.cncf.model."
+TITLE, FILEPATH = "org.opencontainers.image.title", "org.cncf.model.filepath"
+
+
+def golden(name: str, *, allow_unsafe: bool = False) -> Contents:
+    """A manifest as a tool writes it, read. Types and names are as in the tools' own sources."""
+    config = GOLDEN / f"{name}.config.json"
+    found = manifest.parse_manifest((GOLDEN / f"{name}.manifest.json").read_bytes())
+    assert isinstance(found, Manifest)
+    return contents.read_contents(found, config.read_bytes() if config.exists() else None, allow_unsafe=allow_unsafe)
+
+
+def one(media_type: str, path: str = "", **notes: str) -> Descriptor:
+    annotations = {FILEPATH: path} if path else {}
+    return Descriptor(media_type, digests.compute_digest(media_type.encode()), 7, annotations | notes)
+
+
+def read(*layers: Descriptor, config: str = f"{MODELPACK}config.v1+json", allow_unsafe: bool = False) -> Contents:
+    said = Descriptor(config, digests.compute_digest(b"{}"), 2, {})
+    return contents.read_contents(Manifest(OCI_MANIFEST, "", said, layers, {}), allow_unsafe=allow_unsafe)
+
+
+def refusals(*layers: Descriptor, allow_unsafe: bool = False) -> list[str]:
+    return [layer.refusal for layer in read(*layers, allow_unsafe=allow_unsafe).layers]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_dialect_is_read_as_it_is_written(name: str) -> None:
+    found = golden(name)
+    rows = [f"{file.path!r} under {file.under!r} in {list(found.roots)}" for file in (x.file for x in found.layers)]
+    expected = (GOLDEN / f"{name}.expected.txt").read_text().splitlines()
+    assert [*contents.explain_contents(found), *rows] == expected
+
+
+def test_every_dialect_of_the_list_is_there() -> None:
+    said = {golden(name).dialect for name in NAMES}
+    assert said == {
+        *("ModelPack", "ModelPack by its older name (cnai)", "Docker Model Runner", "KitOps ModelKit", "Ollama"),
+        *("ramalama image, raw", "ramalama image, car", "image (modelcar or image volume)", "OMLMD"),
+        "ORAS (files by their titles)",
+    }
+
+
+def test_a_good_artifact_is_one_list_of_files() -> None:
+    files = golden("modelpack").files()
+    assert [(file.role, file.encoding) for file in files[:2]] == [("weight", "raw")] * 2
+    assert files[0].path == "model-00001-of-00002.safetensors"
+    assert files[0].size == 4976698672
+    assert digests.parse_digest(files[0].digest) == files[0].digest
+
+
+@pytest.mark.parametrize("kind", ["weight", "weight.config", "doc", "dataset"])
+@pytest.mark.parametrize("ending", ["raw", "tar", "tar+gzip", "tar+zstd"])
+@pytest.mark.parametrize("name", ["cncf", "cnai"])
+def test_all_types_of_the_specification_are_known(kind: str, ending: str, name: str) -> None:
+    layer = one(f"application/vnd.{name}.model.{kind}.v1.{ending}", "x.safetensors")
+    found = read(layer, one(f"application/vnd.{name}.model.weight.v1.raw", "model.safetensors"))
+    assert found.files()[0].encoding == ending
+
+
+@pytest.mark.parametrize("ending", ["raw", "tar", "tar+gzip", "tar+zstd"])
+@pytest.mark.parametrize("path", ["", "modeling.py", "src", "config.json"])
+def test_point_16_code_layers_are_refused_unless_allowed(ending: str, path: str) -> None:
+    layer = one(f"{MODELPACK}code.v1.{ending}", path)
+    (said,) = refusals(layer)
+    assert "code is not taken" in said or (not path and ending == "raw" and "names no file" in said)
+    found = read(layer, one(f"{MODELPACK}weight.v1.gguf"), allow_unsafe=True)
+    if path or ending != "raw":
+        assert found.files()[0].role == "code"
+
+
+@pytest.mark.parametrize("kind", ["weight", "weight.config", "doc", "dataset"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        *(
+            "pytorch_model.bin",
+            "a/model.PT",
+            "x.pth",
+            "optimizer.pkl",
+            "m.joblib",
+            "w.ckpt",
+            "a.npz",
+            "m.keras",
+            "m.h5",
+        ),
+        *("pytorch_model.bin.1", "consolidated.00.pth", "model.nemo", "rank0.engine", "model.llamafile"),
+    ],
+)
+def test_point_16_pickles_are_refused_whatever_their_layer_is_called(kind: str, path: str) -> None:
+    (said,) = refusals(one(f"{MODELPACK}{kind}.v1.raw", path))
+    assert "can run programs" in said
+    assert "allowUnsafe: true" in said
+    assert refusals(one(f"{MODELPACK}{kind}.v1.raw", path), allow_unsafe=True) == [""]
+    assert "can run programs" in refusals(one(f"{MODELPACK}{kind}.v1.tar", path))[0], "in an archive as well"
+
+
+@pytest.mark.parametrize("kind", ["weight", "weight.config", "doc", "dataset"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("modeling_x.py", "a.PY", "lib/x.so", "x.so.1.2", "run.sh", "n.ipynb", "setup.cfg", "requirements.txt"),
+        *("Makefile", "Dockerfile", "kernel.cu", "a.whl", "requirements-dev.txt", "m.wasm"),
+    ],
+)
+def test_point_16_code_is_refused_whatever_its_layer_is_called(kind: str, path: str) -> None:
+    assert "code is not taken" in refusals(one(f"{MODELPACK}{kind}.v1.raw", path))[0]
+    assert "code is not taken" in refusals(one(f"{MODELPACK}{kind}.v1.tar", path))[0]
+
+
+def test_point_16_weights_are_safetensors_or_gguf() -> None:
+    for path in ("model.onnx", "model.ggml", "weights", "model", "model.dduf", "model.safetensors.exe.x"):
+        assert refusals(one(f"{MODELPACK}weight.v1.raw", path))[0], path
+    for path in ("model.safetensors", "M.GGUF", "a/b-00001-of-00002.gguf"):
+        assert refusals(one(f"{MODELPACK}weight.v1.raw", path)) == [""]
+    assert refusals(one(f"{MODELPACK}weight.v1.gguf", "no-suffix")) == [""], "the type says what it is"
+    assert "can run programs" in refusals(one(f"{MODELPACK}weight.v1.gguf", "model.bin"))[0], "a name that lies counts"
+    assert "can run programs" in refusals(one(f"{MODELPACK}weight.v1.pickle"))[0]
+    assert "safetensors or GGUF" in refusals(one(f"{MODELPACK}weight.v1.newform"))[0]
+
+
+def test_point_16_nothing_of_an_artifact_is_taken_where_something_is_refused() -> None:
+    found = golden("refused")
+    assert not found.layers[0].refusal
+    with pytest.raises(RefusedError, match=r"^ModelPack: layer 2: weights of this form .*; 7 more layers are refused$"):
+        found.files()
+    allowed = golden("refused", allow_unsafe=True)
+    assert [bool(layer.refusal) for layer in allowed.layers] == [False] * 6 + [True] * 3, "paths and types stay refused"
+
+
+def test_point_16_names_in_archives_are_judged_alike() -> None:
+    assert file_policy.evaluate_file("model.safetensors").refusal == ""
+    assert file_policy.evaluate_file("tokenizer.model").role == "tokenizer"
+    assert "nothing says" in file_policy.evaluate_file("blob").refusal
+    assert file_policy.evaluate_file("blob", allow_unsafe=True).role == "unknown"
+    assert "can run programs" in file_policy.evaluate_file("a/b.pkl").refusal
+    assert "code is not taken" in file_policy.evaluate_file("a/b.py").refusal
+
+
+@pytest.mark.parametrize(
+    ("path", "role"),
+    [
+        ("model.safetensors", "weight"),
+        ("adapter_model.safetensors", "adapter"),
+        ("lora-support.gguf", "adapter"),
+        ("mmproj-model-f16.gguf", "projector"),
+        ("exploration.gguf", "weight"),
+        ("tokenizer.json", "tokenizer"),
+        ("spiece.model", "tokenizer"),
+        ("vocab.txt", "tokenizer"),
+        ("qwen.tiktoken", "tokenizer"),
+        ("special_tokens_map.json", "tokenizer"),
+        ("chat_template.jinja", "template"),
+        ("config.json", "config"),
+        ("model.safetensors.index.json", "config"),
+        ("LICENSE", "license"),
+        ("LICENSE.txt", "license"),
+        ("USE_POLICY.md", "license"),
+        ("README.md", "doc"),
+        (".gitattributes", "doc"),
+        ("data/train.parquet", "dataset"),
+    ],
+)
+def test_names_say_what_files_are(path: str, role: str) -> None:
+    found = kinds.classify_file(path)
+    assert found is not None
+    assert found.role == role
+
+
+def test_unknown_layers_are_refused_and_explained() -> None:
+    found = read(one(f"{MODELPACK}weight.v1.gguf"), one("application/vnd.example.thing", "x.json"))
+    assert "is no layer of a ModelPack" in found.layers[1].refusal
+    assert contents.explain_contents(found)[2].endswith(
+        "refused: application/vnd.example.thing is no layer of a ModelPack"
+    )
+    still = read(one(f"{MODELPACK}weight.v1.gguf"), one("application/vnd.example.thing", "x.json"), allow_unsafe=True)
+    with pytest.raises(RefusedError, match="layer 2"):
+        still.files()
+
+
+@pytest.mark.parametrize(
+    ("metadata", "said"),
+    [
+        ('{"typeflag":50}', "no regular file"),
+        ('{"typeflag":53}', "no regular file"),
+        ('{"typeflag":"0"}', "no regular file"),
+        ('{"size":8}', "another size"),
+        ('{"size":7.0}', "another size"),
+        ("[]", "no JSON object"),
+        ("{", "no JSON"),
+        ('{"size":7,"size":8}', "key 'size' twice"),
+    ],
+)
+def test_metadata_that_cannot_be_are_refused(metadata: str, said: str) -> None:
+    layer = one(f"{MODELPACK}weight.v1.raw", "a.gguf", **{"org.cncf.model.file.metadata+json": metadata})
+    assert said in refusals(layer)[0]
+    good = '{"name":"a.gguf","size":7,"typeflag":48}'
+    assert refusals(layer._replace(annotations={FILEPATH: "a.gguf", "org.cncf.model.file.metadata+json": good})) == [""]
+
+
+def test_a_version_of_docker_that_is_unknown_is_refused() -> None:
+    layer = one("application/vnd.docker.ai.gguf.v3")
+    with pytest.raises(RefusedError, match=r"version v99\.0, and only v0\.1 and v0\.2 are known"):
+        read(layer, config="application/vnd.docker.ai.model.config.v99.0+json").files()
+
+
+def test_a_kit_that_takes_its_model_from_another_says_so() -> None:
+    kitfile = b'{"model":{"path":"ghcr.io/a/base:v1"}}'
+    config = Descriptor(
+        "application/vnd.kitops.modelkit.config.v1+json", digests.compute_digest(kitfile), len(kitfile), {}
+    )
+    docs = one("application/vnd.kitops.modelkit.docs.v1.tar")
+    with pytest.raises(RefusedError, match=r"takes the model from elsewhere .'ghcr\.io/a/base:v1'"):
+        contents.read_contents(Manifest(OCI_MANIFEST, "", config, (docs,), {}), kitfile).files()
+
+
+@pytest.mark.parametrize("path", ["../up/model.gguf", "/etc/model.gguf", "./../x"])
+def test_point_04_paths_of_a_kitfile_are_checked(path: str) -> None:
+    kitfile = b'{"model":{"path":"%s"}}' % path.encode()
+    config = Descriptor(
+        "application/vnd.kitops.modelkit.config.v1+json", digests.compute_digest(kitfile), len(kitfile), {}
+    )
+    layer = one("application/vnd.kitops.modelkit.model.v1.tar")
+    found = contents.read_contents(Manifest(OCI_MANIFEST, "", config, (layer,), {}), kitfile)
+    with pytest.raises(RefusedError, match="its path"):
+        found.files()
+
+
+def test_a_kitfile_with_another_digest_is_refused() -> None:
+    layer = one("application/vnd.kitops.modelkit.model.v1.tar")
+    for digest, said in ((layer.digest, ""), (digests.compute_digest(b""), "its Kitfile has another digest for it")):
+        kitfile = b'{"model":{"path":"model.gguf","digest":"%s"}}' % digest.encode()
+        config = Descriptor(
+            "application/vnd.kitops.modelkit.config.v1+json", digests.compute_digest(kitfile), len(kitfile), {}
+        )
+        found = contents.read_contents(Manifest(OCI_MANIFEST, "", config, (layer,), {}), kitfile)
+        assert [each.refusal for each in found.layers] == [said]
+
+
+def test_point_04_the_folder_that_an_archive_is_laid_under_is_checked() -> None:
+    assert "in it" in contents._path_refusal(Said(encoding="tar", under="../x"), Tree())
+    assert contents._path_refusal(Said(encoding="tar", under="x"), Tree()) == ""
+
+
+def test_a_folder_of_oras_is_an_archive_by_its_mark() -> None:
+    layer = one("application/vnd.oci.image.layer.v1.tar+gzip", **{TITLE: "parts.d"})
+    marked = layer._replace(annotations={**layer.annotations, "io.deis.oras.content.unpack": "true"})
+    empty = "application/vnd.oci.empty.v1+json"
+    assert read(layer, config=empty).layers[0].file.encoding == "raw"
+    assert read(marked, config=empty).layers[0].file.encoding == "tar+gzip"
+
+
+def test_what_oras_py_calls_an_archive_is_the_file_itself_and_its_folders_are_compressed() -> None:
+    empty, kind = "application/vnd.oci.empty.v1+json", "application/vnd.oci.image.layer.v1.tar"
+    layers = (one(kind, **{TITLE: "LICENSE"}), one(f"{kind}+gzip", **{TITLE: "parts"}))
+    assert [layer.file.encoding for layer in read(*layers, config=empty).layers] == ["raw", "tar+gzip"]
+
+
+def test_foreign_layers_of_images_are_refused() -> None:
+    image = "application/vnd.oci.image.config.v1+json"
+    layers = (
+        one("application/vnd.oci.image.layer.v1.tar+gzip"),
+        one("application/vnd.oci.image.layer.nondistributable.v1.tar+gzip"),
+        one("application/vnd.docker.image.rootfs.foreign.diff.tar.gzip"),
+    )
+    assert [bool(layer.refusal) for layer in read(*layers, config=image).layers] == [False, True, True]
+
+
+def test_signatures_and_what_has_no_weights_are_no_models() -> None:
+    signature = one("application/vnd.dev.cosign.simplesigning.v1+json")
+    with pytest.raises(BadManifestError, match="a signature, and no model"):
+        read(signature, config="application/vnd.oci.image.config.v1+json")
+    with pytest.raises(BadManifestError, match="no model of a dialect that is known"):
+        read(one("text/plain"), config="application/vnd.oci.empty.v1+json")
+    with pytest.raises(RefusedError, match="holds no weights"):
+        read(one(f"{MODELPACK}doc.v1.raw", "README.md")).files()
+    with pytest.raises(RefusedError, match="holds no weights"):
+        read().files()
+
+
+def test_one_digest_has_one_size() -> None:
+    first, second = one(f"{MODELPACK}weight.v1.raw", "a.gguf"), one(f"{MODELPACK}weight.v1.raw", "b.gguf")
+    assert len(read(first, second).files()) == 2, "two names for the same bytes are nothing odd"
+    with pytest.raises(RefusedError, match="one digest two sizes"):
+        read(first, second._replace(size=8)).files()
+
+
+def test_a_path_of_many_kilobytes_costs_little() -> None:
+    long = "tokenizer" * 20_000
+    begin_s = time.process_time()
+    assert "longer than 1024" in refusals(one(f"{MODELPACK}weight.config.v1.raw", long))[0]
+    assert time.process_time() - begin_s < 5, "it is refused before anything looks for words in it"
+
+
+def test_more_than_any_model_is_refused() -> None:
+    whole = one(f"{MODELPACK}weight.v1.raw")._replace(size=1 << 44)
+    layers = (whole._replace(annotations={FILEPATH: f"{n}.gguf"}) for n in range(3))
+    with pytest.raises(RefusedError, match="larger than 32 TiB"):
+        read(*layers).files()

@@ -1,0 +1,111 @@
+"""Whatever an artifact is called, it comes into the one store; and what is never brought."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from artifacts.errors import PolicyError
+from artifacts.fetch import fetch
+from artifacts.fetch.fetch import Ways
+from artifacts.fetch.registry import Registries
+from artifacts.formats import gguf
+from artifacts.http.transport import Transport
+from artifacts.reference import BadReferenceError, Reference
+from artifacts.signatures.policy import Policy
+from artifacts.source_uri import Bucket, Hub
+from artifacts.store.store import Store
+from tests.kit import packed
+from tests.kit.fake_hub import FakeHub
+from tests.kit.fake_registry import StillClock
+from tests.kit.fake_s3 import FakeS3
+from tests.unit.artifacts.formats.test_gguf import write
+
+pytestmark = pytest.mark.standard
+
+
+def test_what_lies_elsewhere_is_told_from_what_is_here() -> None:
+    assert (
+        fetch.parse_remote_source("ghcr.io/a/b:c")
+        == fetch.parse_remote_source("oci://ghcr.io/a/b:c")
+        == Reference("ghcr.io", "a/b", "c")
+    )
+    assert fetch.parse_remote_source("hf://a/b@c") == Hub("a/b", "c")
+    assert fetch.parse_remote_source("s3://abc/d") == Bucket("abc", "d")
+    with pytest.raises(BadReferenceError, match="on this machine already"):
+        fetch.parse_remote_source("file:///a.gguf")
+
+
+def test_no_place_is_called_as_another(tmp_path: Path) -> None:
+    ways = Ways(env={}, home=tmp_path)
+    mirror = Ways(
+        env={"HF_ENDPOINT": "https://mirror.example/hf", "AWS_ENDPOINT_URL": "http://minio:9000"}, home=tmp_path
+    )
+    names = [
+        fetch.format_source_origin(of, by)
+        for of in (Hub("a/b"), Bucket("abc", "d"), Bucket("abd", "d"))
+        for by in (ways, mirror)
+    ]
+    assert names == [
+        "hf huggingface.co/", "hf mirror.example/hf/",
+        "s3 amazonaws.com abc", "s3 minio:9000 abc", "s3 amazonaws.com abd", "s3 minio:9000 abd",
+    ]  # fmt: skip
+
+
+async def test_where_signatures_are_wanted_nothing_comes_from_where_there_are_none(tmp_path: Path) -> None:
+    async with FakeHub({}, {"a.gguf": b"GGUF"}).both() as fake:
+        store = Store(tmp_path / "store", spare_bytes=0).open()
+        free = Ways(Registries(pace=StillClock()), fake.env(), tmp_path)
+        (await fetch.fetch_artifact(Hub("acme/tiny"), store, free)).close()
+        strict = Ways(Registries(signatures=Policy("enforce", ())), fake.env(), tmp_path)
+        for ask in (fetch.fetch_artifact, fetch.find_stored_copy):
+            with pytest.raises(PolicyError, match="only weights in a registry have signatures"):
+                await ask(Hub("acme/tiny"), store, strict)
+
+
+async def test_headers_are_laid_before_the_weights_come(tmp_path: Path) -> None:
+    content = write(tmp_path / "a.gguf").read_bytes()
+    async with FakeHub({}, {"a.gguf": content}).both() as fake:
+        ways = Ways(Registries(pace=StillClock()), fake.env(), tmp_path)
+        assert await fetch.fetch_headers(Hub("acme/tiny"), ways, tmp_path / "headers") == ["a.gguf"]
+        assert gguf.header_bytes(tmp_path / "headers" / "a.gguf") > 0
+
+
+async def test_also_where_nobody_says_the_sum_of_a_file(tmp_path: Path) -> None:
+    content = write(tmp_path / "a.gguf").read_bytes()
+    async with FakeS3({"m/a.gguf": content}).serving() as fake:
+        assert isinstance(fake, FakeS3)
+        ways = Ways(Registries(pace=StillClock()), fake.env(), tmp_path)
+        assert await fetch.fetch_headers(Bucket("models", "m/"), ways, tmp_path / "headers") == ["a.gguf"]
+        assert gguf.header_bytes(tmp_path / "headers" / "a.gguf") > 0
+
+
+@pytest.mark.parametrize("scheme", ["oci", "hf"])
+async def test_who_is_cancelled_while_connections_are_closed_holds_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str
+) -> None:
+    closed = Transport.__aexit__
+
+    async def cancelled(self: Transport, *error: Any) -> None:
+        await closed(self, *error)
+        raise asyncio.CancelledError
+
+    async with contextlib.AsyncExitStack() as stack:
+        fake = await stack.enter_async_context(FakeHub({}, {"a.gguf": b"GGUF"}).both())
+        of: fetch.Lies = Hub("acme/tiny")
+        if scheme == "oci":
+            packed.packed(packed.model(tmp_path / "model"), tmp_path / "layout")
+            host = stack.enter_context(packed.served(tmp_path / "layout"))
+            of = fetch.parse_remote_source(f"oci://{host}/{packed.NAME}:v1")
+        store = Store(tmp_path / "store", spare_bytes=0).open()
+        ways = Ways(Registries(pace=StillClock()), fake.env(), tmp_path)
+        with monkeypatch.context() as patched:
+            patched.setattr(Transport, "__aexit__", cancelled)
+            with pytest.raises(asyncio.CancelledError):
+                await fetch.fetch_artifact(of, store, ways)
+        (row,) = store.rows()
+        assert not row.in_use

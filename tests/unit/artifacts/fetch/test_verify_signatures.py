@@ -1,0 +1,79 @@
+"""Weights that must be signed before they are used: judged before anything is fetched, and what lies here, too."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from artifacts.errors import PolicyError
+from artifacts.fetch.registry import Registries
+from artifacts.fetch.verify_signatures import SIGNATURE, SIMPLE
+from artifacts.registry.manifests import MANIFEST
+from artifacts.registry.referrers import format_referrers_tag
+from artifacts.signatures.policy import Policy
+from tests.kit.fake_registry import StillClock, digest_of
+from tests.kit.packed import FILES, NAME
+from tests.kit.signed import cosign, key, payload
+from tests.unit.artifacts.fetch.test_registry import Node, held, node
+
+pytestmark = pytest.mark.standard
+
+OURS, THEIRS = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+ENFORCE = Policy("enforce", (key(OURS),))
+
+
+def asking(policy: Policy) -> Registries:
+    return Registries(pace=StillClock(), signatures=policy)
+
+
+def sign(one: Node, private: ec.EllipticCurvePrivateKey) -> None:
+    """As cosign does, under its tag."""
+    signed = cosign(private, payload(one.digest))
+    layer = {"mediaType": SIMPLE, "digest": one.fake.blob(signed.payload), "size": len(signed.payload)}
+    empty = {"mediaType": "application/vnd.oci.empty.v1+json", "digest": digest_of(b"{}"), "size": 2}
+    body = {
+        "schemaVersion": 2, "mediaType": MANIFEST, "config": empty,
+        "layers": [layer | {"annotations": {SIGNATURE: signed.signature}}],
+    }  # fmt: skip
+    one.fake.manifest(NAME, f"{format_referrers_tag(one.digest)}.sig", json.dumps(body).encode())
+
+
+async def test_point_17_what_is_not_signed_by_who_counts_is_refused_before_any_of_it_is_fetched(tmp_path: Path) -> None:
+    async with node(tmp_path) as one:
+        sign(one, THEIRS)
+        one.ways = asking(ENFORCE)
+        with pytest.raises(PolicyError, match=r"refused: no signature that weights\.signatures asks for holds"):
+            await one.obtain()
+        assert one.store.rows() == []
+        sign(one, OURS)
+        with await one.obtain() as copy:
+            assert held(copy) == FILES
+
+
+async def test_what_was_laid_here_when_nobody_asked_is_judged_before_it_is_used(tmp_path: Path) -> None:
+    async with node(tmp_path) as one:
+        (await one.obtain()).close()
+        one.ways = asking(ENFORCE)
+        with pytest.raises(PolicyError, match="the registry has no signature of it"):
+            await one.kept()
+        sign(one, OURS)
+        for again in (False, True):
+            one.fake.seen.clear()
+            copy = await one.kept()
+            assert copy is not None
+            copy.close()
+            assert (one.fake.seen == []) == again, "what was seen signed is not asked for again"
+
+
+async def test_a_warning_names_what_is_not_signed_and_it_is_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with node(tmp_path) as one:
+        one.ways = asking(ENFORCE._replace(policy="warn"))
+        with caplog.at_level(logging.WARNING), await one.obtain() as copy:
+            assert held(copy) == FILES
+        assert "no signature that weights.signatures asks for holds; it is used all the same" in caplog.text

@@ -1,0 +1,228 @@
+"""Signatures whose log says no time (Rekor v2, point 17): stamped by an authority that counts, or refused.
+
+tests/golden/signatures/rekor2.json is of sigstore's staging instance (test data of sigstore-conformance, Apache-2.0:
+bundles over `a.txt` and over a statement, checkpoints with others' signatures beside, and a stamp that came too late).
+"""
+
+from __future__ import annotations
+
+import base64
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509 import Certificate
+from cryptography.x509.oid import ExtendedKeyUsageOID
+
+from artifacts.digest import Digest
+from artifacts.signatures import policy as signatures
+from artifacts.signatures import trust_root
+from artifacts.signatures.certificates import Identity
+from artifacts.signatures.policy import Policy
+from artifacts.signatures.timestamps import TIMESTAMPS_MAX
+from tests.kit.keyless import AT_S, SINCE, WHO, private
+from tests.kit.signed import SIGNED, b64, bundled, envelope
+from tests.kit.stamped import SIGNED_DATA, Second, info
+
+GOLDEN = json.loads((Path(__file__).parents[3] / "golden" / "signatures" / "rekor2.json").read_text())
+BEACON = Identity(
+    "https://github.com/sigstore-conformance/extremely-dangerous-public-oidc-beacon/.github/workflows/"
+    "extremely-dangerous-oidc-beacon.yml@refs/heads/main",
+    "https://token.actions.githubusercontent.com",
+)
+A_TXT = Digest("sha256:a0cfc71271d6e278e57cd332ff957c3f7043fdda354c4cbb190a30d56efa01bf")
+DIGEST, CONTENT = Digest(SIGNED), b"a manifest"
+OURS = Second()
+
+
+def rooted(trusted: dict[str, Any], who: Identity = WHO) -> Policy:
+    return Policy("enforce", identities=(who,), root=trust_root.parse_trust_root(json.dumps(trusted).encode()))
+
+
+ENFORCE = rooted(OURS.trusted())
+
+
+def why(document: dict[str, Any], policy: Policy = ENFORCE, digest: Digest = DIGEST) -> str:
+    """Why it counts for nothing; empty: it holds."""
+    verdict = signatures.evaluate_signatures(digest, [bundled(document)], policy)
+    return "" if verdict.publish else verdict.lines[1].removeprefix("bundle: ")
+
+
+def stamped(*stamps: bytes) -> dict[str, Any]:
+    """A bundle over a manifest with other stamps."""
+    document = copy.deepcopy(WHOLE)
+    document["verificationMaterial"]["timestampVerificationData"] = {
+        "rfc3161Timestamps": [{"signedTimestamp": b64(one)} for one in stamps]
+    }
+    return document
+
+
+WHOLE = OURS.of_bytes(CONTENT)
+SIGNATURE = base64.b64decode(WHOLE["messageSignature"]["signature"])
+NOBODYS = "its timestamp is by no authority that the trusted root names for that time"
+
+
+def public(name: str = "happy-path") -> tuple[dict[str, Any], Policy]:
+    case = copy.deepcopy(GOLDEN["cases"][name])
+    return case["bundle"], rooted(case["root"], BEACON)
+
+
+def test_what_sigstores_own_instance_signs_holds() -> None:
+    assert why(*public(), A_TXT) == ""
+    assert why(*public(), DIGEST) == "it is over another digest"
+    # all of it held, and then its statement is read: it says how something was built
+    assert why(*public("dsse-happy-path"), A_TXT).startswith("its statement says something else than")
+
+
+@pytest.mark.parametrize("name", GOLDEN["checkpoints"])
+def test_a_checkpoint_counts_by_its_logs_own_signature_whoever_signed_beside_it(name: str) -> None:
+    document, policy = public()
+    proof = document["verificationMaterial"]["tlogEntries"][0]["inclusionProof"]
+    proof["checkpoint"]["envelope"] = GOLDEN["checkpoints"][name]
+    bad = name.endswith("_fail")
+    assert why(document, policy, A_TXT) == ("its log entry's checkpoint is of another tree, or not by its log" * bad)
+
+
+def test_a_stamp_from_after_the_certificates_time_is_a_no() -> None:
+    document, policy = public()
+    late = {"rfc3161Timestamps": [{"signedTimestamp": GOLDEN["late"]}]}
+    document["verificationMaterial"]["timestampVerificationData"] = late
+    assert "was not valid when it signed" in why(document, policy, A_TXT)
+
+
+@pytest.mark.parametrize(
+    "document", [OURS.of_bytes(CONTENT), OURS.signed(), OURS.as_dsse()], ids=["bytes", "statement", "dsse"]
+)
+def test_each_kind_of_entry_holds(document: dict[str, Any]) -> None:
+    assert why(document) == ""
+    assert "the trusted root does not name" in why(document, rooted(Second().trusted()))
+    body = document["verificationMaterial"]["tlogEntries"][0]["canonicalizedBody"]
+    for other in (OURS.signed(), OURS.of_bytes(CONTENT), OURS.as_dsse()):
+        entry = other["verificationMaterial"]["tlogEntries"][0]
+        assert entry["canonicalizedBody"] != body
+        material = document["verificationMaterial"] | {"tlogEntries": [entry]}
+        said = why(document | {"verificationMaterial": material})
+        assert said in {"its log entry is of another signature", "its log entry is of a kind that is not checked here"}
+
+
+def test_point_17_a_signature_without_a_stamp_that_counts_is_refused() -> None:
+    bare = copy.deepcopy(WHOLE)
+    del bare["verificationMaterial"]["timestampVerificationData"]
+    assert "has no timestampVerificationData" in why(bare)
+    assert "has not 1 to 8 timestamps" in why(stamped())
+    assert "has not 1 to 8 timestamps" in why(stamped(*[OURS.stamp(SIGNATURE)] * (TIMESTAMPS_MAX + 1)))
+    assert why(stamped(OURS.stamp(SIGNATURE, by=private()))) == NOBODYS
+    assert why(stamped(Second().stamp(SIGNATURE))) == NOBODYS
+    assert why(stamped(Second().stamp(SIGNATURE), OURS.stamp(SIGNATURE))) == "", "what is of others says nothing"
+    trusted = OURS.trusted()
+    del trusted["timestampAuthorities"]
+    assert why(WHOLE, rooted(trusted)) == NOBODYS
+
+
+def test_point_17_a_stamp_of_something_else_or_of_another_time_is_refused() -> None:
+    assert why(stamped(OURS.stamp(b"another signature"))) == "its timestamp is of something else"
+    assert why(stamped(OURS.stamp(SIGNATURE), OURS.stamp(b"x"))) == "its timestamp is of something else"
+    late = OURS.stamp(SIGNATURE, AT_S + 3600)
+    assert "was not valid when it signed" in why(stamped(late))
+    assert "was not valid when it signed" in why(stamped(OURS.stamp(SIGNATURE), late))
+    assert why(stamped(OURS.stamp(SIGNATURE, SINCE.timestamp() - 3 * 86400))) == NOBODYS
+
+
+def test_point_17_who_stamps_and_the_log_count_for_their_own_time_only() -> None:
+    for end, said in (("2026-01-01T00:01:00Z", True), ("2026-01-01T00:03:00Z", False)):
+        trusted = OURS.trusted()
+        trusted["timestampAuthorities"][0]["validFor"]["end"] = end
+        assert why(WHOLE, rooted(trusted)) == NOBODYS * said
+        trusted = OURS.trusted()
+        trusted["tlogs"][1]["publicKey"]["validFor"]["end"] = end
+        assert ("its log was not in use" in why(WHOLE, rooted(trusted))) is said
+    trusted = OURS.trusted()
+    del trusted["timestampAuthorities"][0]["validFor"]["start"]
+    assert why(WHOLE, rooted(trusted)) == NOBODYS
+
+
+@pytest.mark.parametrize(
+    "stamper",
+    [
+        OURS.stamps(ExtendedKeyUsageOID.CODE_SIGNING),
+        OURS.stamps(ExtendedKeyUsageOID.TIME_STAMPING, ExtendedKeyUsageOID.CODE_SIGNING),
+        OURS.stamps(ExtendedKeyUsageOID.TIME_STAMPING, critical=False),
+        Second().stamper,
+        OURS.stamps(ExtendedKeyUsageOID.TIME_STAMPING, by=private()),
+        OURS.leaf(OURS.clock),
+    ],
+    ids=["for-code", "for-both", "not-critical", "another", "by-another", "no-stamper"],
+)
+def test_point_17_a_certificate_that_is_not_for_stamping_or_of_others_does_not_count(stamper: Certificate) -> None:
+    trusted = OURS.trusted()
+    raw = b64(stamper.public_bytes(Encoding.DER))
+    trusted["timestampAuthorities"][0]["certChain"]["certificates"][0]["rawBytes"] = raw
+    assert why(WHOLE, rooted(trusted)) == NOBODYS
+
+
+@pytest.mark.parametrize(
+    ("stamp", "said"),
+    [
+        (OURS.stamp(SIGNATURE, status=2), "it was not granted"),
+        (OURS.stamp(SIGNATURE, summed=b"x"), "its signer speaks of another content"),
+        (OURS.stamp(SIGNATURE, kind=SIGNED_DATA), "its signer speaks of another type"),
+        (OURS.stamp(SIGNATURE, signers=2), "not one signer"),
+        (OURS.stamp(SIGNATURE, content=info(SIGNATURE, AT_S, version=2)), "of another version"),
+        (OURS.stamp(SIGNATURE, content=info(SIGNATURE, AT_S, time="20260101000200")), "a time that is none"),
+        (OURS.stamp(SIGNATURE, content=info(SIGNATURE, AT_S, time="20261301000200Z")), "a time that is none"),
+        (OURS.stamp(SIGNATURE)[:-1], "a value is longer than what is left"),
+        (OURS.stamp(SIGNATURE) + b"\x05\x00", "not one value"),
+        (b"\x30\x80\x00\x00", "a length that is none"),
+    ],
+    ids=["status", "content", "type", "signers", "version", "short-time", "month", "cut", "longer", "length"],
+)
+def test_point_17_a_stamp_in_another_form_is_refused_and_not_raised(stamp: bytes, said: str) -> None:
+    assert said in why(stamped(stamp))
+
+
+def test_point_17_no_byte_of_a_stamp_can_be_changed() -> None:
+    """But for the serial and the name of who signed, and the ways of summing: what they say is checked otherwise."""
+    good = OURS.stamp(SIGNATURE)
+    held = []
+    for at in range(len(good)):
+        other = good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :]
+        if not why(stamped(other)):
+            held.append(at)
+    content_at = good.index(info(SIGNATURE, AT_S))
+    signature_at = len(good) - 72
+    assert not [at for at in held if content_at <= at < content_at + len(info(SIGNATURE, AT_S))]
+    assert not [at for at in held if at >= signature_at]
+
+
+def test_an_envelope_may_not_be_logged_as_a_first_version_without_its_promise() -> None:
+    key = private()
+    document = OURS.entered(envelope(key), OURS.leaf(key), "dsse", AT_S)
+    entry = document["verificationMaterial"]["tlogEntries"][0]
+    body = json.loads(base64.b64decode(entry["canonicalizedBody"]))
+    material = document["verificationMaterial"] | {
+        "tlogEntries": [OURS.second_entry(json.dumps(body | {"apiVersion": "0.0.1"}).encode())]
+    }
+    assert "no promise of its log" in why(document | {"verificationMaterial": material})
+
+
+@pytest.mark.parametrize("kind", ["hashedrekord", "dsse"])
+def test_point_17_an_entry_over_another_sum_or_certificate_is_refused(kind: str) -> None:
+    key = private()
+    leaf = OURS.leaf(key)
+    document = OURS.entered(envelope(key), leaf, kind, AT_S)
+    body = json.loads(base64.b64decode(document["verificationMaterial"]["tlogEntries"][0]["canonicalizedBody"]))
+
+    def entered() -> str:
+        entries = {"tlogEntries": [OURS.second_entry(json.dumps(body).encode())]}
+        return why(document | {"verificationMaterial": document["verificationMaterial"] | entries})
+
+    assert entered() == ""
+    inner = next(iter(body["spec"].values()))
+    named = inner["signatures"][0] if kind == "dsse" else inner["signature"]
+    named["verifier"]["x509Certificate"]["rawBytes"] = b64(OURS.leaf(private()).public_bytes(Encoding.DER))
+    assert entered() == "its log entry is of another certificate"
+    inner["payloadHash" if kind == "dsse" else "data"]["digest"] = b64(bytes(32))
+    assert entered() == "its log entry is of another signature"

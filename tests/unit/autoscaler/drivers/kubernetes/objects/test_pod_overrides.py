@@ -1,0 +1,67 @@
+"""Apart from others of its Model, or near them, where the scheduler chooses the node."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autoscaler import engines
+from autoscaler.drivers.kubernetes.objects import pod as pods
+from autoscaler.drivers.kubernetes.objects.pod_overrides import APART, NEAR, PREFERRED
+from autoscaler.spec.model import Model
+from autoscaler.spec.ownership import INSTALLATION, Ownership
+from autoscaler.spec.pod import OURS
+from tests.unit.autoscaler.drivers.kubernetes.objects.test_pod import manifest, model, replica
+
+RACK, HOST = "topology.kubernetes.io/rack", "kubernetes.io/hostname"
+CPU = "gpu: {count: 0}\n"
+
+
+def liked(of: Model, *slices: str) -> dict[str, list[tuple[str, int, str]]]:
+    """(label of nodes, weight, whose pods) by kind."""
+    found: dict[str, Any] = manifest(of, *slices)["spec"].get("affinity", {})
+    return {
+        kind: [
+            (term["topologyKey"], one["weight"], term["labelSelector"]["matchLabels"][OURS + "model"])
+            for one in said.get(PREFERRED, ())
+            if "labelSelector" in (term := one.get("podAffinityTerm", {}))
+        ]
+        for kind, said in found.items()
+    }
+
+
+def test_pods_without_devices_say_to_the_scheduler_what_their_model_likes() -> None:
+    assert liked(model(CPU)) == {}
+    assert liked(model(CPU + f"spread: {RACK}")) == {"podAntiAffinity": [(RACK, APART, "ada")]}
+    assert liked(model(CPU + f"near: {RACK}")) == {"podAffinity": [(RACK, NEAR, "ada")]}
+    both = liked(model(CPU + f"near: {RACK}\nspread: {HOST}"))
+    assert both == {"podAffinity": [(RACK, NEAR, "ada")], "podAntiAffinity": [(HOST, APART, "ada")]}
+
+
+def test_it_is_a_liking_and_keeps_no_pod_waiting() -> None:
+    spec = manifest(model(CPU + f"near: {RACK}\nspread: {HOST}"))["spec"]
+    assert all(said.keys() == {PREFERRED} for said in spec["affinity"].values())
+
+
+def test_where_the_plan_chose_the_node_it_has_heeded_that_itself() -> None:
+    assert liked(model(f"spread: {RACK}"), "n1/gpu0") == {"nodeAffinity": []}
+
+
+def test_what_a_document_says_of_affinity_stays_beside_it() -> None:
+    other = {"weight": 3, "podAffinityTerm": {"topologyKey": HOST}}
+    said = f"{PREFERRED}: [{{weight: 3, podAffinityTerm: {{topologyKey: {HOST}}}}}]"
+    laid = f"pod: {{affinity: {{podAntiAffinity: {{{said}}}}}}}\n"
+    spec = manifest(model(CPU + laid + f"spread: {RACK}"))["spec"]
+    mine, ours = spec["affinity"]["podAntiAffinity"][PREFERRED]
+    assert (mine, ours["podAffinityTerm"]["topologyKey"]) == (other, RACK)
+
+
+def test_pods_of_another_installation_with_a_model_of_the_same_name_do_not_count() -> None:
+    of, owner = model(CPU + f"near: {RACK}\nspread: {HOST}"), Ownership("blue-1")
+    one = replica(of)
+    launch = engines.build_launch_command(of, None, pods.HOST, pods.assign_engine_port(one.id), {}, gpus=True)
+    pod = pods.build_pod_manifest(one, of, launch, "engine:1", owner=owner)
+    affinity = pod["spec"]["affinity"]
+    terms = [term["podAffinityTerm"] for kind in affinity.values() for term in kind[PREFERRED]]
+    selected = [term["labelSelector"]["matchLabels"] for term in terms]
+    assert [labels[INSTALLATION] for labels in selected] == ["blue-1", "blue-1"]
+    assert all(labels.items() <= pod["metadata"]["labels"].items() for labels in selected)

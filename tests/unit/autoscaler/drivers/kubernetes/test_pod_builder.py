@@ -1,0 +1,108 @@
+"""Who Karpenter may evict hears of it late: how a pod is made by what is known of the node that it goes to."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Literal, cast
+
+import pytest
+
+from autoscaler.drivers.kubernetes.inventory.inventory import Inventory
+from autoscaler.drivers.kubernetes.pending_starts import VOLUMES
+from autoscaler.drivers.kubernetes.pod_builder import PodBuilder
+from autoscaler.drivers.kubernetes.volumes import MountError
+from autoscaler.kubernetes.api import Api, Object
+from autoscaler.kubernetes.constants import NODE_POOL, NODES
+from autoscaler.slicing.base import PodFields
+from autoscaler.spec.pod import Pod
+from autoscaler.spec.settings import Settings, Weights
+from tests.kit.localrig import launch
+from tests.kit.worlds import model, replica
+from tests.unit.autoscaler.slicing.test_dra_claims_alternatives import Paths
+
+
+def node(name: str, **labels: str) -> Object:
+    return {"metadata": {"name": name, "resourceVersion": "1", "labels": labels}, "spec": {}, "status": {}}
+
+
+class Known(Inventory):
+    """It knows which nodes there are; a pod asks for a GPU on any."""
+
+    def fields(self, *_: object) -> PodFields:
+        return PodFields(limits={"nvidia.com/gpu": "1"})
+
+
+async def known(*nodes: Object) -> Known:
+    """That those are there."""
+    one = Known(
+        cast("Api", Paths({NODES: [*nodes]})), "n", Settings, is_ours=lambda _: False, held=list,
+        changed=lambda _: None, hosts_changed=lambda: None,
+    )  # fmt: skip
+
+    async def watches() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            await one.begin(tasks)
+
+    watching = asyncio.create_task(watches())
+    async with asyncio.timeout(60):
+        while any(one.node(there["metadata"]["name"]) is None for there in nodes):
+            await asyncio.sleep(0)
+    watching.cancel()
+    return one
+
+
+def lingers(inventory: Inventory | None, *slices: str) -> bool:
+    """Whether the pod of a Replica on those does."""
+    made = PodBuilder("n", launch, lambda _: "engine", Settings, inventory, VOLUMES)
+    ada = model("ada", command=("engine", "{port}"))
+    pod = made(replica(ada, "ada-1", slices), ada, None).pod
+    return "preStop" in pod["spec"]["containers"][0].get("lifecycle", {})
+
+
+def test_with_hostpath_a_pod_with_a_security_context_of_its_model_is_not_made() -> None:
+    """Its namespace admits privileged pods."""
+
+    def made(mount: Literal["auto", "hostPath"]) -> Object:
+        ada = model("ada", command=("engine", "{port}"), pod=Pod(security_context={"runAsUser": 0}))
+        settings = Settings(weights=Weights(mount=mount))
+        making = PodBuilder("n", launch, lambda _: "engine", lambda: settings, None, VOLUMES)
+        return making(replica(ada, "ada-1", ()), ada, None).pod
+
+    assert made("auto")["spec"]["securityContext"] == {"runAsUser": 0}
+    with pytest.raises(MountError, match="leave it out"):
+        made("hostPath")
+
+
+def test_with_hostpath_a_security_context_is_an_obstacle_before_any_start() -> None:
+    ada = model("ada", command=("engine", "{port}"), pod=Pod(security_context={"runAsUser": 0}))
+
+    def obstacle(mount: Literal["auto", "hostPath"]) -> str:
+        settings = Settings(weights=Weights(mount=mount))
+        return PodBuilder("n", launch, lambda _: "engine", lambda: settings, None, VOLUMES).obstacle(ada)
+
+    assert obstacle("auto") == ""
+    assert "leave it out" in obstacle("hostPath")
+
+
+OWN, TAKEN = node("own"), node("taken", **{NODE_POOL: "gpus"})
+
+
+@pytest.mark.parametrize(
+    ("nodes", "slices", "late"),
+    [
+        ((OWN, TAKEN), ("taken/gpu0",), True),
+        ((OWN, TAKEN), ("own/gpu0",), False),
+        ((OWN, TAKEN), (), True),
+        ((OWN,), (), False),
+        ((OWN,), ("gone/gpu0",), False),
+    ],
+    ids=["karpenters", "not karpenters", "the scheduler chooses", "the scheduler chooses of ours", "gone"],
+)
+async def test_an_engine_on_a_node_that_karpenter_may_take_hears_of_its_eviction_late(
+    nodes: tuple[Object, ...], slices: tuple[str, ...], late: bool
+) -> None:
+    assert lingers(await known(*nodes), *slices) is late
+
+
+def test_where_nodes_are_not_known_any_may_be_karpenters() -> None:
+    assert lingers(None)

@@ -1,0 +1,117 @@
+"""Why pods wait for volumes, by their Events: which one counts, and how often they are asked for."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, cast
+
+import pytest
+
+from autoscaler.drivers.kubernetes.objects.pod import IMAGE_S_MAX, PodSeen
+from autoscaler.drivers.kubernetes.pod_events import LOOK_S, LOOK_S_MAX, PodEvents, find_volume_failure
+from autoscaler.kubernetes.api import Api, Object
+from autoscaler.kubernetes.watching import ObjectKey, Watched
+from tests.unit.autoscaler.drivers.kubernetes.test_cleanup import RUNS
+
+SECRET = 'MountVolume.SetUp failed for volume "a" : secret "weights-login" not found'
+WAITS = RUNS._replace(
+    started_unix_s=None, waits="node n1 gets its image and volumes ready", prepared=False, ip="", leaving=False
+)
+
+
+def event(reason: str, second: int, message: str = SECRET, version: int = 1, **more: Any) -> Object:
+    at = f"2026-01-01T00:00:{second:02}Z"
+    return {
+        "reason": reason,
+        "message": message,
+        "lastTimestamp": at,
+        "metadata": {"resourceVersion": str(version)},
+    } | more
+
+
+@pytest.mark.parametrize(
+    ("events", "said"),
+    [
+        ((), ""),
+        ((event("Scheduled", 1, "assigned"),), ""),
+        ((event("Scheduled", 1, "assigned"), event("FailedMount", 3)), f"FailedMount: {SECRET}"),
+        ((event("FailedMount", 3), event("Pulling", 9, "pulling image")), ""),
+        ((event("Pulling", 3, version=7), event("FailedMount", 3, version=4)), ""),
+        (
+            (event("FailedAttachVolume", 3, "no answer of 10.0.0.7:2049"),),
+            "FailedAttachVolume: no answer of (address)",
+        ),
+        (
+            (event("Pulling", 5), event("FailedMount", 1, series={"lastObservedTime": "2026-01-01T00:00:09.1Z"})),
+            f"FailedMount: {SECRET}",
+        ),
+        (({"reason": "FailedMount"},), "FailedMount: "),
+        ((event("FailedMount", 3), event("SuccessfulAttachVolume", 9, "of another volume")), f"FailedMount: {SECRET}"),
+    ],
+)
+def test_the_newest_event_counts(events: tuple[Object, ...], said: str) -> None:
+    assert find_volume_failure(events) == said
+
+
+class Rig:
+    """Pods as the watch has them, and what the API server says of their Events."""
+
+    def __init__(self, *pods: PodSeen) -> None:
+        self.now_s = 0.0
+        self.items = {ObjectKey(pod.namespace, pod.name): pod for pod in pods}
+        self.events: list[Object] = []
+        self.asked: list[str] = []
+        self.changed: list[PodSeen] = []
+        watched = cast("Watched[PodSeen]", self)
+        self.one = PodEvents(cast("Api", self), "n", watched, self.changed.append, lambda: self.now_s)
+
+    async def get(self, path: str, **query: str) -> Object:
+        """As Api."""
+        assert path == "/api/v1/namespaces/n/events"
+        self.asked.append(query["fieldSelector"])
+        return {"items": self.events}
+
+    async def look(self, after_s: float) -> int:
+        """How many questions a look makes."""
+        self.now_s += after_s
+        before = len(self.asked)
+        await self.one.look()
+        return len(self.asked) - before
+
+
+async def test_a_pod_whose_volume_is_not_mounted_says_why() -> None:
+    rig = Rig(WAITS)
+    assert await rig.look(0.0) == 1
+    assert (rig.changed, rig.one.with_failure(WAITS)) == ([], WAITS)
+    rig.events = [event("FailedMount", 3)]
+    assert await rig.look(LOOK_S) == 1
+    assert rig.changed == [WAITS]
+    named = rig.one.with_failure(WAITS)
+    assert (named.waits, named.patience_s) == (f"FailedMount: {SECRET}", IMAGE_S_MAX)
+    rig.events.append(event("Pulling", 9))
+    assert await rig.look(LOOK_S_MAX) == 1
+    assert rig.one.with_failure(WAITS) == WAITS
+
+
+async def test_a_pod_is_asked_for_less_and_less_often() -> None:
+    rig = Rig(WAITS)
+    asked_s = [second for second in range(200) if await rig.look(1.0 if second else 0.0)]
+    pauses = [later - earlier for earlier, later in itertools.pairwise(asked_s)]
+    assert pauses == [5, 10, 20, 40, 40, 40, 40]
+
+
+@pytest.mark.parametrize(
+    "pod",
+    [
+        RUNS,
+        WAITS._replace(node=""),
+        WAITS._replace(prepared=True),
+        WAITS._replace(leaving=True),
+        WAITS._replace(ended="Evicted"),
+        WAITS._replace(waits="ErrImagePull: no", patience_s=60.0),
+    ],
+)
+async def test_other_pods_are_not_asked_for(pod: PodSeen) -> None:
+    rig = Rig(pod)
+    assert await rig.look(0.0) == 0
+    assert rig.one.with_failure(pod) == pod

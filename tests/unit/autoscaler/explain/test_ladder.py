@@ -1,0 +1,141 @@
+"""The ladder as people read it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from autoscaler.explain.decision_log import Log
+from autoscaler.explain.ladder import Step, explain_ladder
+from autoscaler.explain.model import explain_model
+from autoscaler.placement.model.types import EvictionLevel
+from autoscaler.planner.plan import plan
+from autoscaler.spec.model import Gpu, Model
+from autoscaler.state.capacity_orders import LeaseRefused, LeasesSeen, OffersSeen, ProviderTroubled
+from autoscaler.state.world import World
+from tests.kit.offered import A, acted, cloud, offer, offered, releases, shown, surge, told
+from tests.kit.worlds import GI, T0, device, gateway, level, model, replica, use, world
+
+SMALL = offer("shed", "s1", node="s1", memory_bytes=8 * GI, expected_s=1.0)
+
+
+def explained(of: World, now_s: float = T0) -> tuple[str, ...]:
+    return explain_model(of, plan(of, now_s), Log(), A.name, now_s).sentences
+
+
+def rungs(of: World, model: Model = A, now_s: float = T0) -> tuple[Step, ...]:
+    """The ladder's Offers."""
+    steps = explain_ladder(of, plan(of, now_s), model, EvictionLevel.BUSY, now_s)
+    return tuple(one for one in steps if one.kind == "offer")
+
+
+def test_each_offer_is_told_with_its_time_and_price_and_why_it_is_not_the_chosen_one() -> None:
+    steps = rungs(surge(cloud(), offer(), SMALL))
+    assert [(one.provider, one.chosen) for one in steps] == [("rack", True), ("cloud", False), ("shed", False)]
+    first, second, third = steps
+    assert first.says.startswith("rack: 1 x A100 on w1, expected 30 s, in time with ")
+    assert (first.expected_seconds, first.why_not) == (30.0, "")
+    assert first.cost is not None
+    assert second.cost is not None
+    assert first.cost < second.cost
+    assert second.why_not == "another comes surely enough and costs less, or comes more surely"
+    assert (third.why_not, third.expected_seconds) == ("it would not have room there", None)
+
+
+def test_what_was_ordered_for_a_model_is_told_until_it_is_gone() -> None:
+    after, _ = acted(surge(offer()))
+    (said,) = [one for one in explained(after, T0 + 12) if one.startswith("Ordered")]
+    assert said == "Ordered of rack 12 s ago: 1 x A100 on w1; its provider has not shown it yet."
+    seen = shown(after, T0 + 13, says="the fabric is slow")
+    assert any("it is coming (the fabric is slow)." in one for one in explained(seen, T0 + 14))
+
+
+def test_an_offer_that_was_refused_says_so_and_for_how_long_it_is_left_alone() -> None:
+    after, _ = acted(surge(offer()))
+    (id,) = after.capacity.leases
+    refused = told(after, LeaseRefused(id=id, reason="the pool is empty"), now_s=T0 + 1)
+    (said,) = [one for one in explained(refused, T0 + 11) if one.startswith("Offer")]
+    assert said == "Offer of rack: A100 on w1: the pool is empty; it is left alone for 50 s."
+
+
+def test_a_provider_in_trouble_is_told_and_one_that_was_silent_for_long_is_not_believed() -> None:
+    begin = told(surge(offer()), ProviderTroubled(provider="rack", says="gives no answer (TimeoutError)", listing=True))
+    assert "Provider rack gives no answer (TimeoutError)." in explained(begin)
+    (step,) = rungs(begin, now_s=T0 + 200)
+    assert step.why_not == "its provider has said nothing for a while"
+
+
+def test_a_provider_that_says_why_it_offers_nothing_is_told_until_it_offers() -> None:
+    closed = OffersSeen(provider="rack", offers=(), closed="there is no NodePool g4")
+    begin = told(surge(offer()), closed)
+    assert "Provider rack offers nothing: there is no NodePool g4." in explained(begin)
+    assert not rungs(begin), "what it offered before is not to be had"
+    (missing,) = plan(begin, T0).unmet
+    assert "rack offers nothing: there is no NodePool g4" in missing.reason
+    listed = told(begin, LeasesSeen(provider="rack", leases=(), began_s=T0 + 1), now_s=T0 + 1)
+    assert "Provider rack offers nothing: there is no NodePool g4." in explained(listed), "its lists are another matter"
+    again = told(listed, OffersSeen(provider="rack", offers=(offer(),)), now_s=T0 + 2)
+    assert not [one for one in explained(again, T0 + 2) if one.startswith("Provider")]
+
+
+def test_without_providers_nothing_is_told_of_them() -> None:
+    assert not [one for one in explained(surge()) if "Offer" in one or "Ordered" in one]
+    several = replace(A, spec=replace(A.spec, gpu=Gpu(count=3)))
+    assert [one.why_not for one in rungs(surge(offer()), several)] == ["it would not have room there"]
+    assert not releases(plan(surge(), T0).actions)
+
+
+def test_what_is_on_its_way_is_the_chosen_rung_and_no_further_offer_is() -> None:
+    after, _ = acted(surge(offer(), cloud()))
+    first, second = rungs(after, now_s=T0 + 12)
+    assert (first.says, first.chosen, first.under_way) == ("rack: 1 x A100 on w1, ordered 12 s ago", True, True)
+    assert (first.expected_seconds, first.why_not) == (18.0, "")
+    assert (second.provider, second.chosen, second.why_not) == ("cloud", False, "rack brings it already")
+    told_ = explained(after, T0 + 12)
+    assert "Offer of rack: 1 x A100 on w1, ordered 12 s ago: chosen, and under way." in told_
+    assert not any(one.endswith(": chosen.") for one in told_)
+
+
+def test_of_a_queue_that_cannot_say_when_the_other_offers_are_chosen_still() -> None:
+    queue = offer("queue", "q", node="", expected_s=None, price_per_hour=0.1, devices_max=1)
+    after, _ = acted(surge(queue))
+    both = offered(after, cloud())
+    (queued,) = [one for one in rungs(both) if one.provider == "queue"]
+    (added,) = [one for one in rungs(both) if one.provider == "cloud"]
+    assert (queued.under_way, queued.expected_seconds) == (True, None)
+    assert (added.chosen, added.under_way) == (True, False), "nobody waits for a queue alone"
+
+
+def test_both_of_a_hedge_are_under_way() -> None:
+    unsure = offer(confidence=0.2)
+    hedged = offered(surge(), unsure, cloud(confidence=0.5), hedges=("rack", "cloud"))
+    after, _ = acted(hedged)
+    assert len(after.capacity.leases) == 2
+    assert {(one.provider, one.under_way) for one in rungs(after)} == {("rack", True), ("cloud", True)}
+
+
+def test_the_sample_of_the_page_is_what_is_told() -> None:
+    """`docs/operations.md`, More capacity."""
+    ada, bob = model("ada", 40, slots=4), model("bob", 20)
+    bob = replace(bob, spec=replace(bob.spec, priority=1))
+    a100: dict[str, Any] = {"product": "A100", "memory_bytes": 40 * GI, "shared": False}
+    nodes: dict[str, Any] = {"node": "", "devices_max": 1, "shared": False}
+    offers = (
+        offer(name="worker-1", node="worker-1", expected_s=90.0, price_per_hour=1.2, **a100),
+        offer("p4d", expected_s=240.0, price_per_hour=4.1, **{**nodes, **a100}),
+        offer("dws", expected_s=None, price_per_hour=5.0, product="H100", memory_bytes=80 * GI, **nodes),
+        offer("g4", expected_s=240.0, price_per_hour=0.53, product="T4", **nodes),
+    )
+    calls = gateway(
+        levels=[replace(level("ada", 2, wait_s=8.0), soonest_deadline_s=532.0), level("bob", 0, 1)],
+        uses=[use("bob-1", 1)],
+    )
+    there = [device("gpu0", 40, "worker-2", product="A100")]
+    serves = replica(bob, "bob-1", ready_s=T0 - 100)
+    begin = world([ada, bob], there, [serves], [calls], leading_since_s=T0 - 500)
+    of = offered(begin, *offers)
+    sentences = explain_model(of, plan(of, T0), Log(), ada.name, T0).sentences
+    page = (Path(__file__).parents[4] / "docs" / "operations.md").read_text()
+    assert "\n```\n" + "\n".join(sentences) + "\n```\n" in page, "\n".join(sentences)

@@ -1,0 +1,338 @@
+"""Several devices that a link joins: what is known of links, and that a Replica that needs one is never across two."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from autoscaler.contract import ModelName
+from autoscaler.explain.decision_log import Log
+from autoscaler.explain.fit import Needs, explain_fit
+from autoscaler.explain.model import explain_model
+from autoscaler.placement.index.index import SliceIndex
+from autoscaler.placement.model.predicates import find_required_amount
+from autoscaler.placement.model.topology import (
+    CLIQUE,
+    UNKNOWN,
+    count_team_devices,
+    link_shortage_reason,
+    name_device_link,
+    team_of,
+)
+from autoscaler.placement.model.types import Bin, EvictionLevel, PackResult, PlacementRequest, RestartCosts
+from autoscaler.placement.packer import pack
+from autoscaler.planner.plan import plan
+from autoscaler.spec.load import DocumentError, parse_documents
+from autoscaler.spec.model import Gpu, Model
+from autoscaler.state.resources import HostResources, Link
+from autoscaler.state.world import NodeId, Slice, SliceId
+from tests.kit.budget import examples
+from tests.kit.laid import laid, looked, names
+from tests.kit.worlds import GI, T0, device, gateway, level, model, replica, world
+from tests.unit.autoscaler.placement.test_packer import on, placed, run, shelf, victims, want
+
+H100, L40S = "NVIDIA H100 80GB HBM3", "NVIDIA L40S"
+TWO_OF_A_ROOT = want("a", 20, devices=2, link=Link.PCIE_ROOT)
+TWO_BY_NVLINK = TWO_OF_A_ROOT._replace(link=Link.NVLINK)
+
+
+def rooted(*roots: str, node: str = "n0", **fields: Any) -> list[Slice]:
+    return [device(f"{node}-g{at}", 24, node, link=root, **fields) for at, root in enumerate(roots)]
+
+
+# --- what is known ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("product", "nvlink"),
+    [
+        (H100, True), ("NVIDIA-H100-80GB-HBM3", True), ("NVIDIA-A100-SXM4-80GB", True), ("NVIDIA H200", True),
+        ("NVIDIA-B200", True), ("NVIDIA-GB200", True), ("Tesla-V100-SXM3-32GB", True),
+        ("NVIDIA-H100-PCIe", False), ("NVIDIA-H100-NVL", False), ("NVIDIA-H200-NVL", False),
+        ("NVIDIA-A100-80GB-PCIe", False), ("Tesla-V100-SXM2-16GB", False), (L40S, False), ("", False),
+    ],
+)  # fmt: skip
+def test_nvlink_joins_all_of_a_node_by_the_product_and_no_cards(product: str, nvlink: bool) -> None:
+    assert bool(name_device_link(device(product=product), Link.NVLINK)) == nvlink
+
+
+def test_nvlink_joins_all_of_a_node_that_is_labelled_with_its_clique() -> None:
+    assert name_device_link(device(labels={CLIQUE: "b1d2.7"}), Link.NVLINK)
+    assert not name_device_link(device(labels={CLIQUE: ""}), Link.NVLINK)
+
+
+def test_a_better_link_does_for_a_worse_one() -> None:
+    both = replace(device(product=H100), link="r1"), replace(device(product=H100), link="r2")
+    assert len(count_team_devices(both, Link.PCIE_ROOT)) == 1
+    cards = (replace(one, product=L40S) for one in both)
+    assert len(count_team_devices(cards, Link.PCIE_ROOT)) == 2
+    assert team_of(device(node="n1"), Link.NODE) == team_of(device("g1", node="n1", product=H100), Link.NODE)
+
+
+def test_no_link_is_missed_by_who_needs_none() -> None:
+    assert not link_shortage_reason(device(), Link.NODE, {}, 1)
+    assert not link_shortage_reason(device(), Link.NODE, count_team_devices([device(), device("g1")], Link.NODE), 2)
+
+
+# --- placing ----------------------------------------------------------------------------------------------------------
+
+
+def test_two_devices_of_one_root_are_taken_wherever_they_are_and_never_one_of_each() -> None:
+    there = [shelf(one) for one in (*rooted("r1", "r2"), *rooted("r1", "r2", "r2", node="n1"))]
+    assert placed(run([TWO_OF_A_ROOT], there)) == [("a", "n1-g1", "n1-g2")]
+    assert placed(run([TWO_OF_A_ROOT._replace(link=Link.NODE)], there[:2])) == [("a", "n0-g0", "n0-g1")]
+    assert placed(run([TWO_OF_A_ROOT], there[:2])) == []
+
+
+def test_a_node_of_one_root_is_joined_too_and_roots_of_two_nodes_with_one_name_are_two() -> None:
+    assert placed(run([TWO_OF_A_ROOT], map(shelf, rooted("r1", "r1")))) == [("a", "n0-g0", "n0-g1")]
+    assert placed(run([TWO_OF_A_ROOT], map(shelf, (*rooted("r1"), *rooted("r1", node="n1"))))) == []
+
+
+def test_nvlink_is_taken_by_product_even_of_devices_that_are_only_counted() -> None:
+    there = [shelf(one) for one in (*rooted("", "", product=L40S), *rooted("", "", node="n1", product=H100))]
+    for each in (TWO_BY_NVLINK, TWO_OF_A_ROOT):
+        assert placed(run([each], there)) == [("a", "n1-g0", "n1-g1")]
+
+
+def test_who_makes_room_is_on_one_link_though_others_would_cost_less() -> None:
+    cheap, dear = on("cheap", 20, priority=-1), on("dear", 20)
+    there = [
+        shelf(one, *who) for one, who in zip(rooted("r1", "r2", "r3", "r3"), ([], [cheap], [dear], [dear]), strict=True)
+    ]
+    first = TWO_OF_A_ROOT._replace(priority=1)
+    assert victims(run([first._replace(link=Link.NODE)], there)) == ["cheap"]
+    assert victims(run([first], there)) == ["dear"]
+    (waits,) = run([first], there).unmet
+    assert waits.promised
+
+
+def test_a_linked_set_of_which_one_is_leaving_is_waited_for() -> None:
+    going = on("x", 20, leaving=True)
+    there = [shelf(one, *who) for one, who in zip(rooted("r1", "r2", "r2"), ([], [], [going]), strict=True)]
+    (waits,) = run([TWO_OF_A_ROOT], there).unmet
+    assert (waits.promised, waits.reason) == (True, "waits on n0-g2 until x has left")
+
+
+# --- why not ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("asked", "there", "reason"),
+    [
+        (
+            TWO_OF_A_ROOT, rooted("", ""),
+            f"needs 2 whole devices of 20Gi of one PCIe root; of each {UNKNOWN[Link.PCIE_ROOT]}",
+        ),
+        (
+            TWO_BY_NVLINK, rooted("r1", "r1", product=L40S),
+            f"needs 2 whole devices of 20Gi joined by NVLink; of each {UNKNOWN[Link.NVLINK]}",
+        ),
+        (
+            TWO_OF_A_ROOT._replace(devices=3), rooted("r1", "r1", "r2", "r2", ""),
+            "needs 3 whole devices of 20Gi of one PCIe root; at most 2 are joined so",
+        ),
+    ],
+)  # fmt: skip
+def test_a_link_that_no_node_gives_is_named_for_ever(asked: PlacementRequest, there: list[Slice], reason: str) -> None:
+    (missing,) = run([asked], map(shelf, there)).unmet
+    assert (missing.reason, missing.never) == (reason, True)
+
+
+def test_a_link_that_is_not_free_is_told_with_who_has_it() -> None:
+    kept = on("x", 20, kept=True)
+    there = [shelf(one, *who) for one, who in zip(rooted("r1", "r1", "r2", "r3"), ([], [kept], [], []), strict=True)]
+    (missing,) = run([TWO_OF_A_ROOT], there).unmet
+    assert not missing.never
+    assert missing.reason == (
+        "needs 2 whole devices of 20Gi of one PCIe root; the root with the most has 1 free, n0-g1 is held by x (idle, "
+        "kept by replicas.min)"
+    )
+
+
+def test_of_a_node_with_devices_enough_that_no_link_joins_nothing_is_said_of_its_cpu() -> None:
+    there = [*map(shelf, rooted("r1", "r2")), *map(shelf, rooted("r1", "r1", node="n1"))]
+    hosts = {NodeId(node): HostResources(8000, 64 * GI, left, 64 * GI) for node, left in (("n0", 3000), ("n1", 1000))}
+    asked = TWO_OF_A_ROOT._replace(cpu_milli=4000)
+    (missing,) = pack([asked], SliceIndex(there, hosts), frozenset(), RestartCosts(), T0).unmet
+    assert missing.reason == (
+        "needs 2 whole devices of 20Gi of one PCIe root and 4 cores beside them; node n1 has not CPU enough beside its "
+        "devices: 1 cores left of 8 cores"
+    )
+    small = {NodeId(node): HostResources(most, 64 * GI, most, 64 * GI) for node, most in (("n0", 9000), ("n1", 3000))}
+    (never,) = pack([asked], SliceIndex(there, small), frozenset(), RestartCosts(), T0).unmet
+    assert (never.never, "more than 3 cores" in never.reason) == (True, True)
+
+
+def wanting(link: Any, **spec: Any) -> Model:
+    return model("a", 20, low=1, gpu=Gpu(count=2, link=link), **spec)
+
+
+def test_explain_says_of_each_candidate_what_it_lacks() -> None:
+    at = world([wanting("pcieRoot")], rooted("r1", "r2", ""))
+    told = explain_model(at, plan(at, T0), Log(), at.models[ModelName("a")].name, T0)
+    assert [one.ruled_out for one in told.candidates] == [
+        *["of its node only 1 are of one PCIe root with it, not 2"] * 2,
+        "its PCIe root is not known (a DRA driver may tell it, a device plug-in does not)",
+    ]
+    assert any("at most 1 are joined so" in line for line in told.sentences)
+
+
+def test_a_node_with_too_few_devices_is_no_place_for_who_needs_several() -> None:
+    wants, busy = model("b", 20, gpu=Gpu(count=2)), model("a", 20, low=1)
+    slices = [device("g0", 24, "n0"), device("g1", 24, "n0"), device("h0", 24, "n1")]
+    here = [replica(busy, f"r{at}", on=(f"g{at}",)) for at in range(2)]
+    made = world([wants, busy], slices, here, [gateway(levels=[level("b", 1)])])
+    told = {one.slice: one.ruled_out for one in explain_model(made, plan(made, T0), Log(), wants.name, T0).candidates}
+    assert told[SliceId("h0")] == "of its node only 1 could hold it, not 2"
+    assert "held by a" in told[SliceId("g0")]
+
+
+def test_of_a_link_only_devices_count_that_could_hold_it() -> None:
+    there = [replace(one, product=product) for one, product in zip(rooted("r1", "r1"), (L40S, "L4"), strict=True)]
+    at = world(
+        [replace(a := wanting("pcieRoot"), spec=replace(a.spec, gpu=replace(a.spec.gpu, models=("*l40s*",))))], there
+    )
+    told = explain_model(at, plan(at, T0), Log(), at.models[ModelName("a")].name, T0)
+    assert [one.ruled_out for one in told.candidates] == [
+        "of its node only 1 are of one PCIe root with it, not 2", "it is L4, not *l40s*",
+    ]  # fmt: skip
+
+
+def test_a_place_across_links_fits_nobody() -> None:
+    at = world([wanting("pcieRoot")], rooted("r1", "r2", "r2"))
+    told = explain_fit(at, at.models[ModelName("a")], Needs(), T0)
+    assert [one.fits for one in told.places] == [False, True, True]
+
+
+# --- the document, and the plan by it ---------------------------------------------------------------------------------
+
+
+def test_the_plan_takes_what_the_document_says() -> None:
+    at = world([wanting("nvlink")], [*rooted("", "", product=L40S), *rooted("", "", node="n1", product=H100)])
+    (start,) = plan(at, T0).actions
+    assert getattr(start, "replica").slices == ("n1-g0", "n1-g1")  # noqa: B009  of one kind of Action
+
+
+def test_another_link_starts_replicas_anew_and_none_leaves_the_hash_as_it_was() -> None:
+    assert wanting("any").spec_hash() != wanting("nvlink").spec_hash()
+    assert wanting("any").spec_hash() == model("a", 20, low=1, gpu=Gpu(count=2)).spec_hash()
+
+
+@pytest.mark.parametrize(
+    ("gpu", "line"),
+    [
+        ("{link: nvlink}", "spec.gpu.link: joins several devices: set gpu.count above 1, or leave it out"),
+        ("{count: 2, link: fast}", "spec.gpu.link: expected one of any, nvlink, pcieRoot"),
+    ],
+)
+def test_a_link_that_is_none_is_refused_by_its_path(gpu: str, line: str) -> None:
+    text = (
+        f"apiVersion: pilotlight.dev/v1alpha1\nkind: Model\nmetadata: {{name: a}}\nspec: {{engine: ollama, gpu: {gpu}}}"
+    )
+    with pytest.raises(DocumentError) as caught:
+        parse_documents([("a.yaml", text)])
+    assert line in str(caught.value)
+
+
+# --- room in pieces ---------------------------------------------------------------------------------------------------
+
+
+def test_room_in_pieces_of_several_links_is_put_together_on_one() -> None:
+    """Four devices of n0 are free, two of each of two roots, of which one has one more."""
+    at, roots = laid({0: [1, 5], 1: [9], 2: [10], 3: [10]}), {0: "r1", 6: "r1", 7: "r1", 8: "r3", 9: "r3"}
+    slices = {id: replace(one, link=roots.get(int(id[-1]), "")) for id, one in at.slices.items() if one.node == "n0"}
+    linked = replace(at, slices=at.slices | slices)
+    asked = PlacementRequest(ModelName("big"), devices=3, memory_bytes=70 * GI, force=EvictionLevel.LOWER)
+    assert not names(looked(linked, T0, asked)), "there is room enough"
+    found = looked(linked, T0, asked._replace(link=Link.PCIE_ROOT))
+    assert names(found) == ["n0-a"]
+    assert found.unmet[0].reason == (
+        "needs 3 whole devices of 70Gi of one PCIe root; 4 are free, at most 2 of one PCIe root; moves n0-a from n0-g0 "
+        "to n0-g8 first"
+    )
+
+
+# --- whatever there is ------------------------------------------------------------------------------------------------
+
+
+def drawn(rng: Random) -> tuple[list[Bin], list[PlacementRequest]]:
+    """Nodes of cards and boards, some labelled, some told by DRA; who is on them; and who comes."""
+    shelves: list[Bin] = []
+    for node in range(rng.randrange(1, 5)):
+        labels = {CLIQUE: "f.1"} if rng.random() < 0.2 else {}
+        product, told = rng.choice((H100, L40S, L40S, "")), rng.random() < 0.7
+        for at in range(rng.randrange(1, 6)):
+            root = f"r{rng.randrange(3)}" if told and rng.random() < 0.9 else ""
+            one = device(f"n{node}-g{at}", 24, f"n{node}", link=root, product=product, labels=labels)
+            who = [on(f"x{node}{at}", 20, busy=rng.random() < 0.5, kept=rng.random() < 0.2)] * (rng.random() < 0.5)
+            shelves.append(shelf(one, *who, locked=rng.random() < 0.1))
+    wants = [
+        want(f"a{number}", 20, devices=rng.choice((1, 2, 2, 3)), link=rng.choice(list(Link)),
+             priority=rng.choice((-1, 0, 1)), force=rng.choice(list(EvictionLevel)))
+        for number in range(rng.randrange(1, 5))
+    ]  # fmt: skip
+    return shelves, [one if one.devices > 1 else one._replace(link=Link.NODE) for one in wants]
+
+
+def joined(slices: Iterable[Slice], link: Link) -> bool:
+    found = {team_of(one, link) for one in slices}
+    return len(found) == 1 and all(name for _, name in found)
+
+
+def largest(want: PlacementRequest, shelves: Sequence[Bin]) -> int:
+    """Devices of the largest set that could ever hold it, worked out the long way."""
+    able = [one.slice for one in shelves if find_required_amount(want, one) is not None]
+    counts = Counter(team_of(one, want.link) for one in able if name_device_link(one, want.link))
+    return max(counts.values(), default=0)
+
+
+def after(packing: PackResult, shelves: Sequence[Bin]) -> list[Bin]:
+    """As it is when all victims have left."""
+    gone = {victim.replica for victim in packing.victims}
+    return [shelf(one.slice, *(i for i in one.incumbents if i.replica not in gone)) for one in shelves]
+
+
+@settings(derandomize=True, deadline=None, max_examples=examples(300))
+@given(st.integers(0, 1 << 30))
+def test_who_needs_a_link_is_never_across_two_and_gets_one_where_there_is_one(seed: int) -> None:
+    rng = Random(seed)
+    shelves, wants = drawn(rng)
+    slices = {one.slice.id: one.slice for one in shelves}
+    found = run(wants, shelves)
+    taken = set[SliceId]()
+    for one in found.placements:
+        assert len(set(one.slices)) == one.want.devices
+        assert joined((slices[id] for id in one.slices), one.want.link)
+        assert not taken & {*one.slices}
+        taken |= {*one.slices}
+    for missing in found.unmet:
+        assert missing.never == (largest(missing.want, shelves) < missing.want.devices)
+    mixed_shelves, mixed_wants = rng.sample(shelves, len(shelves)), rng.sample(wants, len(wants))
+    assert run(mixed_wants, mixed_shelves) == found, "the same input in any order gives the same answer"
+    first = min(wants, key=lambda one: (-one.priority, one.model))
+    alone = run([first], shelves)
+    if alone.victims:
+        (came,) = run([first], after(alone, shelves)).placements
+        assert joined((slices[id] for id in came.slices), first.link), "whoever left made room that is joined"
+        for victim in alone.victims:
+            less = alone._replace(victims=tuple(one for one in alone.victims if one != victim))
+            assert not run([first], after(less, shelves)).placements, "and nobody left who could have stayed"
+
+
+def test_a_link_is_asked_of_a_yard_again_when_labels_are_others() -> None:
+    there = [shelf(one) for one in rooted("", "")]
+    yard, asked = SliceIndex(there), [TWO_BY_NVLINK]
+    assert pack(asked, yard, frozenset(), RestartCosts(), T0).unmet[0].never
+    for one in there:
+        labelled = one.copy()
+        labelled.slice = replace(one.slice, labels={CLIQUE: "f.1"})
+        yard.put(labelled)
+    assert placed(pack(asked, yard, frozenset(), RestartCosts(), T0)) == [("a", "n0-g0", "n0-g1")]

@@ -1,0 +1,243 @@
+"""Ways to place a batch that only seem to be the same: each is tried before a victim goes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import pytest
+from msgspec.structs import replace
+
+from autoscaler.contract import TenantName
+from autoscaler.placement.index.index import SliceIndex
+from autoscaler.placement.minimal_eviction import find_fewer_victims
+from autoscaler.placement.minimal_eviction_input import Assigned, Evictee
+from autoscaler.placement.model.types import Bin, PlacementRequest
+from autoscaler.slicing.nvidia_sharing import TIMESLICE
+from autoscaler.state.world import DeviceId, NodeId, SliceId
+from tests.kit.worlds import T0, device
+from tests.unit.autoscaler.placement.test_packer import on, shelf, want
+from tests.unit.autoscaler.placement.test_packer_hosts import asks, host_of
+
+ACME, ZETA = (TenantName("acme"),), (TenantName("zeta"),)
+
+
+class Has(NamedTuple):
+    """A PlacementRequest, and where it has room by now."""
+
+    want: PlacementRequest
+    at: str
+    now: bool = False
+
+
+def places(
+    held: Sequence[Has], shelves: Sequence[Bin], cores: Mapping[str, int] | None = None
+) -> dict[str, str] | None:
+    """Where each goes so that x stays, who is on the last Shelf; None: x has to go. `cores`: of each node."""
+    slices = {NodeId(node): [one for one in shelves if one.slice.node == node] for node in cores or ()}
+    yard = SliceIndex(shelves, {node: host_of(there, (cores or {})[node]) for node, there in slices.items()})
+    x = shelves[-1]
+    puts = find_fewer_victims(
+        [Assigned(one.want, (SliceId(one.at),), one.now, yard.shelf(SliceId(one.at)).slice.node) for one in held],
+        [Evictee(x.incumbents[0], (x.slice.id,))], yard, T0,
+    )  # fmt: skip
+    if puts is None:
+        return None
+    assert not any(put.victims for put in puts)
+    return {str(one.want.model): str(put.slices[0]) for one, put in zip(held, puts, strict=True)}
+
+
+def test_the_same_room_is_left_but_of_others_who_must_not_be_together() -> None:
+    """Whether a and b are on g0 and g1 or on g1 and g0 decides whether c may be on g0."""
+    shared = [device("g0", 20, "n", kind=TIMESLICE), device("g1", 20, "m", kind=TIMESLICE)]
+    shelves = [*map(shelf, shared), shelf(device("p", 20, "n"), on("x", 20))]
+    held = [
+        Has(want("a", 10, trust=ACME), "g1"),
+        Has(want("b", 10, trust=ZETA), "g0"),
+        Has(want("c", 10, trust=ACME, avoids=(NodeId("m"),)), "p"),
+    ]
+    assert places(held, shelves) == {"a": "g0", "b": "g1", "c": "g0"}
+
+
+def test_devices_that_are_alike_are_on_nodes_of_which_one_has_less_cpu() -> None:
+    shelves = [
+        shelf(device("g0", node="n0")),
+        shelf(device("g1", node="n1")),
+        shelf(device("p", node="p"), on("x", 20)),
+    ]
+    held = [Has(asks("a", 2), "g1"), Has(asks("b", 3), "p")]
+    assert places(held, shelves, {"n0": 2, "n1": 4, "p": 4}) == {"a": "g0", "b": "g1"}
+
+
+def test_devices_that_are_alike_are_on_nodes_of_which_one_has_another_device_too() -> None:
+    shelves = [
+        shelf(device("g0", 80, "n0")), shelf(device("g1", 80, "n1")), shelf(device("g2", 64, "n1", product="X")),
+        shelf(device("p", 64, "p", product="X"), on("x", 60)),
+    ]  # fmt: skip
+    held = [Has(asks("a", 3, 70), "g1"), Has(asks("b", 3, 60, products=("X",)), "p")]
+    assert places(held, shelves, {"n0": 4, "n1": 4, "p": 4}) == {"a": "g0", "b": "g2"}
+
+
+def test_nodes_that_were_alike_are_not_when_one_has_somebody() -> None:
+    shelves = [shelf(device(f"g{node}{at}", node=f"n{node}")) for node in range(2) for at in range(2)]
+    shelves.append(shelf(device("p", node="p"), on("x", 20)))
+    held = [
+        Has(asks("a", 1, 24), "g00"), Has(asks("b", 1, 24), "g01"), Has(asks("c", 3, 24), "g10"),
+        Has(asks("d", 3, 24), "p"),
+    ]  # fmt: skip
+    found = places(held, shelves, {"n0": 4, "n1": 4, "p": 4})
+    assert found is not None
+    assert {found["a"][:2], found["b"][:2]} == {"g0", "g1"}
+
+
+def test_devices_that_were_alike_are_not_when_one_has_somebody() -> None:
+    """Only so: 10, 5 and 5, and 8, 6 and 6. What was a there could have 8 beside it, too."""
+    shelves = [shelf(device("g0", 20)), shelf(device("g1", 20)), shelf(device("p", 20, "p"), on("x", 20))]
+    sizes = {"a": 10, "b": 8, "c": 6, "d": 6, "e": 5, "f": 5}
+    at = ("g0", "g0", "g1", "g1", "g1", "p")
+    held = [Has(want(name, size), there) for (name, size), there in zip(sizes.items(), at, strict=True)]
+    assert places(held, shelves) == {"a": "g0", "b": "g1", "c": "g1", "d": "g1", "e": "g0", "f": "g0"}
+
+
+@pytest.mark.parametrize("leaving", [False, True])
+def test_who_is_placed_now_goes_to_no_domain_of_a_stranger_even_if_that_leaves(*, leaving: bool) -> None:
+    there = [on("y", 2, trust=ZETA, leaving=leaving)] if leaving else []
+    other = shelf(device("g1", 12, kind=TIMESLICE), *there)
+    other.trusts = frozenset(one.trust for one in there)
+    shelves = [shelf(device("g0", 24)), other, shelf(device("p", 24, "p"), on("x", 20))]
+    held = [Has(want("a", 10, trust=ACME), "g0", now=True), Has(want("b", 20), "p")]
+    assert places(held, shelves) == (None if leaving else {"a": "g1", "b": "g0"})
+
+
+@pytest.mark.parametrize(("leaving", "stuck"), [(True, False), (True, True), (False, False)])
+def test_who_has_room_promised_waits_for_a_stranger_only_if_that_leaves_and_is_not_stuck(
+    *, leaving: bool, stuck: bool
+) -> None:
+    other = shelf(device("g1", 12, kind=TIMESLICE), on("y", 2, trust=ZETA, leaving=leaving, stuck=stuck))
+    other.trusts = frozenset({ZETA})
+    shelves = [shelf(device("g0", 24)), other, shelf(device("p", 24, "p"), on("x", 20))]
+    held = [Has(want("a", 10, trust=ACME), "g0"), Has(want("b", 20), "p")]
+    assert places(held, shelves) == ({"a": "g1", "b": "g0"} if leaving and not stuck else None)
+    on_it = [Has(want("a", 10, trust=ACME), "g1"), Has(want("b", 20), "g0")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("autoscaler.placement.minimal_eviction_input.MOVERS_MAX", 0)
+        assert (places(on_it, shelves) is not None) == (leaving and not stuck), "where it is, too"
+
+
+@pytest.mark.parametrize("free", [False, True])
+def test_who_does_not_change_places_keeps_its_victim(monkeypatch: pytest.MonkeyPatch, *, free: bool) -> None:
+    monkeypatch.setattr("autoscaler.placement.minimal_eviction_input.MOVERS_MAX", 0)
+    shelves = [shelf(device("g0", 24)), shelf(device("p", 24, "p"), on("x", 10 if free else 20))]
+    assert places([Has(want("a", 10), "p")], shelves) == ({"a": "p"} if free else None)
+
+
+def test_in_one_domain_are_others_than_in_another_that_has_as_much_left() -> None:
+    shared = [device(f"g{at}", 20, kind="dra") for at in range(2)]
+    shelves = [*map(shelf, shared), shelf(device("p", 20, "p"), on("x", 20))]
+    held = [
+        Has(want("a", 10, trust=ACME), "g0"), Has(want("b", 10, trust=ZETA), "g1"), Has(want("c", 8), "g0"),
+        Has(want("d", 8, trust=ACME), "p"),
+    ]  # fmt: skip
+    assert places(held, shelves) == {"a": "g0", "b": "g1", "c": "g1", "d": "g0"}
+
+
+def test_half_a_device_is_not_like_a_device_of_its_size() -> None:
+    """On the other half nobody can start while another does."""
+    halves = [replace(device(f"h{at}", 12), device=DeviceId("h")) for at in range(2)]
+    shelves = [shelf(one) for one in (*halves, device("l", 12), device("q", 24))]
+    shelves.append(shelf(device("p", 24, "p"), on("x", 20)))
+    held = [
+        Has(want("a", 10), "h0", now=True), Has(want("b", 10), "q", now=True), Has(want("c", 20), "p"),
+        Has(want("d", 11), "l"),
+    ]  # fmt: skip
+    found = places(held, shelves)
+    assert found is not None
+    assert (found["c"], found["d"][0], {found["a"][0], found["b"][0]}) == ("q", "h", {"h", "l"})
+
+
+def test_a_device_where_another_may_be_is_not_like_one_where_it_may_not() -> None:
+    shelves = [shelf(device(f"g{at}", node=f"n{at}")) for at in range(2)]
+    shelves.append(shelf(device("p", node="p"), on("x", 20)))
+    held = [Has(want("a", 20), "g1"), Has(want("b", 20, avoids=(NodeId("n0"),)), "p")]
+    assert places(held, shelves) == {"a": "g0", "b": "g1"}
+
+
+def test_a_large_device_with_as_much_left_is_not_like_a_small_one() -> None:
+    """B needs a whole one."""
+    shelves = [shelf(device("g0", 24), on("y", 12, kept=True)), shelf(device("g1", 12)), shelf(device("g2", 12, "n2"))]
+    shelves.append(shelf(device("p", 12, "p"), on("x", 12)))
+    away = (NodeId("n2"),)
+    held = [Has(want("a", 12, avoids=away), "g1"), Has(want("b", 0, avoids=away), "p"), Has(want("c", 12), "g0")]
+    assert places(held, shelves) == {"a": "g0", "b": "g1", "c": "g2"}
+
+
+@pytest.mark.parametrize("leaving", [False, True])
+def test_nodes_whose_other_devices_have_other_room_are_not_alike(*, leaving: bool) -> None:
+    """Now, or soon."""
+    there = [on("z", 60, leaving=True)] if leaving else []
+    shelves = [
+        shelf(device("g0", 80, "n0")), shelf(device("g2", 64, "n0", product="X"), on("y", 60, kept=True)),
+        shelf(device("g1", 80, "n1")), shelf(device("g3", 64, "n1", product="X"), *there),
+        shelf(device("p", 64, "p", product="X"), on("x", 60)),
+    ]  # fmt: skip
+    held = [Has(asks("a", 3, 70), "g1"), Has(asks("b", 3, 60, products=("X",)), "p"), Has(want("c", 1), "g2")]
+    assert places(held, shelves, {"n0": 4, "n1": 4, "p": 4}) == {"a": "g0", "b": "g3", "c": "g2"}
+
+
+def test_the_same_room_is_left_but_another_starts_there() -> None:
+    """Only g0 is open to c, who starts as a does: a goes to g1, and b, who waits, to g0."""
+    shelves = [shelf(device("g0", 20, "n0")), shelf(device("g1", 10, "n1")), shelf(device("q", 24, "n0"))]
+    shelves.append(shelf(device("p", 24, "p"), on("x", 20)))
+    held = [
+        Has(want("a", 8), "g0", now=True), Has(want("b", 8), "g1"),
+        Has(want("c", 8, avoids=(NodeId("n1"),)), "q", now=True), Has(want("d", 22), "p"),
+    ]  # fmt: skip
+    assert places(held, shelves) == {"a": "g1", "b": "g0", "c": "g0", "d": "q"}
+
+
+def test_the_same_room_is_left_but_less_cpu() -> None:
+    shelves = [shelf(device("g0", 20, "n0")), shelf(device("g1", 10, "n1"))]
+    shelves.append(shelf(device("p", 10, "p"), on("x", 10)))
+    held = [Has(asks("a", 1), "g1"), Has(asks("b", 3), "g0"), Has(asks("c", 3, avoids=(NodeId("n1"),)), "p")]
+    assert places(held, shelves, {"n0": 4, "n1": 4, "p": 4}) == {"a": "g0", "b": "g1", "c": "g0"}
+    assert places(held, shelves, {"n0": 3, "n1": 4, "p": 4}) is None
+
+
+def test_who_may_evict_whom_tells_devices_and_ways_apart() -> None:
+    """Only a may evict y. That c finds room in either case does not make them one."""
+    shelves = [
+        shelf(device("g0", 24), on("y", 20, kept=True, priority=1)), shelf(device("g1", 24), on("z", 20)),
+        shelf(device("q", 12)), shelf(device("p", 24, "p"), on("x", 20)),
+    ]  # fmt: skip
+    wants = [want("a", 20, priority=2), want("b", 20, priority=1), want("c", 10, priority=1)]
+    held = [Assigned(one, (SliceId(at),), now=False) for one, at in zip(wants, ("g1", "p", "q"), strict=True)]
+    victims = [Evictee(shelves[at].incumbents[0], (shelves[at].slice.id,)) for at in (3, 0, 1)]
+    puts = find_fewer_victims(held, victims, SliceIndex(shelves), T0)
+    assert puts is not None
+    assert [(*put.slices, *(one.model for one in put.victims)) for put in puts] == [("g0", "y"), ("g1", "z"), ("q",)]
+
+
+def test_nobody_goes_for_who_has_room_anyway() -> None:
+    shelves = [shelf(device("g0", 24), on("z", 10)), shelf(device("p", 24, "p"), on("x", 20))]
+    held = [Assigned(want("a", 10), (SliceId("g0"),), now=False), Assigned(want("b", 14), (SliceId("p"),), now=False)]
+    victims = [Evictee(shelves[at].incumbents[0], (shelves[at].slice.id,)) for at in (1, 0)]
+    puts = find_fewer_victims(held, victims, SliceIndex(shelves), T0)
+    assert puts is not None
+    assert [[one.model for one in put.victims] for put in puts] == [[], ["z"]]
+
+
+def test_who_is_placed_now_goes_to_no_device_where_another_starts() -> None:
+    for locked in (False, True):
+        shelves = [shelf(device("g0", 24)), shelf(device("g1", 12), locked=locked)]
+        shelves.append(shelf(device("p", 24, "p"), on("x", 20)))
+        held = [Has(want("a", 10), "g0", now=True), Has(want("b", 20), "p"), Has(want("c", 1), "g1")]
+        assert places(held, shelves) == (None if locked else {"a": "g1", "b": "g0", "c": "g1"})
+        waits = [held[0]._replace(now=False), *held[1:]]
+        assert places(waits, shelves) == {"a": "g1", "b": "g0", "c": "g1"}, "it waits anyway"
+
+
+def test_nobody_goes_to_a_node_with_too_little_cpu() -> None:
+    for cores in (1, 2):
+        shelves = [shelf(device("g0", 24)), shelf(device("g1", 12, "n1")), shelf(device("p", 24, "p"), on("x", 20))]
+        held = [Has(asks("a", 2), "g0"), Has(want("b", 20), "p")]
+        assert places(held, shelves, {"n0": 4, "n1": cores}) == (None if cores < 2 else {"a": "g1", "b": "g0"})

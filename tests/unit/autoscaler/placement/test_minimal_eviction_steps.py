@@ -1,0 +1,68 @@
+"""What the search for who may stay costs: ways that cannot be, or were tried, are not tried again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from autoscaler.placement import minimal_eviction, minimal_eviction_input
+from autoscaler.placement.model.types import Bin, PackResult, PlacementRequest
+from tests.kit.worlds import device
+from tests.unit.autoscaler.placement.test_packer import on, run, shelf, victims, want
+
+
+def counted(
+    monkeypatch: pytest.MonkeyPatch, wants: Iterable[PlacementRequest], shelves: Iterable[Bin]
+) -> tuple[PackResult, list[int]]:
+    """The answer, and the steps of each search."""
+    steps, run_ = list[int](), minimal_eviction._Search.run
+
+    def one(search: minimal_eviction._Search) -> tuple[minimal_eviction_input.Assignment, ...] | None:
+        found = run_(search)
+        steps.append(search.steps)
+        return found
+
+    monkeypatch.setattr(minimal_eviction, "STEPS_MAX", 1 << 30)
+    with monkeypatch.context() as patch:
+        patch.setattr(minimal_eviction._Search, "run", one)
+        return run(wants, shelves), steps
+
+
+def filled(*free: float) -> list[Bin]:
+    """Devices of 24 that have so much left: of the first x may go for that, who are on the others stay."""
+    return [
+        shelf(device(f"g{at}"), on(f"x{at}", 24 - left, kept=at > 0, busy=True, priority=9 * bool(at)))
+        for at, left in enumerate(free)
+    ]
+
+
+def test_what_has_too_little_room_in_all_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    wants = [want("a", 11), want("b", 11, ordinal=1), want("c", 6, ordinal=2)]
+    answer, steps = counted(monkeypatch, wants, filled(11, 11.5))
+    assert (victims(answer), steps) == (["x0"], [0])
+
+
+def test_the_rest_is_tried_once_however_those_before_were_put(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of seven has no room on six Devices, of which any could be anybody's: 720 ways to see that."""
+    wants = [want(f"w{at}", 6, ordinal=at) for at in range(7)]
+    answer, steps = counted(monkeypatch, wants, filled(*(10 + at / 8 for at in range(6))))
+    assert victims(answer) == ["x0"]
+    assert 6 <= sum(steps) < 6 * 2**6
+
+
+def test_who_is_spared_with_another_is_not_looked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = on("x", 1, busy=True), on("y", 1, busy=True), on("stays", 12, kept=True, priority=9)
+    shelves = [shelf(device("g0", 12)), shelf(device("g1", 24), *both)]
+    answer, steps = counted(monkeypatch, [want("a", 10, priority=1), want("b", 12)], shelves)
+    assert (victims(answer), len(steps)) == ([], 1)
+    monkeypatch.setattr(minimal_eviction._Search, "run", lambda _: None)
+    assert victims(run([want("a", 10, priority=1), want("b", 12)], shelves)) == ["x", "y"], "without the search"
+
+
+def test_nothing_is_tried_where_one_that_stays_where_it_is_needs_that_victim(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(minimal_eviction_input, "MOVERS_MAX", 1)
+    wants = [want("a", 8, priority=1), want("b", 20)]
+    shelves = [shelf(device("g0", 12), on("y", 6)), shelf(device("g1", 24), on("x", 20))]
+    answer, steps = counted(monkeypatch, wants, shelves)
+    assert (sorted(victims(answer)), min(steps)) == (["x", "y"], 0)

@@ -1,0 +1,197 @@
+"""Slices that take only so many: who leaves gives back its place with its room, and nobody goes who need not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import combinations
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.placement.model.predicates import can_evict
+from autoscaler.placement.model.types import Bin, EvictionLevel, Occupant, PackResult, PlacementRequest
+from autoscaler.planner.plan import plan
+from autoscaler.queries.overcommit import compute_usable_resources
+from autoscaler.state.actions import Plan, StartReplica
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.resources import Isolation, ResourceAmount
+from autoscaler.state.world import Slice, SliceId
+from tests.kit.budget import examples
+from tests.kit.worlds import GI, T0, device, gateway, kinds, level, model, replica, world
+from tests.unit.autoscaler.placement.test_packer import placed, run, shelf, victims, want
+
+CARD = device("n0/g", 80, kind="hami", isolation=Isolation.MEMORY, holders_max=2, handle="h")
+
+
+def on(name: str, memory_gi: float, **fields: Any) -> Occupant:
+    """An idle one that has one place."""
+    return Occupant(
+        ReplicaId(f"{name}-r"), ModelName(name), S.READY, ResourceAmount(int(memory_gi * GI), 0, 1)
+    )._replace(**fields)
+
+
+def taken(slice_: Slice, *incumbents: Occupant) -> Bin:
+    """A Shelf of a Slice that takes only so many."""
+    made, free = shelf(slice_, *incumbents), compute_usable_resources(slice_)
+    for one in incumbents:
+        free = free.less(one.room)
+    made.free = free
+    return made
+
+
+def planned(memory_gi: float, *there: str) -> Plan:
+    """What is done for one of high priority where these, small and of low priority, are on the card."""
+    low, high = [model(f"low{at}", 2, low=1) for at in range(2)], model("high", memory_gi, priority=5)
+    on_it = [replica(one, one.name, [CARD.id]) for one in low if one.name in there]
+    asks = [gateway(levels=[level("high", waiting=1)])]
+    return plan(world([*low, high], [CARD], on_it, gateways=asks), T0 + 5)
+
+
+@pytest.mark.parametrize("memory_gi", [1, 3, 20, 78])
+def test_one_goes_where_the_number_alone_is_in_the_way(memory_gi: float) -> None:
+    made = planned(memory_gi, "low0", "low1")
+    assert kinds(made) == ["drain low0"], "the other may stay, and all that nobody has is there for who comes"
+    assert [one.reason for one in made.unmet] == ["makes room on n0/g: low0 is to leave"]
+    starts = [one.replica.model for one in planned(memory_gi, "low1").actions if isinstance(one, StartReplica)]
+    assert starts[:1] == ["high"], "it is placed beside the other"
+
+
+def test_two_go_where_one_gives_too_little() -> None:
+    assert kinds(planned(79, "low0", "low1")) == ["drain low0", "drain low1"]
+
+
+def test_no_place_is_promised_twice() -> None:
+    card = taken(CARD, on("x", 2), on("y", 2))
+    assert victims(run([want("a", 3), want("b", 3)], [card])) == ["x", "y"]
+    three = run([want("a", 3), want("b", 3), want("c", 3)], [card])
+    assert [one.promised for one in three.unmet] == [True, True, False]
+    assert three.unmet[2].reason == (
+        "needs 3Gi on one device; the largest has 70Gi free of 80Gi, held by x (leaves soon), y (leaves soon), and "
+        "takes no more than 2 at once"
+    )
+
+
+def test_who_waits_for_a_place_that_is_coming_takes_nobody_else() -> None:
+    leaving = on("x", 2, state=S.DRAINING, leaving=True)
+    answer = run([want("a", 20)], [taken(CARD, leaving, on("y", 2))])
+    assert (victims(answer), answer.unmet[0].reason) == ([], "waits on n0/g until x has left")
+
+
+def test_the_last_place_is_given_once_and_who_comes_next_makes_room() -> None:
+    answer = run([want("a", 3), want("b", 3)], [taken(CARD, on("x", 2))])
+    assert (placed(answer), victims(answer)) == ([("a", "n0/g")], ["x"])
+
+
+def test_bytes_that_are_left_are_no_place() -> None:
+    """Who goes for the large one leaves bytes for both, and one place: for the small one another goes."""
+    card = taken(replace(CARD, holders_max=3), on("x", 2), on("y", 40), on("z", 2))
+    answer = run([want("a", 60, priority=1), want("b", 3)], [card])
+    assert len(victims(answer)) == 2
+
+
+# --- properties -----------------------------------------------------------------------------------------------------
+
+QUICK = settings(derandomize=True, deadline=None, max_examples=examples(200))
+NAMES = st.sampled_from([ModelName(name) for name in "abcdef"])
+
+
+@st.composite
+def cards(draw: st.DrawFn) -> list[Bin]:
+    made: list[Bin] = []
+    for at in range(draw(st.integers(1, 3))):
+        most = draw(st.integers(0, 4))
+        theirs = draw(st.integers(0, most))
+        many = draw(st.integers(0, most - theirs if most else 4))
+        there = [
+            Occupant(
+                ReplicaId(f"g{at}-{number}"),
+                draw(NAMES),
+                S.READY,
+                ResourceAmount(draw(st.integers(1, 6)) * GI, 0, min(1, most)),
+                priority=draw(st.integers(0, 2)),
+                busy=draw(st.booleans()),
+                evictable_s=draw(st.sampled_from([0.0, 0.0, T0 + 1])),
+                leaving=draw(st.integers(0, 3)) == 0,
+            )
+            for number in range(many)
+        ]
+        made.append(taken(device(f"g{at}", 24, f"n{at % 2}", holders_max=most, theirs=theirs), *there))
+    return made
+
+
+@st.composite
+def wanted(draw: st.DrawFn) -> list[PlacementRequest]:
+    return [
+        PlacementRequest(
+            model=draw(NAMES),
+            ordinal=ordinal,
+            memory_bytes=draw(st.sampled_from([1, 2, 5, 9, 20])) * GI,
+            priority=draw(st.integers(0, 2)),
+            unserved_since_s=draw(st.integers(0, 3)),
+            force=draw(st.sampled_from(list(EvictionLevel))),
+        )
+        for ordinal in range(draw(st.integers(1, 7)))
+    ]
+
+
+def expected(answer: PackResult, ids: Iterable[SliceId]) -> dict[SliceId, list[PlacementRequest]]:
+    """Who is to be where in the end: placed there, or promised a place."""
+    found: dict[SliceId, list[PlacementRequest]] = {id: [] for id in ids}
+    for one in answer.placements:
+        found[one.slices[0]].append(one.want)
+    for missing in answer.unmet:
+        words = map(SliceId, missing.reason.replace(":", " ").split())
+        if missing.promised:
+            found[next(word for word in words if word in found)].append(missing.want)
+    return found
+
+
+@QUICK
+@given(wanted(), cards())
+def test_never_more_than_it_takes_now_or_in_the_end(wants: list[PlacementRequest], shelves: list[Bin]) -> None:
+    answer = run(wants, shelves)
+    gone = {one.replica for one in answer.victims}
+    now, soon = Counter(one.slices[0] for one in answer.placements), expected(answer, [s.slice.id for s in shelves])
+    for one in shelves:
+        of, stay = one.slice, [i for i in one.incumbents if not i.leaving and i.replica not in gone]
+        assert sum(i.room.memory_bytes for i in stay) + sum(w.memory_bytes for w in soon[of.id]) <= of.memory_bytes
+        if of.holders_max and soon[of.id]:
+            assert of.theirs + len(stay) + len(soon[of.id]) <= of.holders_max
+        if of.holders_max and now[of.id]:
+            assert of.theirs + len(one.incumbents) + now[of.id] <= of.holders_max
+
+
+@QUICK
+@given(wanted(), cards())
+def test_a_way_is_found_where_there_is_one_and_none_of_the_victims_could_stay(
+    wants: list[PlacementRequest], shelves: list[Bin]
+) -> None:
+    for one in wants:
+        answer = run([one], shelves)
+        ways = [way for each in shelves for way in _ways(one, each)]
+        assert (bool(answer.placements) or answer.unmet[0].promised) == bool(ways), (answer, ways)
+        if answer.victims:
+            assert frozenset(victim.replica for victim in answer.victims) in ways, "all of these, and no fewer of them"
+            assert frozenset() not in ways, "nobody goes while room is coming"
+
+
+def _ways(one: PlacementRequest, on_it: Bin) -> list[frozenset[ReplicaId]]:
+    """Who may go so that it can be there, by trying: the least sets."""
+    willing = sorted(i.replica for i in on_it.incumbents if can_evict(one, i, T0))
+    found: list[frozenset[ReplicaId]] = []
+    for count in range(len(willing) + 1):
+        for some in map(frozenset, combinations(willing, count)):
+            stay = [i for i in on_it.incumbents if not i.leaving and i.replica not in some]
+            if not any(less <= some for less in found) and _fits(one, on_it.slice, stay):
+                found.append(some)
+    return found
+
+
+def _fits(one: PlacementRequest, of: Slice, stay: Sequence[Occupant]) -> bool:
+    enough = sum(i.room.memory_bytes for i in stay) + one.memory_bytes <= of.memory_bytes
+    return enough and (not of.holders_max or of.theirs + len(stay) < of.holders_max)

@@ -1,0 +1,106 @@
+"""Why a PlacementRequest is not placed: the sentences name what is short, and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+
+from autoscaler.placement.index.index import SliceIndex
+from autoscaler.placement.model.types import Bin, PlacementRequest, RestartCosts
+from autoscaler.placement.packer import pack
+from autoscaler.state.resources import HostResources, Isolation, ResourceAmount
+from autoscaler.state.world import NodeId
+from tests.kit.worlds import GI, T0, device
+from tests.unit.autoscaler.placement.test_packer import on, run, shelf, want
+
+TWO = want("a", 20, devices=2)
+KEPT = on("x", 20, kept=True)
+HALF = on("x", 4, 50, kept=True)
+
+
+def part(name: str, memory_gi: int, isolation: Isolation = Isolation.NONE) -> Bin:
+    """Of a Device."""
+    made = shelf(device(name, memory_gi, isolation=isolation, compute_percent=50))
+    return Bin(
+        slice=made.slice, whole=False, incumbents=(), free=made.free, coming=ResourceAmount(0, 0), locked=False
+    )  # fmt: skip
+
+
+NOW = [
+    (
+        TWO,
+        [shelf(device("g0")), shelf(device("g1"), KEPT), shelf(device("g2", node="n1"))],
+        (
+            "needs 2 whole devices of 20Gi of one node; the node with the most has 1 free, g1 is held by x "
+            "(idle, kept by replicas.min)"
+        ),
+    ),
+    (
+        TWO._replace(devices=5),
+        [shelf(device(f"g{number}"), *[KEPT] * (number > 0)) for number in range(6)],
+        "needs 5 whole devices of 20Gi of one node; the node with the most has 1 free, "
+        + ", ".join(f"g{number} is held by x (idle, kept by replicas.min)" for number in (1, 2, 3))
+        + " and 2 more are not free",
+    ),
+    (
+        TWO,
+        [shelf(device("g0")), shelf(device("g1", healthy=False))],
+        "needs 2 whole devices of 20Gi of one node; no node has as many that are healthy",
+    ),
+    (
+        want("a", 4, compute_percent=60),
+        [shelf(device("g0"), HALF)],
+        (
+            "needs 4Gi and 60 % of compute on one device; the largest has 20Gi and 50 % of compute free of 24Gi and "
+            "100 %, held by x (idle, kept by replicas.min)"
+        ),
+    ),
+]
+NEVER = [
+    (
+        want("a", 4, compute_percent=60),
+        [part("g0", 8)],
+        "needs 4Gi and 60 % of compute on one device; the largest has 8Gi and 50 % of compute",
+    ),
+    (want("a", 0), [part("g0", 8)], "needs a whole device; what is large enough is only a part of a device"),
+    (
+        TWO._replace(memory_bytes=4 * GI),
+        [part("g0", 8), part("g1", 8)],
+        "needs 2 whole devices of 4Gi; what is large enough is only a part of a device",
+    ),
+    (
+        want("a", 4, isolation=Isolation.HARDWARE),
+        [part("g0", 8, Isolation.MEMORY)],
+        (
+            "needs 4Gi on one device with hardware isolation; what is large enough is only a part of a device, and not "
+            "kept apart so"
+        ),
+    ),
+    (
+        want("a", 9, isolation=Isolation.HARDWARE),
+        [part("g0", 8, Isolation.MEMORY)],
+        "needs 9Gi on one device with hardware isolation; the largest has 8Gi",
+    ),
+]
+
+
+@pytest.mark.parametrize(("asked", "there", "reason"), NOW)
+def test_what_is_short_now_is_named(asked: PlacementRequest, there: list[Bin], reason: str) -> None:
+    (missing,) = run([asked], there).unmet
+    assert (missing.reason, missing.never) == (reason, False)
+
+
+@pytest.mark.parametrize(("asked", "there", "reason"), NEVER)
+def test_what_no_device_has_is_named(asked: PlacementRequest, there: list[Bin], reason: str) -> None:
+    (missing,) = run([asked], there).unmet
+    assert (missing.reason, missing.never) == (reason, True)
+
+
+def test_a_node_with_devices_enough_and_too_little_beside_them_is_told() -> None:
+    yard = SliceIndex(
+        [shelf(device("g0")), shelf(device("g1"))], {NodeId("n0"): HostResources(8000, 64 * GI, 2000, 64 * GI)}
+    )
+    (missing,) = pack([TWO._replace(cpu_milli=4000)], yard, frozenset(), RestartCosts(), T0).unmet
+    assert missing.reason == (
+        "needs 2 whole devices of 20Gi of one node and 4 cores beside them; "
+        "node n0 has not CPU enough beside its devices: 2 cores left of 8 cores"
+    )

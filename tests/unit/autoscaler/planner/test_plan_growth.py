@@ -1,0 +1,251 @@
+"""Growth in a plan: what it leaves to others of whom it is only known what may become of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+import autoscaler.placement.growth
+from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.fold.indices import rebuild_indices
+from autoscaler.placement.growth import Taker
+from autoscaler.placement.learning.expected_demand import PossibleStarts
+from autoscaler.placement.model.bins import build_placement_request
+from autoscaler.placement.model.types import PlacementRequest
+from autoscaler.planner.plan import Planner, plan
+from autoscaler.slicing.hami import Hami
+from autoscaler.spec.model import Adopted, Gpu, Model, ReplicaRange
+from autoscaler.spec.pod import Pod, Resources
+from autoscaler.spec.settings import Settings
+from autoscaler.state.actions import DrainReplica, StartReplica
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.operator_orders import Cordon, CordonTarget, StopOrder
+from autoscaler.state.resources import RequestShape, ResourceAmount, SliceClass
+from autoscaler.state.world import History, Move, SliceId, World
+from tests.kit.sliced import card, hami_node
+from tests.kit.worlds import GI, T0, device, drain, folded, gateway, level, model, replica, world
+from tests.unit.autoscaler.placement.test_growth import grants, growing, run, want
+from tests.unit.autoscaler.placement.test_packer import on, shelf
+
+A = growing("a", context_tokens=2048)
+
+
+def yet(at: World, leaving: Collection[ReplicaId] = (), staying: Collection[ReplicaId] = ()) -> dict[RequestShape, int]:
+    """What may be asked for in a World that nobody has looked at before."""
+    keeper = PossibleStarts()
+    keeper.look(at, at.models)
+    return keeper.now(leaving, staying)
+
+
+def got_gi(at: World) -> list[float]:
+    return [one.replica.memory_bytes / GI for one in plan(at, T0).actions if isinstance(one, StartReplica)]
+
+
+def drained(at: World) -> list[str]:
+    return [one.replica for one in plan(at, T0).actions if isinstance(one, DrainReplica)]
+
+
+# --- who leaves may be asked for again --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("high", [1, 2])
+def test_who_goes_for_another_by_the_same_plan_may_come_back_beside(high: int) -> None:
+    """V makes room for w on the one card that w may have; the other one has room for a and for v."""
+    v, w = model("v", 12, high=high, idle_seconds=9e5), model("w", 20, priority=5, gpu=Gpu(models=("*H100*",)))
+    cards = [device("gpu0", 24, "n0", product="L4"), device("gpu1", 24, "n1", product="NVIDIA-H100")]
+    calls = [level(ModelName("a"), 1), level(ModelName("w"), 1)]
+    at = world([A, v, w], cards, [replica(v, "rv", on=["gpu1"])], [gateway(levels=calls)])
+    assert (drained(at), got_gi(at)) == (["rv"], [12])
+
+
+def test_who_is_drained_idle_or_was_before_may_come_back_beside() -> None:
+    b = model("b", 7, idle_seconds=9e5)
+    for one, of, leaves in (
+        (replica(b, "rb", on=["gpu1"]), b, []),
+        (replica(b, "rb", on=["gpu1"]), replace(b, spec=replace(b.spec, idle_seconds=1.0)), ["rb"]),
+        (replica(b, "rb", on=["gpu1"], state=S.DRAINING, drain=drain()), b, []),
+    ):
+        at = world([A, of], [device("gpu0", 24), device("gpu1", 7)], [one], [gateway(levels=[level(A.name, 1)])])
+        stays = one.state is S.READY and not leaves
+        assert (drained(at), got_gi(at)) == (leaves, [20 if stays else 16])
+
+
+def test_yet_is_what_models_may_have_beside_what_they_have() -> None:
+    a, b = model("a", 4, high=3), model("b", 4, high=2)
+    whole, two = model("c", 0), model("d", 4, gpu=Gpu(count=2))
+    surging = [replica(one, f"{one.name}{at}") for one in [model("f", 4)] for at in range(2)]
+    at = world([a, b, whole, two, model("e", 1, paused=True), model("f", 4)], [device()], [replica(a, "ra"), *surging])
+    assert [(one.memory_bytes, many) for one, many in yet(at).items()] == [(4 * GI, 2 + 2)]
+
+
+def test_yet_counts_an_heir_and_not_who_goes_for_it_and_nobody_who_has_its_own_pods() -> None:
+    b = model("b", 4, high=2)
+    heir = replica(b, "r2", on=["gpu1"], move=Move(replica=ReplicaId("r1"), room_for=ModelName("x")))
+    ((_, many),) = yet(world([b], [device(), device("gpu1")], [replica(b, "r1"), heir])).items()
+    assert many == 1
+    assert yet(world([replace(b, adopted=Adopted(kind="Deployment", namespace="n", name="b"))], [device()])) == {}
+
+
+def test_yet_is_the_same_whoever_was_asked_before_and_counts_only_models_that_changed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Replicas start one after the other: each plan counts the Model again that changed, not all of them."""
+    counted: list[str] = []
+
+    def counting(of: Model, *args: Any) -> PlacementRequest:
+        counted.append(of.name)
+        return build_placement_request(of, *args)
+
+    monkeypatch.setattr("autoscaler.placement.learning.expected_demand.build_placement_request", counting)
+    models = [growing(f"m{at:02}", 2 + at % 3, context_tokens=2048) for at in range(30)]
+    cards = [device(f"gpu{at:02}", 24, f"n{at:02}") for at in range(30)]
+    at, planner = world(models, cards), Planner()
+    for one in models:
+        calls = gateway(levels=[level(one.name, 1)])
+        at = rebuild_indices(replace(at, gateways={calls.id: calls}), T0)
+        made = planner.plan(at, T0)
+        before = len(counted)
+        assert made == Planner().plan(at, T0)
+        del counted[before:]
+        at = folded(at, made.actions)
+    assert len(counted) <= 3 * len(models), f"{len(counted)} for {len(models)}: not their square"
+    for orders in ({"cordons": drained_node("n00")}, {"stops": {models[0].name: StopOrder(since_s=T0)}}):
+        at = rebuild_indices(replace(at, **orders), T0)
+        assert planner.plan(at, T0) == Planner().plan(at, T0)
+
+
+def test_yet_is_counted_anew_where_an_order_the_settings_or_the_place_of_a_device_changes() -> None:
+    b = model("b", 4, high=2)
+    there, keeper = world([b, model("c", 3)], [device("gpu0", node="n0")], [replica(b, "r1")]), PossibleStarts()
+    pod = Pod(resources=Resources(requests={"cpu": "2"}))
+    moved = {SliceId("gpu0"): device("gpu0", node="n1")}
+    for after in (
+        there, replace(there, cordons=drained_node("n1")), replace(there, cordons=drained_node("n1"), slices=moved),
+        there, replace(there, stops={b.name: StopOrder(since_s=T0)}), there,
+        replace(there, settings=Settings(pod=pod)),
+    ):  # fmt: skip
+        keeper.look(after, after.models if after is there else ())
+        assert keeper.now() == yet(after)
+    keeper.look(world([b], [device()], [replica(b, "r1")]), [ModelName("c")])
+    assert len(keeper.now()) == 1, "a Model that is gone while Settings change"
+
+
+def test_yet_counts_who_is_revived_and_not_who_goes() -> None:
+    b = model("b", 4, high=3)
+    there = [replica(b, "r1"), replica(b, "r2"), replica(b, "r3", state=S.DRAINING, drain=drain())]
+    at = world([b], [device()], there)
+    (kind,) = yet(at)
+    assert yet(at) == {kind: 1}
+    assert yet(at, leaving=[there[0].id]) == {kind: 2}
+    assert yet(at, staying=[there[2].id]) == {}
+    assert yet(at, leaving=[there[0].id], staying=[there[2].id]) == {kind: 1}
+
+
+def drained_node(node: str) -> dict[CordonTarget, Cordon]:
+    """By an operator."""
+    place = CordonTarget("node", node)
+    return {place: Cordon(place=place, node=node, since_s=T0, drain=True)}
+
+
+def test_yet_counts_the_one_that_takes_the_place_of_another_and_not_both() -> None:
+    """By an operator's drain and by a rollout: else there is no room for as many as may be when those are gone."""
+    b = model("b", 4, high=2)
+    one, other = replica(b, "r1", on=["gpu0"]), replica(b, "r2", on=["gpu1"])
+    cards = [device("gpu0", node="n0"), device("gpu1", node="n1")]
+    (kind,) = yet(world([b], cards, [one]))
+    assert yet(world([b], cards, [one])) == {kind: 1}
+    assert yet(world([b], cards, [one], cordons=drained_node("n0"))) == {kind: 2}
+    assert yet(world([b], cards, [one, other], cordons=drained_node("n0"))) == {kind: 1}
+    assert yet(world([b], cards, [replace(one, spec_hash="before"), other])) == {kind: 1}
+    assert yet(world([b], cards, [one, other])) == {}
+    assert yet(world([b], cards, [one], stops={b.name: StopOrder(since_s=T0)})) == {kind: 2}
+
+
+@pytest.mark.parametrize("by", ["drain", "rollout"])
+def test_who_takes_the_place_of_a_grown_one_has_what_it_asks_for_and_more_only_beside_all_that_may_come(
+    by: str,
+) -> None:
+    """Two may be there, each of 10 of 24 GiB, and gpu0 is not for them: the second has room beside the first."""
+    two = replace(A, spec=replace(A.spec, replicas=ReplicaRange(min=1, max=2)))
+    grown = replica(two, "ra", ["gpu0"], memory_bytes=20 * GI, slots=9)
+    cards = [device("gpu0", 24, "n0"), device("gpu1", 24, "n1")]
+    if by == "drain":
+        at = world([two], cards, [grown], cordons=drained_node("n0"))
+    else:
+        at = world([two], cards, [replace(grown, spec_hash="before")])
+    assert got_gi(at) == [14]
+    one = replace(two, spec=replace(two.spec, replicas=ReplicaRange(min=1, max=1)))
+    alone = replace(grown, spec_hash="before" if by == "rollout" else one.spec_hash())
+    at = world([one], cards, [alone], cordons=drained_node("n0") if by == "drain" else {})
+    assert got_gi(at) == [20], "nobody else may come"
+    tight = [cards[0], device("gpu1", 11, "n1")]
+    assert got_gi(replace(at, slices={one.id: one for one in tight})) == [10], "it needs no more than it asks for"
+
+
+def test_room_for_who_takes_the_place_of_another_is_not_given_away_while_that_waits_for_its_next_try() -> None:
+    """The new spec of b failed, and is tried again in a while: a starts now, and leaves it room."""
+    b = model("b", 7, low=1)
+    cards = [device("gpu0", 7, "n0"), device("gpu1", 24, "n1")]
+    old = replica(b, "rb", ["gpu0"], spec_hash="before")
+    history = {"b": History(retry_at_s=T0 + 60, episodes=1, failure="it broke")}
+    calls = [gateway(levels=[level(A.name, 1)])]
+    assert got_gi(world([A, b], cards, [old], calls, history)) == [16]
+    assert got_gi(world([A, b], cards, [replica(b, "rb", ["gpu0"])], calls, history)) == [20]
+
+
+# --- each is asked once -----------------------------------------------------------------------------------------------
+
+
+def test_who_waits_or_may_come_is_asked_once_per_sort_of_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[RequestShape, SliceClass]] = []
+    ask = autoscaler.placement.growth._room
+
+    def counted(kind: RequestShape, lane: SliceClass) -> ResourceAmount | None:
+        asked.append((kind, lane))
+        return ask(kind, lane)
+
+    monkeypatch.setattr("autoscaler.placement.growth._room", counted)
+    cards = [shelf(device(f"g{at}", 24 if at % 2 else 23, product="L4")) for at in range(20)]
+    waiting = [want(f"w{at}", 25 + at % 3, 0, products=("l4", "h100")) for at in range(200)]
+    cards.append(shelf(device("h0", 80, product="H100"), on("x", 75)))
+    made = run([*(want(f"a{at}") for at in range(20)), *waiting], cards, {RequestShape(memory_bytes=GI): 1})
+    assert (len(made.placements), len(made.unmet)) == (20, 200)
+    assert len(asked) == len(set(asked)) == (3 + 1) * 2
+
+
+def test_what_could_be_filled_of_devices_that_are_alike_is_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    fill = autoscaler.placement.growth.filled_bytes
+
+    def counted(left_bytes: int, takers: Iterable[Taker]) -> int:
+        asked.append(left_bytes)
+        return fill(left_bytes, takers)
+
+    monkeypatch.setattr("autoscaler.placement.growth.filled_bytes", counted)
+    cards = [shelf(device(f"g{at}", 24 if at % 2 else 23)) for at in range(20)]
+    made = run([want(f"a{at}") for at in range(20)], cards, {RequestShape(memory_bytes=6 * GI): 1})
+    assert sorted({gi for _, gi in grants(made)}) == [17, 18]
+    assert sorted(asked) == [13 * GI, 14 * GI]
+
+
+def test_who_waits_keeps_what_is_left_only_where_its_labels_let_it_be() -> None:
+    zones = [device(f"g{at}", 24, f"n{at}", labels={"zone": zone}, labels_known=True) for at, zone in enumerate("xyx")]
+    full = [shelf(zones[0], on("b0", 14)), shelf(zones[1], on("b1", 14)), shelf(zones[2], on("b2", 14))]
+    waits = want("w", 20, 0, unserved_since_s=9.0, selector=(("zone", "x"),))
+    grown = grants(run([want(f"a{at}", 5) for at in range(3)] + [waits], full))
+    assert sorted(gi for _, gi in grown) == [5, 5, 10]
+
+
+# --- memory that is nobody's ------------------------------------------------------------------------------------------
+
+
+def test_on_a_card_of_which_more_is_given_out_than_it_has_nothing_grows() -> None:
+    a = growing(percent=400, memory_gi=30, context_tokens=2048)
+    for devmem, gi in ((163840, 30), (81920, 80)):
+        labels = {"nvidia.com/gpu.memory": "81920"}
+        (one,) = Hami().inventory(hami_node(card(devmem=devmem), labels=labels)) or ()
+        assert one.overcommitted == (devmem > 81920)
+        assert got_gi(world([a], [one], [], [gateway(levels=[level(a.name, 1)])])) == [gi]

@@ -1,0 +1,145 @@
+"""How many Devices a node can have of fabrics behind the operator (CRO): who says it, and what that bounds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+import pytest
+from msgspec.structs import replace
+
+from autoscaler.providers.cro.objects import REQUESTS, request_name
+from autoscaler.providers.cro.provider import CroFabric, NodeLock
+from autoscaler.providers.provider import RefusedError
+from autoscaler.providers.runner import Told
+from autoscaler.spec.capacity import Cro, ProviderSettings
+from autoscaler.spec.settings import Settings
+from autoscaler.state.capacity_orders import LeaseRefused, LeasesSeen, OffersSeen
+from autoscaler.state.world import DeviceId, SliceId
+from pilotlight.models.capacity_providers import Supplies
+from tests.contracts.provider import order, release
+from tests.kit.cro_rack import MODEL, NODE, SETTINGS, Rack, world
+from tests.unit.autoscaler.providers.cro.test_provider import old_at_hand
+
+OTHER = "NVIDIA-H100-PCIE-80GB"
+ENTRIES = tuple(ProviderSettings(name=name, cro=Cro(model=of)) for name, of in (("a100", MODEL), ("h100", OTHER)))
+TWO = replace(SETTINGS, nodes=(replace(SETTINGS.nodes[0], devices_max=2),), capacity=ENTRIES)
+"""Of a node that has one Device there may be one more."""
+
+
+@pytest.mark.parametrize(("selector", "most"), [({}, None), ({"fabric": "rack-2"}, 4)])
+def test_where_nobody_says_of_any_node_that_it_can_have_more_that_is_told_with_its_mend(
+    selector: Mapping[str, str], most: int | None
+) -> None:
+    rack = Rack()
+
+    async def scenario() -> None:
+        rack.world = world(Settings(nodes=(replace(SETTINGS.nodes[0], selector=dict(selector), devices_max=most),)))
+        with pytest.raises(RefusedError, match="add `devicesMax` to an entry of Settings `nodes` whose `selector`"):
+            await rack.provider().offers()
+
+    rack.run(scenario())
+
+
+def test_two_products_that_are_ordered_of_one_node_at_once_have_its_places_together() -> None:
+    rack = Rack()
+
+    async def scenario() -> None:
+        rack.world, rack.cro.pool[OTHER] = world(TWO), 3
+        seen: list[Told] = []
+        clock = asyncio.get_running_loop().time
+        both = Supplies(rack.server, ("engines", "home", "pilotlight"), lambda: rack.world, seen.extend, clock)
+        task = asyncio.create_task(both.run())
+        await asyncio.sleep(1.0)
+        offered = [one for told in seen if isinstance(told, OffersSeen) for one in told.offers]
+        assert [(one.provider, one.devices_max) for one in offered] == [("a100", 1), ("h100", 1)]
+        for one in offered:
+            both.acquire(order(one))
+        await asyncio.sleep(60.0)
+        assert len(rack.cro.gave) == 1
+        (refused,) = [one for one in seen if isinstance(one, LeaseRefused)]
+        assert refused.reason == f"node {NODE} has no place for 1 more"
+        listed = {one.provider: one.leases for one in seen if isinstance(one, LeasesSeen)}
+        assert [len(listed[one.name]) for one in ENTRIES if one.name != refused.id.provider] == [1]
+        task.cancel()
+
+    rack.run(scenario())
+
+
+def test_what_another_product_was_ordered_of_a_node_counts_though_it_is_not_at_hand_yet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rack = Rack()
+
+    async def scenario() -> None:
+        rack.world, turns = world(TWO), NodeLock()
+        one, other = (
+            CroFabric(name, of, rack.server, lambda: rack.world, turns=turns)
+            for name, of in (("a100", MODEL), ("h100", OTHER))
+        )
+        made = [order((await each.offers())[0]) for each in (one, other)]
+        old_at_hand(rack, monkeypatch)
+        await one.acquire(made[0])
+        with pytest.raises(RefusedError, match="no place for 1 more"):
+            await other.acquire(made[1])
+        assert len([path for path in rack.server.objects if path.startswith(REQUESTS)]) == 1
+
+    rack.run(scenario())
+
+
+@pytest.mark.parametrize("takes_s", [1.0, 60.0])
+def test_an_order_waits_a_moment_for_a_request_that_is_over_to_be_gone(takes_s: float) -> None:
+    rack = Rack()
+
+    async def scenario() -> None:
+        provider = rack.provider()
+        made = order((await provider.offers())[0])
+        await provider.acquire(made)
+        await rack.until_here(made.id.name)
+        await provider.release(release(made))
+        rack.cro.period_s = takes_s  # it looks so often from now on
+        while not rack.server.objects[f"{REQUESTS}/{request_name(MODEL, NODE)}"]["metadata"].get("deletionTimestamp"):
+            await provider.list()
+            await asyncio.sleep(0.1)
+        assert not await provider.list()
+        if takes_s < 2.0:
+            await provider.acquire(made)
+            await rack.until_here(made.id.name)
+        else:
+            with pytest.raises(RefusedError, match="its request"):
+                await provider.acquire(made)
+
+    rack.run(scenario())
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_a_device_that_its_node_shows_before_the_operator_calls_it_online_takes_one_place_not_two(
+    *, told: bool
+) -> None:
+    """The operator looks again 30 s later. Until then an order for the same node was refused, and the node then left
+    alone for a minute, so that somebody else's place was taken.
+    """
+    rack = Rack()
+
+    async def scenario() -> None:
+        rack.cro.visible = lambda node, uuid: False
+        provider, attached = rack.provider(), list[str]()
+        rack.cro.attached = lambda node, uuid: attached.append(uuid)
+        (offer,) = await provider.offers()
+        assert offer.devices_max == 3
+        await provider.acquire(order(offer))
+        while not attached:
+            assert [one.devices_max for one in await provider.offers()] == [2], "it is on its way"
+            await asyncio.sleep(0.5)
+        await asyncio.sleep(rack.cro.period_s)
+        assert [one["status"]["state"] for one in rack.resources()] == ["Attaching"]
+        assert [one.devices_max for one in await provider.offers()] == [2], "its node does not show it"
+        shown = world(devices=2)
+        newest = shown.slices[SliceId(f"{NODE}/gpu1")]
+        if told:
+            newest = replace(newest, id=SliceId(attached[0]), device=DeviceId(attached[0]))
+        rack.world = replace(world(), slices={**world().slices, newest.id: newest})
+        assert [one.devices_max for one in await provider.offers()] == [2]
+        await provider.acquire(replace(order(offer, 1), devices=2))
+
+    rack.run(scenario())

@@ -1,0 +1,280 @@
+"""How a Redfish service is asked: sessions, places, ETags, pauses, words for errors; and one that keeps no names."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from msgspec.structs import replace
+
+from autoscaler.contract import ModelName
+from autoscaler.providers.provider import RefusedError
+from autoscaler.providers.redfish.client import POLL_S, NoAnswerError, StatusError
+from autoscaler.providers.redfish.inventory import Reading
+from autoscaler.providers.redfish.provider import RedfishFabric
+from autoscaler.providers.redfish.schema import BlockMark
+from autoscaler.providers.redfish.system_writer import NOTHING_S
+from tests.contracts.provider import order, release
+from tests.kit.fake_redfish import A100, BLOCKS, PASSWORD, SYSTEMS, TOKEN, FakeFabric
+from tests.kit.offered import offer
+from tests.kit.redfish_rig import TURN_S, FabricRig
+from tests.unit.autoscaler.providers.redfish.test_provider_faults import nothing, ordered, phase, play, until
+
+pytestmark = pytest.mark.standard
+
+
+def test_who_does_not_lead_changes_nothing() -> None:
+    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
+        offered = (await provider.offers())[0]
+        rig.leads = False
+        with pytest.raises(NoAnswerError, match="does not lead"):
+            await provider.acquire(order(offered))
+        assert not await provider.list()
+        assert not rig.fabric.patches()
+
+    play(act)
+
+
+def test_a_session_that_ended_is_opened_again_and_closed_at_the_end() -> None:
+    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
+        await provider.list()
+        rig.fabric.sessions.clear()
+        await provider.list()
+        assert len(rig.fabric.sessions) == 1
+        await provider.close()
+        assert not rig.fabric.sessions
+
+    play(act)
+
+
+def test_a_service_that_lets_us_change_nothing_has_one_session_of_ours_however_often_it_says_so() -> None:
+    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
+        offered = (await provider.offers())[0]
+        rig.fabric.statuses = {"PATCH": [401] * 99}
+        for number in range(5):
+            with pytest.raises(RefusedError, match="401"):
+                await provider.acquire(order(offered, number))
+        assert len(rig.fabric.sessions) == 1
+        await provider.close()
+        assert not rig.fabric.sessions
+
+    play(act)
+
+
+@pytest.mark.parametrize("status", [404, 503])
+def test_a_session_that_cannot_be_ended_keeps_nobody_from_a_new_one(status: int) -> None:
+    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
+        await provider.list()
+        rig.fabric.statuses = {"DELETE": [status], "PATCH": [401]}
+        await ordered(provider)
+        await until(provider, phase("here"))
+        assert not rig.fabric.statuses["DELETE"]
+
+    play(act)
+
+
+@pytest.mark.parametrize(("retry_after", "pause_s"), [("0", POLL_S[0]), ("", POLL_S[0]), ("1", 1.0), ("99999", 5.0)])
+def test_a_task_is_looked_at_as_rarely_as_it_asks_for_and_never_without_a_pause(
+    retry_after: str, pause_s: float
+) -> None:
+    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
+        def looks() -> int:
+            return sum("/Tasks/" in one.path for one in rig.fabric.asked)
+
+        await ordered(provider)
+        while looks() < 5:
+            await asyncio.sleep(TURN_S)
+        assert rig.now_s >= 4 * pause_s
+
+    play(act, FakeFabric(hold=True, retry_after=retry_after))
+
+
+def test_nothing_that_is_said_has_an_address_or_a_secret_in_it() -> None:
+    said: list[str] = []
+
+    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
+        offered = (await provider.offers())[0]
+        rig.fabric.refuse = 400
+        await ordered(provider)
+        said.extend(one.says for one in await until(provider, phase("failed")))
+        rig.password = "wr0ng-of-the-rack"
+        for fault in (
+            {"statuses": {"GET": [404] * 9}},
+            {"statuses": {"GET": [500] * 9}},
+            {"raw": b"10.0.0.7"},
+            {"away": True},
+        ):
+            for name, value in fault.items():
+                setattr(rig.fabric, name, value)
+            for fresh in (provider, rig.provider()):
+                for call in (fresh.list(), fresh.acquire(order(offered, 1))):
+                    try:
+                        await call
+                    except Exception as error:  # noqa: BLE001  all that is said
+                        said.append(f"{error!r} {error.__cause__!r}")
+            rig.fabric.statuses, rig.fabric.raw = {}, None
+        said.append(repr(await rig.logins()))
+
+    rig = play(act)
+    assert len(said) > 8
+    secrets = (PASSWORD, "wr0ng", TOKEN, "127.0.0.1", "10.0.0.7", rig.fabric.url, rig.fabric.url.rpartition(":")[2])
+    for text in said:
+        assert not any(one in text for one in secrets), text
+
+
+@pytest.mark.parametrize("status", [200, 404, 429], ids=["without its memory", "not there", "too busy"])
+def test_a_gpu_that_was_not_told_at_first_is_offered_when_it_is(status: int) -> None:
+    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
+        async def most() -> list[int]:
+            return [one.devices_max for one in await provider.offers() if one.product == A100[0]]
+
+        def asked() -> int:
+            return sum(one.path.endswith("/Processors/Gpu-2") for one in rig.fabric.asked)
+
+        rig.fabric.untold = {"Gpu-2": status}
+        assert await most() == [1, 1]
+        before = asked()
+        await ordered(provider)
+        await until(provider, phase("here"))
+        looks = sum(one.path.endswith("/ResourceBlocks") for one in rig.fabric.asked)
+        assert before < asked() < looks, "no change of links asks again"
+        rig.fabric.untold = {}
+        await most()
+        told = asked()
+        assert await most() == [1, 1], "the other is attached"
+        assert asked() == told, "once"
+
+    play(act)
+
+
+def test_a_service_that_keeps_no_names_is_offered_nothing_of_without_notes() -> None:
+    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
+        assert not await provider.offers()
+        with pytest.raises(RefusedError, match="keeps no names"):
+            await provider.acquire(order(offer(product=A100[0])))
+        assert not rig.fabric.patches(SYSTEMS)
+
+    play(act, FakeFabric(keeps=False))
+
+
+@pytest.mark.parametrize(
+    ("status", "within_s", "says"),
+    [
+        (0, 3 * NOTHING_S, "the fabric answers 409 (its task failed)"),
+        (400, 2.0, "the fabric answers 400 (InternalError)"),
+    ],
+)
+def test_what_fails_after_it_was_accepted_has_failed(status: int, within_s: float, says: str) -> None:
+    """A monitor answers with a task, or as the operation itself would: then it has failed at once."""
+
+    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
+        rig.fabric.takes_s, rig.fabric.task_fails, rig.fabric.task_status = 0.02, True, status
+        made = await ordered(provider)
+        (failed,) = await until(provider, phase("failed"))
+        assert failed.says == says
+        assert rig.now_s < within_s
+        rig.fabric.task_fails = False
+        await provider.release(release(made))
+        await until(provider, nothing)
+        assert not rig.fabric.attached("1")
+        assert len(await provider.offers()) == 4
+
+    play(act)
+
+
+def test_two_clusters_that_share_a_fabric_and_name_it_apart_leave_each_others_gpus_alone() -> None:
+    """Each has one of its systems. The same Model is called in both."""
+
+    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
+        both = rig.systems
+        rig.systems = {"w1": both["w1"]}
+        here = rig.provider()
+        rig.name, rig.systems = "far", {"x1": both["w2"]}
+        there = rig.provider()
+        made = await ordered(here)
+        await until(here, phase("here"))
+        assert not await there.list()
+        assert [one.devices_max for one in await there.offers() if one.product == A100[0]] == [1]
+        other = replace(order((await there.offers())[0]), devices=1)
+        assert other.id.name != made.id.name
+        await there.acquire(other)
+        await until(there, phase("here"))
+        await there.release(release(made))
+        assert [one.name for one in await here.list()] == [made.id.name]
+        await there.release(release(other))
+        await until(there, nothing)
+        assert len(rig.fabric.attached("1")) == 1
+        assert not rig.fabric.attached("2")
+
+    play(act)
+
+
+@pytest.mark.parametrize("etags", [True, False], ids=["with ETags", "without"])
+def test_a_mark_is_not_written_over_anothers_where_the_collection_tells_no_etags(*, etags: bool) -> None:
+    """Another installation has marked the block since it was read."""
+
+    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
+        del provider
+        reading = Reading(rig.service(rig.logins), rig.systems, rig.name)
+        first, second = (f"{BLOCKS}/Gpu-{one}" for one in (1, 2))
+        blocks = (await reading.read()).blocks
+        block, mark = rig.fabric.blocks["Gpu-1"], BlockMark("lease", ModelName("m"), 1, 1, "w1", rig.name)
+        block.client, block.version = "somebody else's", block.version + 1
+        try:
+            with pytest.raises(StatusError, match="412"):
+                await reading.keep(blocks[first], mark)
+            await reading.keep(blocks[second], mark)
+        finally:
+            await reading.service.close()
+        assert (block.client, rig.fabric.blocks["Gpu-2"].client) == ("somebody else's", mark.text())
+
+    play(act, FakeFabric(members_tagged=False, etags=etags))
+
+
+@pytest.mark.parametrize("members_tagged", [True, False], ids=["of members", "of documents alone"])
+def test_an_etag_is_asked_for_only_where_the_collection_tells_none_and_each_change_has_one(
+    *, members_tagged: bool
+) -> None:
+    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
+        made = await ordered(provider)
+        await until(provider, phase("here"))
+        looks = [one.path for one in rig.fabric.asked if one.method == "GET" and one.path.startswith(f"{BLOCKS}/")]
+        assert len(looks) == (0 if members_tagged else 1)
+        await provider.release(release(made))
+        await until(provider, nothing)
+        assert not rig.fabric.attached("1")
+
+    play(act, FakeFabric(members_tagged=members_tagged, guarded=True))
+
+
+@pytest.mark.parametrize("named", ["https://rack-1.internal:443", "https://[rack", "another that listens"])
+def test_by_whatever_name_a_service_calls_its_tasks_and_sessions_they_are_asked_of_it_and_of_no_other(
+    named: str,
+) -> None:
+    other = FakeFabric()
+
+    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
+        async with other.serving():
+            rig.fabric.named = named if "/" in named else other.url
+            await ordered(provider)
+            while rig.now_s < 2.0:
+                await asyncio.sleep(TURN_S)
+            rig.fabric.finish()
+            await until(provider, phase("here"))
+            assert len(rig.fabric.patches(SYSTEMS)) == 1, "its task was followed"
+            await provider.close()
+            assert not rig.fabric.sessions
+            assert not other.asked
+
+    play(act, FakeFabric(hold=True))
+
+
+def test_a_task_and_a_session_without_a_place_are_no_error_and_what_there_is_tells() -> None:
+    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
+        await ordered(provider)
+        while len(rig.fabric.patches(SYSTEMS)) < 2:
+            await asyncio.sleep(TURN_S)
+        rig.fabric.finish()
+        await until(provider, phase("here"))
+
+    play(act, FakeFabric(hold=True, named="https://[rack/elsewhere"))

@@ -1,0 +1,231 @@
+"""What comes of a Redfish fabric when nobody waits for it any more, and what who leads next finds: all is known."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from autoscaler.providers.provider import RefusedError
+from autoscaler.providers.redfish.provider import LATE_S, RedfishFabric
+from autoscaler.providers.redfish.system_writer import NOTHING_S
+from autoscaler.state.capacity_orders import AcquireOrder
+from tests.contracts.provider import order, release
+from tests.kit.fake_redfish import A100, SYSTEMS, FakeFabric
+from tests.kit.redfish_rig import TURN_S, FabricRig
+from tests.unit.autoscaler.providers.redfish.test_provider_faults import nothing, ordered, phase, play, unmarked, until
+
+pytestmark = pytest.mark.standard
+
+
+async def when(holds: Callable[[], object]) -> None:
+    while not holds():
+        await asyncio.sleep(TURN_S)
+
+
+async def given_back(provider: RedfishFabric, made: AcquireOrder) -> None:
+    """It is, and nothing of it is listed any more."""
+    await provider.release(release(made))
+    await until(provider, nothing)
+
+
+async def comes_late_and_goes(rig: FabricRig, provider: RedfishFabric, made: AcquireOrder) -> None:
+    """What was given back is attached all the same: it is ours, and is detached like any other."""
+    (late,) = await until(provider, phase("here"))
+    assert (late.name, late.node) == (made.id.name, "w1")
+    await given_back(provider, made)
+    assert not rig.fabric.attached("1")
+    await when(lambda: unmarked(rig))
+
+
+def carry_out(rig: FabricRig) -> None:
+    """What it took, and did nothing for."""
+    for block in rig.fabric.blocks.values():
+        if block.client and not block.system:
+            block.system, block.state, block.version = "1", "Composed", block.version + 1
+    rig.fabric.versions["1"] += 1
+
+
+def silent(rig: FabricRig) -> None:
+    """It does not say of blocks that it is at them."""
+    for block in rig.fabric.blocks.values():
+        block.state = block.state.replace("Composing", "Unused")
+
+
+# --- what comes late --------------------------------------------------------------------------------------------------
+
+
+def test_what_was_taken_and_comes_after_it_has_failed_is_shown_and_goes() -> None:
+    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
+        rig.fabric.never = True
+        made = await ordered(provider)
+        await until(provider, phase("failed"))
+        await given_back(provider, made)
+        carry_out(rig)
+        await comes_late_and_goes(rig, provider, made)
+
+    play(act)
+
+
+def test_what_says_that_it_is_under_way_has_not_failed_however_long_it_takes() -> None:
+    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
+        await ordered(provider)
+        while rig.now_s < 3 * NOTHING_S:
+            await until(provider, phase("coming"))
+            await asyncio.sleep(TURN_S)
+        rig.fabric.finish()
+        await until(provider, phase("here"))
+
+    play(act, FakeFabric(hold=True, early=True))
+
+
+def test_what_another_leader_asked_for_and_comes_after_it_has_failed_is_shown_and_goes() -> None:
+    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
+        made = await ordered(provider)
+        await when(lambda: rig.fabric.going)
+        rig.end()
+        silent(rig)
+        following = rig.provider()
+        await following.acquire(made)
+        (failed,) = await until(following, phase("failed"))
+        assert failed.says == "the fabric answers 409 (OperationInProgress)"
+        await given_back(following, made)
+        rig.fabric.finish()
+        await comes_late_and_goes(rig, following, made)
+
+    play(act, FakeFabric(hold=True, early=True))
+
+
+def test_a_rejected_order_on_a_block_that_may_come_for_another_keeps_its_mark() -> None:
+    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
+        rig.fabric.never = True
+        first = await ordered(provider)
+        await until(provider, phase("failed"))
+        await given_back(provider, first)
+        rig.fabric.refuse = 400
+        second = await ordered(provider)
+        await until(provider, phase("failed"))
+        await given_back(provider, second)
+        rig.fabric.refuse = 0
+        carry_out(rig)
+        await comes_late_and_goes(rig, provider, second)
+
+    play(act, FakeFabric(gpus=(A100,)))
+
+
+def test_the_rest_of_half_an_order_that_comes_late_goes_with_it() -> None:
+    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
+        rig.fabric.half = True
+        made = await ordered(provider, devices=2)
+        await until(provider, phase("here"))
+        carry_out(rig)
+        await until(provider, lambda shown: [len(one.device_ids) for one in shown] == [2])
+        await given_back(provider, made)
+        await when(lambda: unmarked(rig))
+
+    play(act)
+
+
+def test_a_mark_that_says_it_may_come_stays_where_another_of_that_order_is_not_kept_at_once() -> None:
+    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
+        rig.fabric.never = True
+        made = await ordered(provider, devices=2)
+        await until(provider, phase("failed"))
+        rig.fabric.sealed = {"Gpu-2"}
+        await provider.release(release(made))
+        tried = len(rig.fabric.patches())
+        await when(lambda: len(rig.fabric.patches()) > tried + 3)
+        rig.fabric.sealed = set()
+        await until(provider, nothing)
+        said = [str(rig.fabric.blocks[name].client).partition(" ")[0] for name in ("Gpu-1", "Gpu-2")]
+        assert said == ["pilotlight-gone", "pilotlight-gone"]
+
+    play(act)
+
+
+@pytest.mark.parametrize("notes", [False, True], ids=["in Client", "in Notes"])
+def test_what_never_comes_has_no_mark_for_ever(*, notes: bool) -> None:
+    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
+        rig.fabric.never = True
+        made = await ordered(provider)
+        await until(provider, phase("failed"))
+        await given_back(provider, made)
+        rig.fabric.blocks["Gpu-1"].state = "Composing"
+        rig.now_s += LATE_S
+        await provider.list()
+        assert not unmarked(rig), "it says that it is under way"
+        rig.fabric.blocks["Gpu-1"].state = "Unused"
+        for _ in range(2):
+            assert not unmarked(rig)
+            rig.now_s += LATE_S / 2
+            await provider.list()
+        assert unmarked(rig)
+
+    play(act, FakeFabric(gpus=(A100,), keeps=not notes), notes=notes)
+
+
+# --- who leads next ---------------------------------------------------------------------------------------------------
+
+
+def test_who_leads_next_goes_on_with_what_was_ordered_and_not_attached() -> None:
+    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
+        del provider
+        made = await rig.marked()
+        (here,) = await until(rig.provider(), phase("here"))
+        assert here.name == made.id.name
+        assert len(rig.fabric.attached("1")) == 1
+        assert len(rig.fabric.patches(SYSTEMS)) == 1
+
+    play(act)
+
+
+def test_who_does_not_lead_attaches_nothing_until_it_does() -> None:
+    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
+        await rig.marked()
+        asked = len(rig.fabric.patches())
+        rig.leads = False
+        for _ in range(20):
+            await until(provider, phase("coming"))
+        assert len(rig.fabric.patches()) == asked
+        rig.leads = True
+        await until(provider, phase("here"))
+
+    play(act)
+
+
+def test_who_leads_no_more_leaves_what_was_to_be_done() -> None:
+    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
+        kept = await ordered(provider)
+        await until(provider, phase("here"))
+        rig.fabric.statuses["PATCH"] = [503] * 3
+        await provider.release(release(kept))
+        await when(lambda: not rig.fabric.statuses["PATCH"] or rig.fabric.statuses["PATCH"] == [503])
+        rig.leads = False
+        rig.fabric.statuses = {}
+        for _ in range(20):
+            await asyncio.sleep(TURN_S)
+            await provider.list()
+        rig.leads = True
+        for _ in range(20):
+            await asyncio.sleep(TURN_S)
+            await until(provider, phase("here"))
+        await given_back(provider, kept)
+
+    play(act)
+
+
+@pytest.mark.parametrize("sealed", ["Gpu-1", "Gpu-2"])
+def test_a_refused_order_attaches_nothing_of_what_it_had_marked(sealed: str) -> None:
+    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
+        rig.fabric.sealed = {sealed}
+        with pytest.raises(RefusedError, match="does not keep"):
+            await ordered(provider, devices=2)
+        for _ in range(20):
+            assert all(one.phase == "failed" for one in await provider.list())
+            await asyncio.sleep(TURN_S)
+        await given_back(provider, order((await provider.offers())[0]))
+        assert unmarked(rig)
+        assert not rig.fabric.patches(SYSTEMS)
+
+    play(act)

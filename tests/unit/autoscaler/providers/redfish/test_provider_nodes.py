@@ -1,0 +1,121 @@
+"""A Redfish fabric with nodes that `systems` do not name any more, or whose systems the service does not have."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from msgspec.structs import replace
+
+from autoscaler.providers.provider import RefusedError
+from autoscaler.providers.redfish.provider import LATE_S, RedfishFabric
+from tests.contracts.provider import release
+from tests.kit.fake_redfish import FakeFabric
+from tests.kit.redfish_rig import TURN_S, FabricRig
+from tests.unit.autoscaler.providers.redfish.test_provider_faults import nothing, ordered, phase, play, unmarked, until
+
+pytestmark = pytest.mark.standard
+
+TAKEN_OUT = "node w1 is not in `systems` any more: put it back until this is given back"
+NOT_THERE = "has no such system for node w9: mend its path in `systems`"
+
+
+@pytest.mark.parametrize("notes", [False, True], ids=["the service keeps names", "it keeps none"])
+def test_a_node_that_is_taken_out_while_a_gpu_is_there_is_told_of_until_it_is_put_back(*, notes: bool) -> None:
+    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
+        made = await ordered(provider)
+        await until(provider, phase("here"))
+        rig.end()
+        both = rig.systems
+        rig.systems = {"w2": both["w2"]}
+        without = rig.provider()
+        (lost,) = await without.list()
+        (gpu,) = rig.fabric.attached("1")
+        assert (lost.phase, lost.says) == ("failed", TAKEN_OUT)
+        assert (lost.node, lost.device_ids, lost.committed) == ("w1", (f"w1/GPU-{gpu}",), True), "who uses it keeps it"
+        for force in (False, True):
+            with pytest.raises(RefusedError, match="not in `systems` any more"):
+                await without.release(replace(release(made), force=force))
+        await asyncio.sleep(10 * TURN_S)
+        assert await without.list() == (lost,)
+        assert rig.fabric.attached("1") == [gpu]
+        rig.systems = both
+        again = rig.provider()
+        await until(again, phase("here"))
+        await again.release(release(made))
+        await until(again, nothing)
+        assert not rig.fabric.attached("1")
+        assert unmarked(rig)
+
+    play(act, FakeFabric(keeps=not notes), notes=notes)
+
+
+def test_what_was_not_attached_yet_when_its_node_was_taken_out_is_given_back() -> None:
+    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
+        rig.end()
+        made = await rig.marked()
+        rig.systems = {"w2": rig.systems["w2"]}
+        without = rig.provider()
+        (lost,) = await without.list()
+        assert (lost.phase, lost.says, lost.node, lost.committed) == ("failed", TAKEN_OUT, "", False)
+        await without.release(release(made))
+        assert not await without.list()
+        assert not unmarked(rig), "somebody may have asked for it"
+        rig.now_s += LATE_S
+        while not unmarked(rig):
+            await without.list()
+            rig.now_s += LATE_S
+
+    play(act)
+
+
+def test_a_path_that_is_wrong_hides_no_other_node_and_is_named() -> None:
+    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
+        assert not provider.lacks
+        rig.systems = {"w1": rig.systems["w1"], "w9": rig.fabric.path("9")}
+        wrong = rig.provider()
+        assert {one.node for one in await wrong.offers()} == {"w1"}
+        assert wrong.lacks == NOT_THERE
+        made = await ordered(wrong)
+        await until(wrong, phase("here"))
+        await wrong.release(release(made))
+        await until(wrong, nothing)
+
+    play(act)
+
+
+def test_what_is_at_a_system_that_is_not_there_for_a_while_stays() -> None:
+    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
+        made = await ordered(provider)
+        (here,) = await until(provider, phase("here"))
+        version = rig.fabric.versions.pop("1")
+        (away,) = await provider.list()
+        assert (away.phase, away.committed, away.node) == ("coming", True, "w1")
+        assert away.device_ids == here.device_ids
+        assert away.says == "the fabric has no such system for node w1: mend its path in `systems`"
+        with pytest.raises(RefusedError, match="has no such system"):
+            await provider.release(release(made))
+        rig.fabric.versions["1"] = version
+        assert await provider.list() == (here,)
+
+    play(act)
+
+
+def test_whose_nodes_have_something_of_an_entry_that_was_taken_out_says_why_it_offers_nothing() -> None:
+    async def act(rig: FabricRig, _: RedfishFabric) -> None:
+        rig.systems = {}
+        with pytest.raises(RefusedError, match="an entry that closes or was taken out"):
+            await rig.provider().offers()
+
+    play(act)
+
+
+def test_what_is_wrong_with_the_service_or_the_login_is_said() -> None:
+    async def act(rig: FabricRig, provider: RedfishFabric) -> None:
+        rig.password = "another"
+        with pytest.raises(
+            RefusedError, match=r"^the fabric answers 401 \(its Secret's user and password are not taken"
+        ):
+            await rig.provider().list()
+
+    play(act)

@@ -1,0 +1,78 @@
+"""Orders of capacity of two installations at one API server, whose providers have the same name."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from autoscaler.providers.provider import RefusedError
+from autoscaler.spec.ownership import Ownership, installation_id
+from tests.contracts.provider import Rig, one, order, release
+from tests.kit.cro_rack import Rack
+from tests.kit.objects import PlayedServer
+from tests.kit.queued import ProvisioningRig
+from tests.unit.autoscaler.providers.cluster_autoscaler.test_provider import GroupRig
+from tests.unit.autoscaler.providers.karpenter.test_provider import NodesRig
+from tests.unit.autoscaler.providers.kueue.test_provider import KueueRig
+
+BLUE, GREEN = Ownership(installation_id("blue", "pilotlight")), Ownership(installation_id("green", "pilotlight"))
+
+
+def server_of(rig: Any) -> PlayedServer:
+    """The API server of a rig."""
+    (server,) = (one for one in vars(rig).values() if isinstance(one, PlayedServer))
+    return server
+
+
+@pytest.mark.parametrize("made", [GroupRig, NodesRig, ProvisioningRig, KueueRig, Rack])
+def test_an_order_of_another_installation_is_neither_listed_nor_given_back(made: Callable[[], Rig]) -> None:
+    rig = made()
+
+    async def scenario() -> None:
+        server = server_of(rig)
+        server.owner = BLUE
+        ordered = order((await rig.provider().offers())[0])
+        await rig.provider().acquire(ordered)
+        server.owner = GREEN
+        await asyncio.sleep(60.0)
+        assert await rig.provider().list() == ()
+        await rig.provider().release(release(ordered))
+        await asyncio.sleep(60.0)
+        server.owner = BLUE
+        assert (await one(rig.provider())).name == ordered.id.name
+
+    rig.run(scenario())
+
+
+@pytest.mark.parametrize("made", [GroupRig, NodesRig, ProvisioningRig, KueueRig, Rack])
+def test_the_name_of_another_installations_order_is_refused(made: Callable[[], Rig]) -> None:
+    rig = made()
+
+    async def scenario() -> None:
+        server = server_of(rig)
+        server.owner = BLUE
+        ordered = order((await rig.provider().offers())[0])
+        await rig.provider().acquire(ordered)
+        server.owner = GREEN
+        with pytest.raises(RefusedError):
+            await rig.provider().acquire(ordered)
+
+    rig.run(scenario())
+
+
+@pytest.mark.parametrize("made", [GroupRig, NodesRig, ProvisioningRig, KueueRig, Rack])
+def test_an_order_without_the_label_is_anybodys(made: Callable[[], Rig]) -> None:
+    """It was made by a version that had no such label."""
+    rig = made()
+
+    async def scenario() -> None:
+        ordered = order((await rig.provider().offers())[0])
+        await rig.provider().acquire(ordered)
+        server_of(rig).owner = GREEN
+        await asyncio.sleep(60.0)
+        assert (await one(rig.provider())).name == ordered.id.name
+
+    rig.run(scenario())

@@ -1,0 +1,209 @@
+"""A GPU of which parts are in use, and who needs all of it: those on the parts make room, all of them or nobody."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec.structs import replace
+
+from autoscaler.planner.plan import plan
+from autoscaler.slicing.base import Object
+from autoscaler.spec.model import Model
+from autoscaler.state.actions import DrainReplica, Plan, StartReplica, StopReplica
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.world import History, Replica, Slice, World
+from tests.kit.pools import cut_name, partitionable, partitionables
+from tests.kit.sliced import NODE
+from tests.kit.worlds import T0, drain, folded, gateway, level, model, replica, use, world
+from tests.unit.autoscaler.placement.test_whole_gpus import there
+
+A, B = cut_name("1g.10gb", 0), cut_name("3g.40gb", 4)
+LARGE = model("large", 70)
+
+
+def on(of: Model, entry: str, **fields: Any) -> Replica:
+    """Ready long ago."""
+    return replica(of, f"{of.name}-r", (f"{NODE}/{entry}",), **{"ready_s": T0 - 100, **fields})
+
+
+def asked(
+    slices: list[Slice], calls: tuple[str, ...], *there: Replica, models: tuple[Model, ...], busy: str = ""
+) -> World:
+    """One Call waits for each of `calls`, the first for longest, and one runs on `busy`; the others were called last a
+    second ago.
+    """
+    levels = [level(name, 1, wait_s=9.0 - at) for at, name in enumerate(calls)]
+    levels += [level(busy, running=1)] if busy else []
+    uses = [use(f"{busy}-r", 1)] if busy else []
+    known = {one.name: one for one in (LARGE, *models)}
+    histories = {str(one.model): History(last_activity_s=T0 - 1) for one in there}
+    return world(known.values(), slices, there, [gateway(levels=levels, uses=uses)], histories)
+
+
+def leave(made: Plan) -> set[str]:
+    return {one.replica.removesuffix("-r") for one in made.actions if isinstance(one, DrainReplica | StopReplica)}
+
+
+def start(made: Plan) -> dict[str, str]:
+    found = (one.replica for one in made.actions if isinstance(one, StartReplica))
+    return {one.model: one.slices[0].rpartition("/")[2] for one in found}
+
+
+def why(made: Plan, name: str = "large") -> str:
+    return next(one.reason for one in made.unmet if one.model == name)
+
+
+def parts(*kept: str, gpus: int = 1) -> list[Slice]:
+    published: list[Object] = partitionables(NODE, gpus) if gpus > 1 else partitionable(NODE)
+    return there(published, *kept)
+
+
+def test_all_who_are_idle_on_parts_of_a_gpu_leave_for_who_needs_it_whole() -> None:
+    a, b = model("a", 5), model("b", 30)
+    made = plan(asked(parts(A, B), ("large",), on(a, A), on(b, B), models=(a, b)), T0)
+    assert leave(made) == {"a", "b"}
+    assert {one.victim_of for one in made.actions if isinstance(one, DrainReplica)} == {"large"}
+    assert why(made) == f"makes room on {NODE}/gpu-0: a, b are to leave"
+
+
+def test_nobody_leaves_where_one_of_them_must_stay() -> None:
+    """Within its residency, kept by `replicas.min`, of higher priority, and starting for who waits."""
+    a = model("a", 5)
+    for b, more in (
+        (model("b", 30, residency_seconds=1000.0), {"busy": "b"}),
+        (model("b", 30, low=1), {}),
+        (model("b", 30, priority=1), {}),
+    ):
+        made = plan(asked(parts(A, B), ("large",), on(a, A), on(b, B), models=(a, b), **more), T0)
+        assert leave(made) == set(), b
+        assert "is whole when those have ended who have parts of it" in why(made)
+    b = model("b", 30)
+    starting = on(b, B, state=S.STARTING, started_s=T0 - 1, since_s=T0 - 1, created_s=T0 - 1)
+    assert leave(plan(asked(parts(A, B), ("large", "b"), on(a, A), starting, models=(a, b)), T0)) == set()
+
+
+def test_who_is_busy_drains_after_its_residency_and_not_where_idle_ones_can_go() -> None:
+    a, b = model("a", 30), model("b", 30)
+    first, second = cut_name("3g.40gb", 0), cut_name("3g.40gb", 0, 1)
+    at = asked(parts(first, second, gpus=2), ("large",), on(a, first), on(b, second), models=(a, b), busy="a")
+    assert leave(plan(at, T0)) == {"b"}
+    at = asked(parts(first), ("large",), on(a, first), models=(a,), busy="a")
+    assert leave(plan(at, T0)) == {"a"}
+
+
+def test_who_may_push_nobody_out_waits() -> None:
+    """More Replicas than one of a Model that is served: busy ones stay."""
+    a = model("a", 30)
+    many = model("large", 70, low=2, high=2)
+    here = replica(many, "there", ("elsewhere/gpu-0",))
+    at = asked(parts(cut_name("3g.40gb", 0)), (), on(a, cut_name("3g.40gb", 0)), here, models=(a, many), busy="a")
+    assert leave(plan(at, T0)) == set()
+
+
+def test_a_part_that_pods_of_others_have_keeps_everybody_there() -> None:
+    a = model("a", 5)
+    slices = parts(A, B)
+    theirs = next(one for one in slices if one.id.endswith(B))
+    at = asked(slices, ("large",), on(a, A), models=(a,))
+    assert leave(plan(at, T0)) == {"a"}
+    assert leave(plan(replace(at, others={theirs.counted: 1}), T0)) == set()
+
+
+def test_the_other_parts_of_a_gpu_that_empties_take_nobody_new() -> None:
+    """Who comes then goes to another GPU, or waits."""
+    a, b = model("a", 5), model("b", 30)
+    leaving = on(a, A, state=S.DRAINING, since_s=T0 - 1, drain=drain(T0 - 1, victim_of="large"))
+    made = plan(asked(parts(A), ("large", "b"), leaving, models=(a, b)), T0)
+    assert start(made) == {}
+    assert "its GPU empties for large, which needs all of it" in why(made, "b")
+    assert why(made).startswith(f"waits on {NODE}/gpu-0 until a has left")
+    two = asked(parts(A, gpus=2), ("large", "b"), leaving, models=(a, b))
+    assert start(plan(two, T0)) == {"large": "gpu-1", "b": B}, "which has the other GPU, so that nothing empties"
+
+
+def test_it_is_kept_until_it_is_offered_whole() -> None:
+    """The last has left, and the ResourceSlices are not told anew yet."""
+    b = model("b", 30)
+    made = plan(asked(parts(A), ("large", "b"), models=(b,)), T0)
+    assert start(made) == {}
+    assert start(plan(asked(parts(), ("large",), models=(b,)), T0)) == {"large": "gpu-0"}
+
+
+def test_who_goes_before_it_has_a_part_and_then_nobody_leaves() -> None:
+    a, b = model("a", 5), model("b", 30, priority=5)
+    made = plan(asked(parts(A), ("large", "b"), on(a, A), models=(a, b)), T0)
+    assert start(made).keys() == {"b"}
+    assert leave(made) == set()
+
+
+def test_a_gpu_empties_for_one_and_the_next_takes_the_next() -> None:
+    first, second = cut_name("3g.40gb", 0), cut_name("3g.40gb", 0, 1)
+    a, b, other = model("a", 30), model("b", 30), model("other", 70)
+    at = asked(parts(first, second, gpus=2), ("large", "other"), on(a, first), on(b, second), models=(a, b, other))
+    made = plan(at, T0)
+    assert leave(made) == {"a", "b"}
+    assert {why(made).split(":")[0], why(made, "other").split(":")[0]} == {
+        f"makes room on {NODE}/gpu-{at}" for at in range(2)
+    }
+
+
+def test_planned_again_it_is_the_same_gpu_and_nobody_more_leaves() -> None:
+    first, second = cut_name("3g.40gb", 0), cut_name("3g.40gb", 0, 1)
+    a, b = model("a", 30), model("b", 30)
+    at = asked(parts(first, second, gpus=2), ("large",), on(a, first), on(b, second), models=(a, b))
+    made = plan(at, T0)
+    (gone,) = leave(made)
+    again = plan(folded(at, made.actions), T0)
+    assert leave(again) == set()
+    assert why(again) == why(made).replace("makes room on", "waits on").replace(
+        f": {gone} is to leave", f" until {gone} has left"
+    )
+
+
+def test_idle_ones_on_parts_go_before_a_busy_one_that_has_a_gpu_and_nobody_goes_twice() -> None:
+    """And the other way round: the cheaper way is taken."""
+    small, other = cut_name("3g.40gb", 0), model("other", 75)
+    a = model("a", 30)
+    slices = parts(small, "gpu-1", gpus=2)
+    there_ = on(a, small), on(other, "gpu-1")
+    assert leave(plan(asked(slices, ("large",), *there_, models=(a, other), busy="a"), T0)) == {"other"}
+    at = asked(slices, ("large",), *there_, models=(a, other), busy="other")
+    made = plan(at, T0)
+    assert leave(made) == {"a"}
+    again = plan(folded(at, made.actions), T0)
+    assert leave(again) == set()
+    assert why(again) == f"waits on {NODE}/gpu-0 until a has left"
+
+
+def test_who_may_not_be_pushed_out_moves_to_the_parts_of_another_gpu() -> None:
+    """Two that are kept, each on a GPU of its own: one of them moves, then the other GPU is whole."""
+    first, second = cut_name("3g.40gb", 0), cut_name("3g.40gb", 0, 1)
+    a, b = model("a", 30, low=1), model("b", 30, low=1)
+    at = asked(parts(first, second, gpus=2), ("large",), on(a, first), on(b, second), models=(a, b))
+    made = plan(at, T0)
+    (step,) = [one.replica for one in made.actions if isinstance(one, StartReplica)]
+    assert step.move is not None
+    assert (step.move.replica, step.move.room_for) == (f"{step.model}-r", "large")
+    (home,) = step.slices
+    assert home.startswith(f"{NODE}/gpu-1-mig-" if step.model == "a" else f"{NODE}/gpu-0-mig-")
+    assert leave(made) == set(), "it goes when the other is ready"
+    assert f"moves {step.model} from" in why(made)
+
+
+def test_nobody_moves_where_another_on_that_gpu_stays_or_has_no_other_place() -> None:
+    first, second, third = cut_name("3g.40gb", 0), cut_name("1g.10gb", 0, 1), cut_name("1g.10gb", 1, 1)
+    slices, b = parts(first, second, third, gpus=2), model("b", 5, low=1)
+    for a, c, movers in (
+        (model("a", 35, low=1), model("c", 5, low=1, residency_seconds=1000.0), {"a"}),
+        (model("a", 35, low=1, residency_seconds=1000.0), model("c", 5, low=1, residency_seconds=1000.0), set[str]()),
+    ):
+        at = asked(slices, ("large",), on(a, first), on(b, second), on(c, third), models=(a, b, c))
+        assert {one.model for one in _begun(plan(at, T0))} == movers
+    a = model("a", 35, low=1)
+    alone = asked(parts(first), ("large",), on(a, first), models=(a,))
+    assert _begun(plan(alone, T0)) == []
+    assert "there is no other place for a" in why(plan(alone, T0))
+
+
+def _begun(made: Plan) -> list[Replica]:
+    return [one.replica for one in made.actions if isinstance(one, StartReplica)]

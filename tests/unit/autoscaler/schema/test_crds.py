@@ -1,0 +1,106 @@
+"""The CustomResourceDefinitions: checked in, up to date, and of the form that Kubernetes wants.
+
+What a real API server says of them is in tests/cluster/test_crds.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import yaml
+
+from autoscaler.schema.cel_rules import RULES
+from autoscaler.schema.crds import LATER, MODEL, TENANT, CrdKind, render_crds
+from autoscaler.schema.structural import Schema
+from autoscaler.schema.write_crds import field_docs
+from autoscaler.spec.model import Gpu, ModelSpec
+from autoscaler.spec.validation import KEYS
+
+FOLDER = Path(__file__).parents[4] / "charts" / "pilotlight" / "crds"
+
+
+def schemas(kind: CrdKind) -> Iterator[tuple[str, Schema]]:
+    """(path, schema) of everything in the schema of a kind."""
+    found = yaml.safe_load(render_crds(field_docs)[f"{kind.plural}.yaml"])
+    yield from _below(found["spec"]["versions"][0]["schema"]["openAPIV3Schema"], "")
+
+
+def _below(schema: Schema, at: str) -> Iterator[tuple[str, Schema]]:
+    yield at, schema
+    properties = schema.get("properties", {})
+    assert isinstance(properties, dict)
+    for key, value in properties.items():
+        yield from _below(value, f"{at}.{key}")
+    for inner, mark in (("items", "[]"), ("additionalProperties", ".*")):
+        one = schema.get(inner)
+        if isinstance(one, dict):
+            yield from _below(one, at + mark)
+
+
+def test_the_checked_in_definitions_are_what_is_generated() -> None:
+    found = {path.name: path.read_text() for path in FOLDER.glob("*.yaml")}
+    assert found == render_crds(field_docs), "run `python -m autoscaler.schema.write_crds charts/pilotlight/crds`"
+
+
+@pytest.mark.parametrize("kind", [MODEL, TENANT], ids=lambda kind: kind.name)
+def test_schemas_are_structural(kind: CrdKind) -> None:
+    for path, schema in schemas(kind):
+        loose = "x-kubernetes-preserve-unknown-fields" in schema or "x-kubernetes-int-or-string" in schema
+        assert isinstance(schema.get("type"), str) or loose, path
+        assert not {"$ref", "allOf", "oneOf", "additionalItems"} & schema.keys(), path
+        assert "anyOf" not in schema or "x-kubernetes-int-or-string" in schema, path
+
+
+def test_what_a_spec_has_is_bounded() -> None:
+    """Else the API server takes the cost of a rule for too high."""
+    for path, schema in schemas(MODEL):
+        if path.startswith(".spec") and not path.startswith(".spec.fallbacks"):
+            needed = {"array": "maxItems", "string": "maxLength"}.get(str(schema.get("type")))
+            later = f"{path.removeprefix('.')}" in LATER
+            assert needed is None or needed in schema or "enum" in schema or later, path
+
+
+def test_no_field_of_a_spec_accepts_values_of_unbounded_depth() -> None:
+    """The API server keeps up to 10,000 levels in a field that preserves unknown keys."""
+    for kind in (MODEL, TENANT):
+        loose = {path for path, schema in schemas(kind) if "x-kubernetes-preserve-unknown-fields" in schema}
+        assert loose <= {".spec.env.*", ".status.learned"}
+    variable = dict(schemas(MODEL))[".spec.env.*"]
+    assert (variable["maxItems"], variable["maxProperties"], variable["required"]) == (0, 1, ["valueFrom"])
+
+
+def test_definitions_are_small_enough_for_a_client_side_apply() -> None:
+    """`kubectl apply` keeps the definition in an annotation. All annotations have at most 256 KiB."""
+    for text in render_crds(field_docs).values():
+        assert len(msgspec.json.encode(yaml.safe_load(text))) < 128 << 10
+
+
+def test_every_rule_is_somewhere() -> None:
+    """A type or key that was renamed would silently lose its rules."""
+    shown = str([yaml.safe_load(text) for text in render_crds(field_docs).values()])
+    for rules in RULES.values():
+        for rule in rules:
+            assert repr(rule.rule) in shown, rule
+
+
+def test_what_will_come_is_no_key_yet() -> None:
+    assert LATER.keys() <= {key for keys in KEYS.values() for key in keys}
+
+
+def test_descriptions_are_what_stands_beside_the_fields() -> None:
+    assert field_docs(ModelSpec)["slots"] == "Calls at once on one Replica; absent = the engine's default."
+    assert field_docs(Gpu) == {}
+    shown = {path: schema.get("description") for path, schema in schemas(MODEL)}
+    assert shown[".spec.tls"] == "Absent: the engine speaks plain HTTP."
+    assert "pullSecret" in str(shown[".spec.image"]), "keys are called what they are called in documents"
+
+
+@pytest.mark.parametrize(("memory", "taken"), [("auto", True), ("16Gi", True), ("automatic", False), ("16 Gi", False)])
+def test_memory_of_a_model_is_a_size_or_auto(memory: str, taken: bool) -> None:
+    pattern = dict(schemas(MODEL))[".spec.gpu.memory"]["pattern"]
+    assert isinstance(pattern, str)
+    assert bool(re.search(pattern, memory)) is taken

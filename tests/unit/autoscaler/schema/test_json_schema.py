@@ -1,0 +1,48 @@
+"""JSON Schema of the documents: checked in, up to date, and agreeing with what loads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from autoscaler.schema.json_schema import render_schemas
+from autoscaler.spec.pod import API_VERSION
+from autoscaler.spec.yaml import parse_yaml
+
+ROOT = Path(__file__).parents[4]
+
+
+def test_the_checked_in_schemas_are_what_is_generated() -> None:
+    found = {path.name: path.read_text() for path in (ROOT / "docs" / "schema").glob("*.json")}
+    assert found == render_schemas(), "run `python -m autoscaler.schema docs/schema`"
+
+
+@pytest.mark.parametrize("name", sorted(render_schemas()))
+def test_each_is_a_valid_schema(name: str) -> None:
+    jsonschema.Draft202012Validator.check_schema(json.loads(render_schemas()[name]))
+
+
+def test_the_example_is_valid() -> None:
+    documents = parse_yaml((ROOT / "examples" / "two-models.yaml").read_text())
+    assert len(documents) == 3
+    for document in documents:
+        assert isinstance(document, dict)
+        schema = json.loads(render_schemas()[f"{document['kind'].lower()}.json"])
+        jsonschema.validate(document, schema, cls=jsonschema.Draft202012Validator)
+
+
+@pytest.mark.parametrize(
+    "spec", [{}, {"engine": "tei"}, {"engine": "vllm", "x": 1}, {"engine": "vllm", "gpu": {"memory": "1GB"}}]
+)
+def test_a_wrong_model_is_not_valid(spec: dict[str, object]) -> None:
+    document = {"apiVersion": API_VERSION, "kind": "Model", "metadata": {"name": "a"}, "spec": spec}
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(document, json.loads(render_schemas()["model.json"]), cls=jsonschema.Draft202012Validator)
+
+
+def test_sizes_show_their_default_as_people_write_it() -> None:
+    model = json.loads(render_schemas()["model.json"])
+    assert model["properties"]["spec"]["properties"]["queue"]["properties"]["bytesMax"]["default"] == "256Mi"

@@ -1,0 +1,178 @@
+"""The stream of what nodes are to have: of who leads, whole, at once at a change."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import cast
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+from pytest_aiohttp import AiohttpClient
+
+from autoscaler.agent_contract import ImageWant, NodeWants
+from autoscaler.contract import ModelName
+from autoscaler.controller.loop import Listener, Loop, LoopStep
+from autoscaler.server import nodetelling
+from autoscaler.server.gateways import ContractServer
+from autoscaler.server.nodetelling import BLANK, NodeTelling
+from autoscaler.spec.model import Gpu, Model, ModelSpec
+from autoscaler.spec.quantity import BytesOrAuto
+from autoscaler.spec.settings import Settings, Weights
+from autoscaler.state.actions import Plan
+from autoscaler.state.events import DocumentsSeen, Tick
+from autoscaler.state.images import NodeImages, make_image
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.world import NodeId, World
+from autoscaler.weights.inspection import SILENT_S
+from tests.kit.steps import SteppedLoop
+from tests.kit.worlds import T0, device, replica, world
+from tests.unit.autoscaler.weights.test_image_prepull import ENGINE, at, needs
+from tests.unit.autoscaler.weights.test_image_prepull import starting as starts
+
+KNOWN = Gpu(memory_bytes=BytesOrAuto(1 << 30))
+"""Nobody has to look at its header."""
+ADA = Model(name=ModelName("ada"), spec=ModelSpec(engine="llama.cpp", artifact="oci://r.io/a:1", gpu=KNOWN))
+
+
+def starting() -> World:
+    return world([ADA], [device("g1", 80, "n1")], [replica(ADA, "a1", ("g1",), S.STARTING)])
+
+
+def read(line: bytes) -> NodeWants:
+    return msgspec.json.decode(line, type=NodeWants)
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodetelling, "HEARTBEAT_S", 0.01)
+
+
+async def test_a_node_is_told_what_it_is_to_have_and_again_only_when_that_changes() -> None:
+    stepped = SteppedLoop(starting())
+    lines = NodeTelling(stepped.loop).messages(NodeId("n1"))
+    async with asyncio.timeout(60):
+        first = read(await anext(lines))
+        assert [one.replicas for one in first.wants] == [("a1",)]
+        assert await anext(lines) == BLANK
+        settings = Settings(weights=Weights(ca_file="/ca.pem"))
+        stepped.step(DocumentsSeen(models=(ADA,), settings=settings))
+        after = read(await anext(lines))
+        assert (after.wants, after.weights.ca_file) == (first.wants, "/ca.pem")
+        stepped.step(DocumentsSeen(settings=settings))
+        assert read(await anext(lines)) == replace(after, wants=()), "its Model is gone"
+    await lines.aclose()
+
+
+async def test_what_nobody_has_looked_at_is_looked_at_by_an_agent_that_hears_us() -> None:
+    unknown = replace(ADA, spec=replace(ADA.spec, gpu=Gpu()))
+    stepped = SteppedLoop(world([unknown], [device("g1", 80, "n1")]))
+    telling = NodeTelling(stepped.loop)
+    async with asyncio.timeout(60):
+        first, other = telling.messages(NodeId("n1")), telling.messages(NodeId("n2"))
+        assert [one.look for one in read(await anext(first)).wants] == [True]
+        assert read(await anext(other)).wants == (), "one is enough"
+        await first.aclose()
+        stepped.step(Tick())
+        assert [one.look for one in read(await told(other)).wants] == [True], "the first is gone"
+        third = telling.messages(NodeId("n3"))
+        assert read(await anext(third)).wants == ()
+        stepped.step(Tick())  # either does it from now on
+        by_third = bool(telling._wants.get(NodeId("n3")))
+        gone, left = (third, other) if by_third else (other, third)
+        await gone.aclose()
+        stepped.step(Tick())
+        wants = telling._wants[NodeId("n2" if by_third else "n3")].wants
+        assert [one.look for one in wants] == [True], "whoever is left does it"
+    await left.aclose()
+
+
+async def test_an_agent_that_does_not_look_is_relieved_when_nothing_else_changes() -> None:
+    unknown = replace(ADA, spec=replace(ADA.spec, gpu=Gpu()))
+    stepped = SteppedLoop(world([unknown], [device("g1", 80, "n1")]))
+    telling = NodeTelling(stepped.loop)
+    async with asyncio.timeout(60):
+        lines = {node: telling.messages(NodeId(node)) for node in ("n1", "n2")}
+        for one in lines.values():
+            await anext(one)
+        stepped.step(Tick())
+        (first,) = telling._wants
+        stepped.now_s += SILENT_S
+        stepped.step(Tick())
+        (other,) = telling._wants
+        assert {first, other} == {"n1", "n2"}
+        for one in lines.values():
+            await one.aclose()
+
+
+async def told(lines: AsyncGenerator[bytes]) -> bytes:
+    """The next line with something in it."""
+    while not (line := (await anext(lines)).strip()):
+        pass
+    return line
+
+
+@pytest.mark.parametrize("not_yet", [{"leads": False}, {"synced": False}, {"documented": False}])
+async def test_who_does_not_lead_or_does_not_know_all_yet_says_nothing(not_yet: dict[str, bool]) -> None:
+    lines = NodeTelling(SteppedLoop(replace(starting(), **not_yet)).loop).messages(NodeId("n1"))
+    async with asyncio.timeout(60):
+        assert [await anext(lines), await anext(lines)] == [BLANK, BLANK]
+    await lines.aclose()
+
+
+@pytest.mark.standard
+async def test_the_route_needs_a_node(aiohttp_client: AiohttpClient) -> None:
+    client = await aiohttp_client(ContractServer(SteppedLoop(starting()).loop).application())
+    assert (await client.get("/v1/wants")).status == 400
+    async with client.get("/v1/wants?node=n2") as answer, asyncio.timeout(60):
+        assert read(await answer.content.readline()) == NodeWants(epoch=1), "nothing is wanted there"
+
+
+class Watched:
+    """A loop that decides nothing."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.plan = Plan()
+        self.listeners: list[Listener] = []
+
+    def becomes(self, world: World) -> None:
+        before, self.world = self.world, world
+        for listener in self.listeners:
+            listener(LoopStep(before, world, Plan(), (), (), T0, T0, T0))
+
+
+def images(line: bytes) -> tuple[ImageWant, ...]:
+    assert line != BLANK, "it was told already"
+    return msgspec.json.decode(line, type=NodeWants).images
+
+
+async def test_an_agent_hears_at_once_which_images_its_node_is_to_have_and_when_they_are_there() -> None:
+    a = needs()
+    began = replace(at([a], [starts(a, 3)], agents=[3]), documented=True)
+    loop = Watched(replace(began, replicas={}, by_model={}, by_slice={}))
+    telling = NodeTelling(cast("Loop", loop))
+    told = telling.messages(NodeId("n3"))
+    assert images(await anext(told)) == ()
+    loop.becomes(began)
+    assert images(await anext(told)) == (ENGINE,)
+    has = {"n3": NodeImages((), (make_image((ENGINE.image,)),))}
+    loop.becomes(replace(began, images=has))
+    assert images(await anext(told)) == ()
+    loop.becomes(began)
+    assert images(await anext(told)) == (ENGINE,)
+    loop.becomes(replace(began, nodes={}))
+    assert images(await anext(told)) == (), "no agent is known there any more"
+    await told.aclose()
+
+
+async def test_a_node_that_takes_anothers_place_is_told_like_any() -> None:
+    a = needs()
+    began = replace(at([a], [starts(a, 3)], agents=[3, 4]), documented=True)
+    loop = Watched(replace(began, nodes={"n4": began.nodes["n4"]}))
+    told = NodeTelling(cast("Loop", loop)).messages(NodeId("n3"))
+    assert images(await anext(told)) == (), "no agent is known there"
+    loop.becomes(replace(began, nodes={"n3": began.nodes["n3"]}))
+    assert images(await anext(told)) == (ENGINE,)
+    await told.aclose()

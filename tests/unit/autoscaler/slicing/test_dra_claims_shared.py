@@ -1,0 +1,228 @@
+"""A GPU that many Replicas have by one claim: what is offered, what is claimed, and who comes to whom."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Literal, cast
+
+import pytest
+
+from autoscaler.contract import TenantName
+from autoscaler.drivers.kubernetes.inventory import resource_claims
+from autoscaler.drivers.kubernetes.inventory.inventory import Inventory
+from autoscaler.drivers.kubernetes.objects.node import RESLICED, close_claimed_slices
+from autoscaler.kubernetes.api import Api
+from autoscaler.kubernetes.constants import NODES
+from autoscaler.planner.plan import plan
+from autoscaler.slicing import registry
+from autoscaler.slicing.base import NodeFacts, Object, SliceShare
+from autoscaler.slicing.dra_claims import CLIENT_BYTES, Dra, Got, common_claim_name, dra_device_name
+from autoscaler.slicing.usage import FULL
+from autoscaler.spec.load import parse_documents
+from autoscaler.spec.model import Gpu, Model
+from autoscaler.spec.pod import MANAGED_BY
+from autoscaler.spec.quantity import Bytes
+from autoscaler.spec.settings import NodeDevice, NodeKind, NodeSlicing
+from autoscaler.state.actions import StartReplica
+from autoscaler.state.events import SlicesSeen
+from autoscaler.state.lifecycle import ReplicaState as S
+from autoscaler.state.resources import Isolation
+from autoscaler.state.world import Replica, Slice, SliceId
+from tests.kit.golden import agrees, pod
+from tests.kit.pools import DRIVER, cut_name, gpu, many, partitionable, resource_slice
+from tests.kit.sliced import GIB, NODE
+from tests.kit.worlds import T0, gateway, level, model, replica, world
+from tests.unit.autoscaler.slicing.test_dra_claims_alternatives import Paths, meta
+
+Sharing = Literal["timeslice", "mps"]
+GPUS = resource_slice(NODE, "gpus", devices=[gpu(0), gpu(1)])
+
+
+def slices(
+    *objects: Object, sharing: Sharing | None = "mps", replicas: int | None = None, kept: Sequence[str] = ()
+) -> tuple[Slice, ...]:
+    """Of a node of which the Settings say so, as the table has them."""
+    slicing = NodeSlicing(kind="dra", sharing=sharing, replicas=replicas)
+    kind = NodeKind(selector={}, device=NodeDevice(model="H100", memory_bytes=Bytes(80 * GIB)), slicing=slicing)
+    return registry.list_slices(NodeFacts(NODE, declared=kind, devices=objects or (GPUS,), kept=kept))
+
+
+@pytest.mark.parametrize("sharing", ["mps", "timeslice"])
+def test_pods_on_one_gpu_have_one_claim_that_says_how_it_is_shared(sharing: Any) -> None:
+    one, other = slices(sharing=sharing)
+    assert (one.id, one.device, one.shared, one.memory_bytes) == ("node-1/gpu-0", "node-1/GPU-0000", True, 81559 << 20)
+    assert one.isolation == (Isolation.MEMORY if sharing == "mps" else Isolation.NONE)
+    first, second = (Dra().fields(name, [SliceShare(one, 20 * GIB, 30)]) for name in ("m-1", "m-2"))
+    assert first.claims == second.claims
+    assert first.common == {common_claim_name(one)} == {first.claims[0]["metadata"]["name"]}
+    assert common_claim_name(one) != common_claim_name(other)
+    agrees(f"slicing/dra-{sharing}", [*first.claims, pod("m-1", first)])
+
+
+@pytest.mark.parametrize(("sharing", "less"), [("timeslice", 0), ("mps", CLIENT_BYTES)])
+def test_an_engine_is_told_its_part_of_the_gpu_and_with_mps_less_what_its_client_takes(sharing: Any, less: int) -> None:
+    asks = Dra().fields("m", [SliceShare(slices(sharing=sharing)[0], 20 * GIB)])
+    assert asks.memory_fraction == (20 * GIB - less) * 1000 // (81559 << 20) / 1000
+
+
+def test_who_has_all_of_a_gpu_or_several_has_the_same_claims_and_is_held_to_nothing() -> None:
+    found = slices()
+    alone = Dra().fields("m", [SliceShare(found[0], 0)])
+    both = Dra().fields("m", [SliceShare(one, 20 * GIB, 30) for one in found])
+    for asks, of in ((alone, found[:1]), (both, found)):
+        assert [claim["metadata"]["name"] for claim in asks.claims] == [common_claim_name(one) for one in of]
+        assert (asks.env, asks.memory_fraction) == ({}, None)
+
+
+@pytest.mark.parametrize(
+    ("sharing", "replicas", "most"), [("mps", None, 48), ("mps", 4, 4), ("timeslice", None, 256), ("timeslice", 9, 9)]
+)
+def test_no_more_are_on_one_gpu_than_its_server_or_its_claim_takes_or_settings_say(
+    sharing: Any, replicas: int | None, most: int
+) -> None:
+    assert {one.holders_max for one in slices(sharing=sharing, replicas=replicas)} == {most}
+
+
+def test_parts_of_a_gpu_and_what_several_claims_may_have_are_claimed_as_ever() -> None:
+    kept = (f"{DRIVER}/{NODE}/{cut_name('1g.10gb', 3)}",)
+    parts = slices(*partitionable(NODE), kept=kept)
+    (consumed,) = slices(resource_slice(NODE, "many", devices=[many(0)]))
+    assert parts
+    assert not any(one.shared for one in parts)
+    assert consumed.isolation is Isolation.NONE, "the driver refuses MPS there"
+    for one in (*parts, consumed):
+        asks = Dra().fields("m-1", [SliceShare(one, one.memory_bytes)])
+        assert [claim["metadata"]["name"] for claim in asks.claims] == ["m-1"]
+        assert (asks.common, asks.env, asks.memory_fraction) == (frozenset(), {}, None)
+        assert common_claim_name(one) == ""
+    (whole,) = slices(*partitionable(NODE))
+    assert (whole.shared, common_claim_name(whole)) == (True, "mps-gpu-0-" + common_claim_name(whole)[-16:])
+
+
+@pytest.mark.parametrize("then", ["mps", "timeslice"])
+def test_a_gpu_that_a_pod_of_ours_has_by_another_claim_takes_nobody_until_that_is_gone(then: Any) -> None:
+    """It was a Replica's own, or was shared in another way, before the Settings said so."""
+    (before, *_), found = slices(sharing="mps" if then == "timeslice" else "timeslice"), slices(sharing=then)
+    for name in ("m-1", common_claim_name(before)):
+        closed, free = close_claimed_slices(found, [(name, Got("gpu", dra_device_name(found[0]), None))])
+        assert (closed.closed, free.closed) == (RESLICED, "")
+    assert (
+        close_claimed_slices(found, [(common_claim_name(found[0]), Got("gpu", dra_device_name(found[0]), None))])
+        == found
+    )
+    alone = slices(sharing=None)
+    assert close_claimed_slices(alone, [("m-1", Got("gpu", dra_device_name(alone[0]), None))]) == alone
+
+
+# --- as a cluster has it ----------------------------------------------------------------------------------------------
+
+SAID = """apiVersion: pilotlight.dev/v1alpha1
+kind: Settings
+nodes:
+- {selector: {}, device: {model: H100, memory: 80Gi}, slicing: {kind: dra, sharing: mps}}"""
+
+
+def claimed(name: str, namespace: str = "n", **labels: str) -> Object:
+    """A claim that has the first GPU."""
+    result = {"request": "gpu", "driver": DRIVER, "pool": NODE, "device": "gpu-0"}
+    metadata = {"name": name, "namespace": namespace, "resourceVersion": "1", "labels": labels}
+    return {"metadata": metadata, "status": {"allocation": {"devices": {"results": [result]}}}}
+
+
+async def looked(*there: Object, held: Sequence[str] = ()) -> tuple[Slice, ...]:
+    """What is told of a node with two GPUs; `held`: by Replicas of ours."""
+    conditions = [{"type": "Ready", "status": "True"}]
+    node: Object = {
+        "metadata": {"name": NODE, "resourceVersion": "1"}, "spec": {}, "status": {"conditions": conditions},
+    }  # fmt: skip
+    served, settings = (
+        {NODES: [node], resource_claims.PUBLISHED: [meta(GPUS)], resource_claims.CLAIMS: [*there]},
+        parse_documents([("a", SAID)]),
+    )
+    inventory = Inventory(
+        cast("Api", Paths(served)), "n", lambda: settings.settings, is_ours=lambda _: False,
+        held=lambda: [SliceId(f"{NODE}/{one}") for one in held], changed=lambda _: None, hosts_changed=lambda: None,
+    )  # fmt: skip
+    begun = asyncio.Event()
+
+    async def watched() -> None:
+        async with asyncio.TaskGroup() as watches:
+            await inventory.begin(watches)
+            begun.set()
+
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+        watching = tasks.create_task(watched())
+        await begun.wait()
+        told, *_ = inventory.look()
+        watching.cancel()
+    assert isinstance(told, SlicesSeen)
+    return told.slices
+
+
+OURS_TOO = {MANAGED_BY: "pilotlight", "pilotlight.dev/intent": "common"}
+
+
+async def test_the_claim_that_those_on_a_gpu_have_takes_nothing_from_whoever_comes() -> None:
+    """Also while it is there for a moment after the last of them."""
+    free = await looked()
+    name = common_claim_name(free[0])
+    assert await looked(claimed(name, **OURS_TOO), held=["gpu-0"]) == await looked(claimed(name, **OURS_TOO)) == free
+
+
+async def test_a_gpu_is_full_where_others_have_it_by_whatever_claim() -> None:
+    name = common_claim_name((await looked())[0])
+    for theirs in (claimed(name), claimed(name, "other", **OURS_TOO), claimed("theirs")):
+        assert [one.closed for one in await looked(theirs)] == [FULL, ""]
+
+
+async def test_a_gpu_takes_nobody_new_while_a_replica_of_before_has_all_of_it_by_its_own_claim() -> None:
+    before = claimed("m-1", **OURS_TOO | {"pilotlight.dev/intent": "i"})
+    assert [one.closed for one in await looked(before, held=["gpu-0"])] == [RESLICED, ""]
+    assert all(one.closed for one in (await looked(before))[:1]), "and until its claim is gone"
+
+
+# --- through the plan -------------------------------------------------------------------------------------------------
+
+
+def started(*models: Model, there: Sequence[Replica] = (), **said: Any) -> list[str]:
+    """Who starts on a node with one such GPU."""
+    found = slices(resource_slice(NODE, "gpus", devices=[gpu(0)]), **said)
+    known = world(models, found, there, gateways=[gateway(levels=[level(one.name, 1) for one in models])])
+    return [str(one.replica.model) for one in plan(known, T0).actions if isinstance(one, StartReplica)]
+
+
+def runs(of: Model, state: S = S.READY) -> Replica:
+    """On that GPU, just called."""
+    return replica(of, f"{of.name}-1", ["node-1/gpu-0"], state, since_s=T0, ready_s=T0)
+
+
+A, B, C = (model(name, 30) for name in "abc")
+
+
+def test_two_fit_on_one_gpu_and_a_third_waits() -> None:
+    assert started(A, B, there=[runs(A)]) == ["b"]
+    assert started(A, B, C, there=[runs(A), runs(B)]) == []
+
+
+def test_one_starts_at_a_time_on_a_gpu() -> None:
+    assert started(A, B) in (["a"], ["b"])
+    assert started(A, B, there=[runs(A, S.STARTING)]) == []
+
+
+def test_no_more_start_on_it_than_settings_say() -> None:
+    few = [model(name, 1) for name in "abc"]
+    assert started(*few, there=[runs(one) for one in few[:2]]) == ["c"]
+    assert started(*few, there=[runs(one) for one in few[:2]], replicas=2) == []
+
+
+def test_strangers_are_not_on_one_gpu_together() -> None:
+    acme, bolt = (model(name, 20, tenants=(TenantName(name),)) for name in ("acme", "bolt"))
+    assert started(acme, bolt, there=[runs(acme)]) == []
+    assert started(acme, model("any", 20), there=[runs(acme)]) == ["any"]
+
+
+def test_who_wants_its_memory_kept_apart_is_beside_others_by_mps_alone() -> None:
+    apart = model("apart", 20, gpu=Gpu(isolation="memory"))
+    assert started(A, apart, there=[runs(A)]) == ["apart"]
+    assert started(A, apart, there=[runs(A)], sharing="timeslice") == []

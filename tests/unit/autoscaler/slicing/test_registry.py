@@ -1,0 +1,93 @@
+"""What holds of whole, shared and MPS devices is asked of every kind: node, ids, names, shares, what others write."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autoscaler.slicing import registry
+from autoscaler.state.world import NodeId
+from tests.kit import sliced
+from tests.kit.budget import examples
+from tests.unit.autoscaler.slicing.test_slicers import HOSTILE, by_device, every_node
+
+
+@every_node
+def test_of_every_kind_a_device_is_of_one_node_and_no_two_slices_have_one_id(one: sliced.Example) -> None:
+    """Where nobody tells which GPU a cut is of (MIG), the cut is its own device; ids of DRA are its entries' names."""
+    found = registry.list_slices(one.node)
+    assert len({slice_.id for slice_ in found}) == len(found)
+    for slice_ in found:
+        assert slice_.node == one.node.name
+        assert slice_.id.split("/")[0] == slice_.device.split("/")[0] == slice_.node
+        if slice_.kind != "dra":
+            assert slice_.id.startswith(slice_.device)
+
+
+@every_node
+def test_a_node_of_every_kind_is_read_the_same_and_another_under_its_own_name(one: sliced.Example) -> None:
+    """What a ResourceSlice is of stands in itself: with DRA, of another node there is nothing."""
+    found, other = registry.list_slices(one.node), NodeId("m")
+    assert registry.list_slices(one.node) == found
+    mixed = one.node._replace(
+        name=other, labels=dict(sorted(one.node.labels.items(), reverse=True)),
+        annotations=dict(sorted(one.node.annotations.items(), reverse=True)),
+        allocatable=dict(sorted(one.node.allocatable.items(), reverse=True)),
+        devices=[renamed(each, one.node.name, other) for each in one.node.devices],
+    )  # fmt: skip
+    there = registry.list_slices(mixed)
+    assert [slice_.id.replace(other, one.node.name, 1) for slice_ in there] == [slice_.id for slice_ in found]
+    assert {slice_.node for slice_ in there} == {other}
+    if one.node.devices:
+        assert registry.list_slices(one.node._replace(name=other)) == ()
+
+
+def renamed(what: Any, before: str, after: str) -> Any:
+    """An object of the API, of another node."""
+    if isinstance(what, dict):
+        return {key: renamed(each, before, after) for key, each in what.items()}
+    if isinstance(what, list):
+        return [renamed(each, before, after) for each in what]
+    return after if what == before else what
+
+
+@every_node
+def test_shares_of_a_device_of_every_kind_are_never_more_than_it_is(one: sliced.Example) -> None:
+    """A device of which only parts tell is as large as they say."""
+    for parts in by_device(tuple(slice_ for slice_ in registry.list_slices(one.node) if not slice_.closed)):
+        most = max(slice_.device_bytes or slice_.memory_bytes for slice_ in parts)
+        assert 0 < sum(slice_.memory_bytes for slice_ in parts) <= most
+        assert sum(slice_.compute_percent for slice_ in parts) <= 100
+
+
+@every_node
+@settings(derandomize=True, deadline=None, max_examples=examples(60))
+@given(data=st.data())
+def test_whatever_a_node_of_every_kind_says_nothing_is_raised_and_what_is_offered_has_a_size(
+    one: sliced.Example, data: st.DataObject
+) -> None:
+    """Annotations are written by others' programs; what a device has is theirs to tell, so it has no bound here."""
+
+    def spoilt(texts: Mapping[str, str]) -> dict[str, str]:
+        chosen = {name: data.draw(st.sampled_from((value, value, *HOSTILE))) for name, value in sorted(texts.items())}
+        return {name: value for name, value in chosen.items() if data.draw(st.integers(0, 9))}
+
+    def spoilt_object(what: Any) -> Any:
+        if data.draw(st.integers(0, 19)) == 0:
+            return data.draw(st.sampled_from((None, [], {}, 7, -1, *HOSTILE)))
+        if isinstance(what, dict):
+            return {key: spoilt_object(each) for key, each in what.items()}
+        return [spoilt_object(each) for each in what] if isinstance(what, list) else what
+
+    node = one.node._replace(
+        labels=spoilt(one.node.labels), annotations=spoilt(one.node.annotations),
+        allocatable=spoilt(one.node.allocatable), devices=[spoilt_object(each) for each in one.node.devices[:2]],
+    )  # fmt: skip
+    found = registry.list_slices(node)
+    assert len({slice_.id for slice_ in found}) == len(found)
+    for slice_ in found:
+        assert slice_.node == node.name
+        assert slice_.closed or (slice_.memory_bytes > 0 and slice_.compute_percent > 0)

@@ -1,0 +1,492 @@
+"""Documents: what is right loads, what is wrong is one line that names file, document, key and expectation."""
+
+from __future__ import annotations
+
+import json
+import re
+import string
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autoscaler.spec import yaml
+from autoscaler.spec.artifact import IMAGE_WANTED
+from autoscaler.spec.load import DocumentError, Documents, parse_documents, to_yaml
+from autoscaler.spec.model import EngineTls
+from autoscaler.spec.pod import API_VERSION
+from autoscaler.spec.settings import Tls
+from autoscaler.spec.validation import CLAIM_WANTED, FILE_WANTED, KEYS, PRODUCT_WANTED
+from autoscaler.spec.yaml import YamlError, parse_yaml
+from tests.kit.budget import examples
+
+EXAMPLE = Path(__file__).parents[4] / "examples" / "two-models.yaml"
+OURS = "is set by Pilotlight"
+HEAD = f"apiVersion: {API_VERSION}\nkind: "
+
+
+def model(spec: str = "", *, name: str = "a", engine: str = "llama.cpp", artifact: str = "file:///a.gguf") -> str:
+    weights = f", artifact: '{artifact}'" if artifact else ""
+    rest = f", {spec}" if spec else ""
+    return f"{HEAD}Model\nmetadata: {{name: {name}}}\nspec: {{engine: {engine}{weights}{rest}}}\n"
+
+
+def tenant(spec: str = "", *, name: str = "acme") -> str:
+    return f"{HEAD}Tenant\nmetadata: {{name: {name}}}\nspec: {{{spec}}}\n"
+
+
+def config(keys: str = "") -> str:
+    return f"{HEAD}Settings\n{keys}\n"
+
+
+def wrong(*texts: str, environ: dict[str, str] | None = None) -> str:
+    """The one line that the texts (a.yaml, b.yaml ...) are refused with."""
+    with pytest.raises(DocumentError) as caught:
+        parse_documents(
+            [(f"{letter}.yaml", text) for letter, text in zip(string.ascii_lowercase, texts, strict=False)], environ
+        )
+    line = str(caught.value)
+    assert "\n" not in line
+    return line
+
+
+def test_a_model_loads_with_its_defaults_and_its_engine_s_slots() -> None:
+    loaded = parse_documents(
+        [("a.yaml", model("gpu: {memory: 20Gi}, aliases: [x], idleSeconds: 5") + "---\n" + config())]
+    )
+    (a,) = loaded.models
+    assert (a.name, a.namespace, a.order) == ("a", "default", 0)
+    assert (a.memory_bytes, a.slots) == (20 << 30, 4)
+    assert (a.spec.aliases, a.spec.idle_seconds, a.spec.residency_seconds) == (("x",), 5, "auto")
+
+
+def test_a_model_without_memory_takes_it_from_its_artifact_later() -> None:
+    assert parse_documents([("a.yaml", model())]).models[0].memory_bytes == 0
+
+
+def test_models_keep_their_order_over_files() -> None:
+    loaded = parse_documents([("a.yaml", model(name="z") + "---\n" + model(name="y")), ("b.yaml", model(name="x"))])
+    assert [(m.name, m.order) for m in loaded.models] == [("z", 0), ("y", 1), ("x", 2)]
+
+
+def test_the_example_loads() -> None:
+    loaded = parse_documents([(str(EXAMPLE), EXAMPLE.read_text())])
+    assert [m.name for m in loaded.models] == ["ada", "bob"]
+    (device,) = loaded.settings.devices
+    assert (
+        max(m.memory_bytes for m in loaded.models) <= device.memory_bytes < sum(m.memory_bytes for m in loaded.models)
+    )
+
+
+@pytest.mark.parametrize(
+    ("spec", "line"),
+    [
+        ("gpu: {memory: 16GB}", "spec.gpu.memory: expected a size such as 16Gi or 500M, or auto"),
+        ("gpu: {memory: -1}", "spec.gpu.memory: expected a size such as 16Gi or 500M, or auto"),
+        ("gpu: {memory: 9000000Ti}", "spec.gpu.memory: expected a size such as 16Gi or 500M, or auto"),
+        ("gpu: {memory: 0}", "spec.gpu.memory: expected a size such as 16Gi or 500M, or auto"),
+        ("gpu: {memori: 1Gi}", "spec.gpu.memori: unknown key (did you mean memory?)"),
+        ("gpu: 3", "spec.gpu: expected keys with values"),
+        ("priority: 2000000000", "spec.priority: expected a whole number, at least -1000000000 and at most 1000000000"),
+        ("gpu: {count: 65}", "spec.gpu.count: expected a whole number, at least 0 and at most 64"),
+        ("gpu: {models: ['*h100*', '']}", f"spec.gpu.models[1]: {PRODUCT_WANTED}"),
+        ("gpu: {models: [' ']}", f"spec.gpu.models[0]: {PRODUCT_WANTED}"),
+        ("gpu: {isolation: good}", "spec.gpu.isolation: expected one of any, hardware, memory"),
+        ("stallSecondsMax: 5s", "spec.stallSecondsMax: expected a number of seconds, at least 0 and at most 31536000"),
+        ("drainSecondsMax: -1", "spec.drainSecondsMax: expected a number of seconds, at least 0 and at most 31536000"),
+        (
+            "idleSeconds: 5m",
+            "spec.idleSeconds: expected a number of seconds, at least 0 and at most 31536000, or auto",
+        ),
+        ("start: {secondsMax: 0}", "spec.start.secondsMax: expected a number of seconds, above 0 and at most 86400"),
+        ("zzz: 1", "spec.zzz: unknown key"),
+        ("aliases: x", "spec.aliases: expected a list"),
+        ("aliases: [1]", "spec.aliases[0]: expected text (put it in quotes)"),
+        ("env: {PORT: 80}", "spec.env.PORT: expected text (put it in quotes)"),
+        (
+            "env: {A: {valueFrom: {}}}",
+            "spec.env.A.valueFrom: expected one of secretKeyRef, configMapKeyRef and fieldRef",
+        ),
+        (
+            "env: {A: {valueFrom: {secretKeyRef: {name: a}}}}",
+            "spec.env.A.valueFrom.secretKeyRef.key: missing; expected text",
+        ),
+        (
+            "resources: {limits: {nvidia.com/gpu: 1}}",
+            "spec.resources.limits.nvidia.com/gpu: is set by Pilotlight: use spec.gpu.count",
+        ),
+        ("resources: {requests: {cpu: few}}", "spec.resources.requests.cpu: expected a quantity such as 500m or 16Gi"),
+        (
+            "pullSecret: Reg_Cred",
+            "spec.pullSecret: expected the name of an object: lower-case letters, digits, - and .",
+        ),
+        ("rollout: {surge: -1}", "spec.rollout.surge: expected a whole number, at least 0 and at most 100"),
+        ("pod: {restartPolicy: Always}", "spec.pod.restartPolicy: unknown key"),
+        (
+            "env: {CUDA_VISIBLE_DEVICES: '0'}",
+            f"spec.env.CUDA_VISIBLE_DEVICES: {OURS} to the devices that it gives: leave it out",
+        ),
+        (
+            "env: {PILOTLIGHT_REPLICA: x}",
+            f"spec.env.PILOTLIGHT_REPLICA: {OURS} to know the engine's processes by it: leave it out",
+        ),
+        ("paused: 1", "spec.paused: expected true or false"),
+        ("replicas: {min: 2}", "spec.replicas.min: expected at most replicas.max, which is 1"),
+        ("readinessPath: health", "spec.readinessPath: expected a path such as /health"),
+        ("command: [x]", "spec.command: only engine `command` takes one; engine llama.cpp takes `args`"),
+    ],
+)
+def test_a_wrong_key_is_named_with_what_was_expected(spec: str, line: str) -> None:
+    assert wrong(model(spec)) == f"a.yaml: Model a: {line}"
+
+
+@pytest.mark.parametrize(
+    ("engine", "artifact", "line"),
+    [
+        ("triton", "file:///a", "spec.engine: is not in force yet in this version"),
+        ("vlm", "file:///a", "spec.engine: expected one of command, llama.cpp, ollama, sglang, vllm"),
+        ("ollama", "oci://r.io/a:1", "spec.artifact: oci:// is not in force yet in this version for engine ollama"),
+        ("llama.cpp", "oci://r.io/A:1", f"spec.artifact: {IMAGE_WANTED}"),
+        ("vllm", "oci://r.io/a@sha256:1", f"spec.artifact: {IMAGE_WANTED}"),
+        ("ollama", "hf://a/b", "spec.artifact: hf:// is not in force yet in this version for engine ollama"),
+        ("llama.cpp", "s3://Bucket/a", "spec.artifact: expected s3://bucket/key or s3://bucket/prefix/"),
+        ("llama.cpp", "hf://a/b?exclude=c", "spec.artifact: expected hf://org/name@revision"),
+        ("vllm", "hf://a/b/c", "spec.artifact: expected hf://org/name@revision"),
+        ("llama.cpp", "file://models/a.gguf", f"spec.artifact: {FILE_WANTED}"),
+        ("llama.cpp", "https://a/b", f"spec.artifact: {FILE_WANTED}"),
+        ("vllm", "pvc://Claim/a", f"spec.artifact: {CLAIM_WANTED}"),
+        ("vllm", "pvc://claim/../a", f"spec.artifact: {CLAIM_WANTED}"),
+        ("ollama", "pvc://", f"spec.artifact: {CLAIM_WANTED}"),
+        ("vllm", "pvc://claim//a", f"spec.artifact: {CLAIM_WANTED}"),
+        ("llama.cpp", "", "spec.artifact: missing; engine llama.cpp needs one such as file:///path"),
+    ],
+)
+def test_an_engine_gets_an_artifact_that_it_can_read(engine: str, artifact: str, line: str) -> None:
+    assert wrong(model(engine=engine, artifact=artifact)) == f"a.yaml: Model a: {line}"
+
+
+def test_an_engine_is_not_told_twice_where_to_listen() -> None:
+    text = model("env: {OLLAMA_HOST: 'x:1'}", engine="ollama", artifact="")
+    assert wrong(text) == (
+        "a.yaml: Model a: spec.env.OLLAMA_HOST: is set by Pilotlight, for it says where to listen: leave it out"
+    )
+    parse_documents([("x", model("env: {OLLAMA_HOST: 'x:1'}")), ("y", model("env: {A: b}", name="b"))])
+
+
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        ("[run]", "expected a list of words of which one contains {port}: where it must listen"),
+        ("['{port}', '{model_pat}']", "unknown placeholder {model_pat} (did you mean model_path?)"),
+        ("['{port}', '{model_path}']", "{model_path} needs spec.artifact"),
+        ("['{port}', '{context_tokens}']", "{context_tokens} needs spec.contextTokens"),
+    ],
+)
+def test_a_command_uses_placeholders_that_have_a_value(command: str, line: str) -> None:
+    text = model(f"command: {command}", engine="command", artifact="")
+    assert wrong(text) == f"a.yaml: Model a: spec.command: {line}"
+
+
+def test_braces_that_are_no_placeholder_stay_for_json_and_shells() -> None:
+    text = model("command: ['{port}', '{\"a\": {HOME}}']", engine="command", artifact="")
+    assert parse_documents([("a.yaml", text)]).models[0].spec.command == ("{port}", '{"a": {HOME}}')
+
+
+def test_a_document_must_say_what_it_is() -> None:
+    assert wrong("- a") == "a.yaml: document 1: expected a document with apiVersion and kind"
+    assert "kind: expected one of Model, Tenant, Settings (did you mean Model?)" in wrong(f"{HEAD}Modell")
+    assert wrong("apiVersion: v1\nkind: Settings") == f"a.yaml: Settings: apiVersion: expected {API_VERSION}"
+    assert wrong(config() + "---\n" + model(name="")) == "a.yaml: document 2: metadata.name: expected text"
+    assert wrong(config("spec: {}")).startswith("a.yaml: Settings: spec: unknown key")
+
+
+@pytest.mark.parametrize("name", ["-a", "a-", "a b", "a\u00e4", "a" * 254, "a/"])
+def test_a_name_is_one_that_clients_can_send(name: str) -> None:
+    assert "metadata.name: expected 1 to 253 letters" in wrong(model(name=f"'{name}'"))
+
+
+@pytest.mark.parametrize("name", ["a", "A.b_c-1", "llama3.2:3b", "org/name", "a" * 253])
+def test_usual_model_names_are_good(name: str) -> None:
+    assert parse_documents([("a.yaml", model(name=f"'{name}'"))]).models[0].name == name
+
+
+def test_names_and_aliases_are_taken_once_in_all_files() -> None:
+    a = model("aliases: [x]")
+    assert wrong(a, model()) == "b.yaml: Model a: metadata.name: `a` is already the name of a Model in a.yaml"
+    assert wrong(a, model(name="x")) == "b.yaml: Model x: metadata.name: `x` is already an alias of Model a in a.yaml"
+    assert "Model b: spec.aliases[0]: `a` is already the name" in wrong(a, model("aliases: [a]", name="b"))
+    assert "spec.aliases[1]: `y` is already spec.aliases[0]" in wrong(model("aliases: [y, y]", name="b"))
+    assert "Settings: kind: `Settings` is already given in a.yaml" in wrong(config(), config())
+    assert "Tenant acme: metadata.name: `acme` is already the name" in wrong(tenant(), tenant())
+
+
+def test_a_key_belongs_to_one_tenant_and_is_not_repeated_in_the_error() -> None:
+    key = f"keys: [{{sha256: {'ab' * 32}}}]"
+    line = wrong(tenant(key), tenant(key, name="b"))
+    assert line == "b.yaml: Tenant b: spec.keys[0].sha256: this hash is already a key of Tenant acme in a.yaml"
+
+
+def test_values_are_never_repeated_in_an_error() -> None:
+    assert "hunter2" not in wrong(model("env: {PASSWORD: [hunter2]}"))
+    assert "hunter2" not in wrong(tenant("keys: [{sha256: hunter2}]"))
+
+
+def test_a_tenant_is_checked() -> None:
+    hashed = f"sha256: {'0a' * 32}"
+    (loaded,) = parse_documents(
+        [("a.yaml", tenant(f"keys: [{{{hashed}, expiresAt: 2027-01-31T12:00:00+01:00}}]"))]
+    ).tenants
+    assert loaded.spec.keys[0].expires_at == "2027-01-31T12:00:00+01:00"
+    for time in ("2027-01-31", "2027-01-31T12:00:00", "tomorrow"):
+        at = "a.yaml: Tenant acme: spec.keys[0].expiresAt: expected a time such as 2027-01-31T12:00:00Z"
+        assert wrong(tenant(f"keys: [{{{hashed}, expiresAt: {time}}}]")) == at
+    assert "spec.keys[0].sha256: expected text that matches" in wrong(tenant("keys: [{sha256: ABC}]"))
+    assert "spec.weight: expected a number, above 0" in wrong(tenant("weight: 0"))
+
+
+def test_settings_are_checked() -> None:
+    assert "Settings: auth: expected one of auto, keys, none" in wrong(config("auth: maybe"))
+    assert "devices[0].memory: missing; expected a size such as 16Gi" in wrong(config("devices: [{name: g}]"))
+    twice = "devices: [{name: g, memory: 1Gi}, {name: g, memory: 1Gi}]"
+    assert "devices[1].name: `g` occurs twice" in wrong(config(twice))
+
+
+@pytest.mark.parametrize(
+    "host", ["", "*", "https://llm.example", "llm.example:8080", "llm.example/v1", "a..b", "a b", "[::1]", "a" * 300]
+)
+def test_hosts_are_names_only(host: str) -> None:
+    wanted = "expected a host name such as llm.example, without scheme, port and path"
+    assert wrong(config(f"hosts: [localhost, {host!r}]")) == f"a.yaml: Settings: hosts[1]: {wanted}"
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["", "llm.example", "https://llm.example/", "https://LLM.example", "https://", "https://a b", "https://a:x"],
+)
+def test_origins_are_as_browsers_send_them(origin: str) -> None:
+    wanted = 'expected an origin such as https://llm.example, in lower case and without a path, or "*"'
+    assert wrong(config(f"cors: {{origins: ['*', {origin!r}]}}")) == f"a.yaml: Settings: cors.origins[1]: {wanted}"
+
+
+def test_origins_are_read() -> None:
+    origins = ("*", "null", "https://llm.example", "http://[::1]:3000", "app://obsidian.md")
+    made = parse_documents(
+        [
+            (
+                "a.yaml",
+                config("cors: {origins: ['*', 'null', https://llm.example, 'http://[::1]:3000', app://obsidian.md]}"),
+            )
+        ]
+    )
+    assert made.settings.cors.origins == origins
+
+
+def test_hosts_are_read() -> None:
+    hosts = ("llm.example", "LLM.example.", "box")
+    assert parse_documents([("a.yaml", config("hosts: [llm.example, LLM.example., box]"))]).settings.hosts == hosts
+    assert parse_documents([], {"PILOTLIGHT_HOSTS": "[llm.example]"}).settings.hosts == ("llm.example",)
+
+
+def test_certificates_and_keys_come_in_pairs_with_whole_paths() -> None:
+    lone = "expected an absolute path"
+    assert f"Settings: tls.certFile: {lone}" in wrong(config("tls: {certFile: a.pem, keyFile: /a}"))
+    assert f"Settings: tls.caFile: {lone}" in wrong(config("tls: {caFile: ''}"))
+    for there, missing in (("certFile", "keyFile"), ("keyFile", "certFile")):
+        line = wrong(config(f"tls: {{{there}: /a}}"))
+        assert f"Settings: tls.{missing}: missing; {there} is given, and they are needed together" in line
+    environ = {"PILOTLIGHT_TLS_CERT_FILE": "/a.pem", "PILOTLIGHT_TLS_KEY_FILE": "/a.key"}
+    assert parse_documents([], environ).settings.tls == Tls(cert_file="/a.pem", key_file="/a.key")
+
+
+def test_an_engine_with_tls_says_so_with_a_host_name_or_nothing() -> None:
+    for text, said in (("{}", EngineTls()), ("{serverName: m-1.example}", EngineTls(server_name="m-1.example"))):
+        (loaded,) = parse_documents([("a.yaml", model(f"tls: {text}"))]).models
+        assert loaded.spec.tls == said
+        assert parse_documents([("b.yaml", to_yaml(Documents(models=(loaded,))))]).models == (loaded,)
+        (plain,) = parse_documents([("a.yaml", model(""))]).models
+        assert plain.spec_hash() != loaded.spec_hash(), "its engine must be started anew"
+    for name in ("''", "a b", "http://a", "a@b", "-a", "a..b", "a" * 254):
+        assert "spec.tls.serverName: expected a host name such as" in wrong(model(f"tls: {{serverName: {name}}}"))
+
+
+@pytest.mark.parametrize("kind", sorted(KEYS))
+def test_keys_that_are_not_in_force_yet_are_refused_saying_so(kind: str) -> None:
+    for path in KEYS[kind]:
+        value = "{}"
+        for key in reversed(path.replace("*", "A").split(".")):
+            value = f"{{{key}: {value}}}"
+        metadata = "" if kind == "Settings" else "metadata: {name: a}\n"
+        line = wrong(f"{HEAD}{kind}\n{metadata}{value[1:-1]}")
+        label = kind if kind == "Settings" else f"{kind} a"
+        assert line == f"a.yaml: {label}: {path.replace('*', 'A')}: is not in force yet in this version"
+
+
+def aliases(form: str, count: int, times: int) -> str:
+    """So many anchors, each with several aliases of the one before."""
+    first = "a0: &a0 {x: 1}\n"
+    return first + "".join(f"a{n}: &a{n} {form.format(', '.join([f'*a{n - 1}'] * times))}\n" for n in range(1, count))
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("a: 1\na: 2", "line 2: key `a` occurs twice"),
+        ("a:\n  b: 1\n  c: 2\n  b: 3", "line 4: key `b` occurs twice"),
+        ("a: [1", "line 1: expected ',' or ']', but got '<stream end>'"),
+        ("a: 1\n1: 2", "line 2: a key must be text: put it in quotes"),
+        ("a: .inf", "line 1: expected a finite number"),
+        ("a: !!python/object:os.x {}", "line 1: could not determine a constructor for the tag"),
+        ("- " * 3000, "nested too deeply"),
+        ("a: \0", "unacceptable character"),
+        ("a: 1\nb: !!timestamp x", "line 2: remove the tag !!timestamp"),
+        ("a: !!bool x", "line 1: a value cannot be read: it does not fit its tag"),
+        ("a: !!int ''", "line 1: a value cannot be read: it does not fit its tag"),
+        ("a: !!float ''", "line 1: a value cannot be read: it does not fit its tag"),
+        ("a: !!map [1, 2]", "line 1: a value cannot be read: it does not fit its tag"),
+        (f"a: {':'.join('1' * 2000)}.5", "line 1: a value cannot be read: int too large to convert to float"),
+        ("a: 1\nb: &x [*x]", "line 2: an alias refers to a node that contains it"),
+        ("a: &x {b: {<<: *x}}", "line 1: an alias refers to a node that contains it"),
+        ('a: "\\ud800"', "line 1: an unpaired surrogate is not a character"),
+        ("a: \ud800", "line 1: an unpaired surrogate is not a character"),
+        ("[" * 120 + "]" * 120, "line 1: nested too deeply"),
+        ("[1]\n---\n" + "[" * 5_000, "line 3: nested too deeply"),
+        ("a: !!binary aGk=", "line 1: remove the tag !!binary"),
+        ("a: !!set {b}", "line 1: remove the tag !!set"),
+        ("a: !!omap [b: 1]", "line 1: remove the tag !!omap"),
+        ('{"\\x1b[31m": 1, "\\x1b[31m": 2}', "line 1: key ` [31m` occurs twice"),
+        (aliases("[{}]", 300, 1), "line 100: nested too deeply"),
+        (aliases("[{}]", 8, 9), "line 1: more than 100000 values after alias expansion"),
+        (
+            aliases("{{<<: [{}]}}", 8, 9),
+            "line 1: more than 100000 values after alias expansion",
+        ),
+    ],
+    ids=lambda value: repr(value[:40]),
+)
+def test_yaml_that_hides_a_mistake_is_refused_with_its_line(text: str, line: str) -> None:
+    with pytest.raises(YamlError, match="^" + re.escape(line)):
+        parse_yaml(text)
+    assert wrong(text).startswith(f"a.yaml: {line}")
+
+
+def test_values_are_counted_before_they_are_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(yaml, "NODES_MAX", 10)
+    with pytest.raises(YamlError, match=r"^line 10: more than 10 values$"):
+        parse_yaml("[" + "1,\n" * 20)
+    assert parse_yaml("[1,1,1,1,1,1,1,1,1]") == [[1] * 9]
+
+
+def test_an_error_has_no_control_characters_and_is_cut() -> None:
+    found = wrong(f'apiVersion: pilotlight.dev/v1alpha1\nkind: Model\nmetadata: {{name: "\\x1b[31m{"x" * 70_000}"}}')
+    assert found.startswith("a.yaml: Model [31mxxx")
+    assert found.isprintable()
+    assert len(found) < 1_100
+
+
+def test_yaml_keeps_times_as_text_and_merges_keys() -> None:
+    assert parse_yaml("a: &x {b: 1}\nc: {<<: *x, b: 2}\nd: 2027-01-31\n---\n---\n1") == [
+        {"a": {"b": 1}, "c": {"b": 2}, "d": "2027-01-31"},
+        1,
+    ]
+
+
+def test_the_environment_overrides_settings() -> None:
+    environ = {
+        "PILOTLIGHT_AUTH": "none",
+        "PILOTLIGHT_LIMITS_BODY_BYTES_MAX": "1Mi",
+        "PILOTLIGHT_CORS_ORIGINS": "['https://a.example']",
+        "PILOTLIGHT_REPLICA": "not a setting",
+        "HOME": "/",
+    }
+    got = parse_documents([("a.yaml", config("auth: keys\nsilentSecondsMax: 50"))], environ).settings
+    assert (got.auth, got.limits.body_bytes_max, got.cors.origins) == ("none", 1 << 20, ("https://a.example",))
+    assert got.silent_seconds_max == 50
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "line"),
+    [
+        ("PILOTLIGHT_AUT", "none", "PILOTLIGHT_AUT: is not a setting (did you mean PILOTLIGHT_AUTH?)"),
+        ("PILOTLIGHT_AUTH", "some", "PILOTLIGHT_AUTH: expected one of auto, keys, none"),
+        ("PILOTLIGHT_SILENT_SECONDS_MAX", "5s", "PILOTLIGHT_SILENT_SECONDS_MAX: expected a number of seconds"),
+        ("PILOTLIGHT_LIMITS_BODY_BYTES_MAX", "", "PILOTLIGHT_LIMITS_BODY_BYTES_MAX: expected a size such as 16Gi"),
+        ("PILOTLIGHT_DEVICES", "[{name: a, memory: x}]", "PILOTLIGHT_DEVICES[0].memory: expected a size"),
+        ("PILOTLIGHT_CORS_ORIGINS", "[", "PILOTLIGHT_CORS_ORIGINS: line 1:"),
+    ],
+)
+def test_a_wrong_variable_is_named(name: str, value: str, line: str) -> None:
+    assert wrong(config(), environ={name: value}).startswith(f"environment: {line}")
+
+
+def test_reserved_variables_are_left_alone() -> None:
+    assert parse_documents([], {"PILOTLIGHT_URL": "x"}, reserved={"PILOTLIGHT_URL"}) == Documents()
+
+
+text_values = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
+names = st.from_regex(r"[A-Za-z0-9]([A-Za-z0-9._:/-]{0,8}[A-Za-z0-9])?", fullmatch=True)
+seconds = st.floats(0, 31_536_000)
+gpus = st.fixed_dictionaries(
+    {},
+    optional={
+        "count": st.integers(0, 64),
+        "memory": st.integers(1, 1 << 50) | st.just("auto"),
+        "models": st.lists(text_values.filter(str.strip)),
+    },
+)
+sizes = st.sampled_from(["1Mi", "7M", 5])
+queues = st.fixed_dictionaries({}, optional={"bytesMax": sizes, "waitSecondsMax": seconds})
+commands = st.lists(text_values.filter(lambda text: "{" not in text), max_size=3).map(lambda words: [*words, "{port}"])
+specs = st.fixed_dictionaries(
+    {"engine": st.just("command"), "command": commands},
+    optional={
+        "args": st.lists(text_values, max_size=3),
+        "env": st.dictionaries(text_values.filter(lambda text: text and "=" not in text), text_values, max_size=3),
+        "idleSeconds": seconds | st.just("auto"),
+        "gpu": gpus,
+        "queue": queues,
+        "slots": st.integers(1, 9),
+        "priority": st.integers(-9, 9),
+        "tenants": st.lists(names, max_size=3),
+        "unlisted": st.booleans(),
+    },
+)
+
+
+@settings(derandomize=True, deadline=None, max_examples=examples(60))
+@given(st.dictionaries(names, specs, max_size=3), names, st.sampled_from(["auto", "none", "keys"]))
+def test_what_is_written_loads_as_the_same_documents(specs: dict[str, object], namespace: str, auth: str) -> None:
+    texts = [("s", config(f"auth: {auth}\ndevices: [{{name: g, memory: 1.5Gi}}]")), ("t", tenant("weight: 2"))]
+    for name, spec in specs.items():
+        metadata = {"name": name, "namespace": namespace}
+        document = {"apiVersion": API_VERSION, "kind": "Model", "metadata": metadata, "spec": spec}
+        texts.append((name, json.dumps(document)))
+    loaded = parse_documents(texts)
+    assert parse_documents([("again", to_yaml(loaded))]) == loaded
+
+
+def test_an_escaped_surrogate_pair_is_one_character() -> None:
+    assert parse_yaml('"\\ud83d\\ude00"') == ["\U0001f600"]
+
+
+def test_numbers_are_read_as_json_writes_them_and_what_is_no_number_stays_text() -> None:
+    assert parse_yaml("[1e-05, -2.5E+3, 1e3, 12e4567, 1e-, 01e-5]") == [
+        [1e-05, -2500.0, "1e3", "12e4567", "1e-", "01e-5"]
+    ]
+
+
+NODES = """
+nodes:
+- selector: {node.kubernetes.io/instance-type: g4dn.xlarge}
+  device: {model: T4, memory: 16Gi}
+- selector: {}
+  device: {model: A100, memory: 80Gi, count: 8}
+"""
+
+
+def test_nodes_of_the_settings() -> None:
+    first, second = parse_documents([("a.yaml", f"{HEAD}Settings{NODES}")]).settings.nodes
+    assert (first.selector, first.device.model, first.device.count) == (
+        {"node.kubernetes.io/instance-type": "g4dn.xlarge"}, "T4", 1,
+    )  # fmt: skip
+    assert (second.selector, second.device.memory_bytes, second.device.count) == ({}, 80 << 30, 8)

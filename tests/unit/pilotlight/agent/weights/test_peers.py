@@ -1,0 +1,220 @@
+"""Agents among each other: who is asked, who is let in, and that the registry gives what nobody else does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import msgspec
+import pytest
+from aiohttp import web
+
+from artifacts import digest as digests
+from artifacts import reference
+from artifacts.digest import Digest
+from artifacts.fetch import registry
+from artifacts.fetch.registry import Registries
+from artifacts.store.store import Store
+from autoscaler.weights.peers import NodePeer, NodePeers
+from pilotlight.agent.autoscaler_client import ANSWER_BYTES_MAX, HttpWay
+from pilotlight.agent.weights.metrics import StoreMetrics
+from pilotlight.agent.weights.peers import CERTIFIED, Neighbours, PeerOptions
+from pilotlight.net.access import Access
+from pilotlight.net.certificates import Identity
+from pilotlight.net.listen import Address
+from pilotlight.net.renewal import Files
+from tests.kit import packed
+from tests.kit.certificates import OURS, THEIRS, leaf, write, write_authority
+from tests.unit.artifacts.peers.test_server import BLOB, CONTENT, filled
+
+pytestmark = pytest.mark.standard
+
+LOOPBACK = Address("127.0.0.1", 0)
+ADA = "oci://registry.example/team/model:v1"
+
+
+class Autoscaler:
+    """Says who the peers are, and notes what it was asked."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "contract.sock"
+        self.says: bytes = b""
+        self.peers: tuple[NodePeer, ...] = ()
+        self.asked: list[dict[str, str]] = []
+        self.slowly = False
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        self.asked.append(dict(request.query))
+        body = self.says or msgspec.json.encode(NodePeers(peers=self.peers))
+        if not self.slowly:
+            return web.Response(body=body)
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        for piece in (body[:10], body[10:]):
+            await answer.write(piece)
+            for _ in range(50):  # whoever reads has read it
+                await asyncio.sleep(0)
+        return answer
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[HttpWay]:
+        app = web.Application()
+        app.router.add_get("/v1/peers", self._answer)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.UnixSite(runner, str(self.path)).start()
+        way = HttpWay(f"unix:{self.path}", None, None)
+        yield way
+        await way.close()
+        await runner.cleanup()
+
+
+def shown(folder: Path, name: str = OURS, certified: str = CERTIFIED) -> Access:
+    """An agent's files; `name`: of the authority whose certificate it has."""
+    pair = write(folder, f"agent-{name}-{certified}", leaf(name, certified))
+    return Access(identity=Identity(cert=pair.cert, key=pair.key, ca=write_authority(folder, OURS)))
+
+
+@contextlib.asynccontextmanager
+async def agent(
+    node: str, way: HttpWay, store: Path, access: Access, *, metrics: StoreMetrics | None = None
+) -> AsyncIterator[Neighbours]:
+    one = Neighbours(node, [way], PeerOptions(listen=LOOPBACK, access=access), Files(), metrics or StoreMetrics())
+    runner = await one.open(store)
+    try:
+        yield one
+    finally:
+        await runner.cleanup()
+
+
+async def test_what_needed_a_login_is_given_to_agents_and_to_nobody_without_their_certificate(tmp_path: Path) -> None:
+    await filled(Store(tmp_path / "store", spare_bytes=0).open(), private=True)
+    ours, stranger = shown(tmp_path), shown(tmp_path, THEIRS)
+    async with Autoscaler(tmp_path).running() as way, agent("n1", way, tmp_path / "store", ours) as one:
+        assert one.url.startswith("https://127.0.0.1:")
+        trusts = ssl.create_default_context(cafile=ours.identity.ca)
+        for identity in (None, stranger.identity, ours.identity):
+            if identity is not None and identity.cert is not None:
+                trusts.load_cert_chain(identity.cert, identity.key)
+            async with aiohttp.ClientSession() as session:
+                asked = session.get(f"{one.url}{BLOB}", ssl=trusts, server_hostname=CERTIFIED)
+                if identity is not ours.identity:
+                    with pytest.raises((aiohttp.ClientError, OSError)):
+                        await asked
+                    continue
+                async with asked as answer:
+                    assert (answer.status, await answer.read()) == (200, CONTENT)
+
+
+@pytest.mark.parametrize(("certified", "from_peer"), [(CERTIFIED, True), ("127.0.0.1", False)])
+async def test_a_pull_takes_from_an_agent_whose_certificate_is_for_agents_else_from_the_registry(
+    tmp_path: Path, certified: str, *, from_peer: bool
+) -> None:
+    seen, gives = list[str](), StoreMetrics()
+    packed.packed(packed.model(tmp_path / "model"), tmp_path / "layout")
+    scaler = Autoscaler(tmp_path)
+    with packed.served(tmp_path / "layout", seen) as host:
+        of = reference.parse_reference(f"oci://{host}/{packed.NAME}:v1")
+        (await registry.fetch_from_registry(of, Store(tmp_path / "one").open(), Registries())).close()
+        before = sum("/blobs/" in line for line in seen)
+        assert before
+        async with (
+            scaler.running() as way,
+            agent("n1", way, tmp_path / "one", shown(tmp_path, certified=certified), metrics=gives) as one,
+            agent("n2", way, tmp_path / "two", shown(tmp_path)) as two,
+        ):
+            scaler.peers = (NodePeer(node="n1", url=one.url), NodePeer(node="n2", url=two.url))
+            peering = await two.peering(f"oci://{of}")
+            assert scaler.asked == [{"node": "n2", "artifact": f"oci://{of}"}]
+            ways = Registries(peering=peering)
+            (await registry.fetch_from_registry(of, Store(tmp_path / "two", spare_bytes=0).open(), ways)).close()
+            assert (sum("/blobs/" in line for line in seen) == before) is from_peer
+    size = sum(row.record.bytes for row in Store(tmp_path / "two").rows())
+    came = peering.given.total()
+    assert _of(gives, "pilotlight_peer_bytes_total") == came
+    assert (came >= size) is from_peer
+
+
+async def test_of_what_is_said_only_addresses_of_peers_and_what_they_hold_are_believed(tmp_path: Path) -> None:
+    scaler, digest = Autoscaler(tmp_path), digests.compute_digest(b"x")
+    async with scaler.running() as way:
+        one = Neighbours("n2", [way, way], PeerOptions(listen=LOOPBACK), Files(), StoreMetrics())
+        scaler.peers = (
+            NodePeer(node="a", url="https://10.0.0.1:1", digest=digest),
+            NodePeer(node="clear", url="http://10.0.0.1:1"),
+            NodePeer(node="none", url="file:///etc/passwd"),
+            NodePeer(node="b", url="https://[fd00::1]:1", digest="../../x"),
+        )
+        found = (await one.peering(ADA)).peers()
+        assert [(one.name, one.holds) for one in found] == [("a", frozenset({digest})), ("b", frozenset[Digest]())]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://127.0.0.1:8080", "https://127.0.0.1:8080", "http://localhost:1", "https://a.localhost:1",
+        "http://[::1]:1", "https://[::ffff:127.0.0.1]:1", "http://127.9.9.9:1", "https://169.254.169.254:80",
+        "https://[fe80::1]:1", "https://0.0.0.0:1", "https://224.0.0.1:1",
+    ],
+)  # fmt: skip
+async def test_another_nodes_agent_is_not_on_this_machine_whatever_is_said_unless_this_one_says_that_of_itself(
+    tmp_path: Path, url: str
+) -> None:
+    scaler = Autoscaler(tmp_path)
+    scaler.peers = (NodePeer(node="evil", url=url), NodePeer(node="b", url="https://10.0.0.1:1"))
+    async with scaler.running() as way:
+        far = PeerOptions(listen=LOOPBACK, told=Address("10.0.0.2", 1), access=shown(tmp_path))
+        one = Neighbours("n2", [way], far, Files(), StoreMetrics())
+        assert [one.name for one in (await one.peering(ADA)).peers()] == ["b"], "it has no port yet"
+        runner = await one.open(tmp_path / "store")
+        assert [one.name for one in (await one.peering(ADA)).peers()] == ["b"]
+        await runner.cleanup()
+        async with agent("n3", way, tmp_path / "store", shown(tmp_path)) as near:
+            assert near.url.startswith("https://127.0.0.1")
+            assert {one.name for one in (await near.peering(ADA)).peers()} == {"evil", "b"}
+
+
+async def test_an_answer_that_comes_in_pieces_is_read_whole_and_one_that_is_too_long_not_at_all(tmp_path: Path) -> None:
+    scaler = Autoscaler(tmp_path)
+    scaler.slowly = True
+    async with scaler.running() as way:
+        one = Neighbours("n2", [way], PeerOptions(listen=LOOPBACK), Files(), StoreMetrics())
+        scaler.peers = (NodePeer(node="a", url="https://10.0.0.1:1"),)
+        assert [one.name for one in (await one.peering(ADA)).peers()] == ["a"]
+        scaler.peers = (NodePeer(node="a", url="https://10.0.0.1:1", digest="x" * ANSWER_BYTES_MAX),)
+        assert (await one.peering(ADA)).peers() == []
+
+
+async def test_a_word_that_is_none_costs_the_peers_alone_and_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    scaler = Autoscaler(tmp_path)
+    async with scaler.running() as way:
+        one = Neighbours("n2", [way], PeerOptions(listen=LOOPBACK), Files(), StoreMetrics())
+        scaler.says = b"[]"
+        assert [(await one.peering(ADA)).peers() for _ in range(2)] == [[], []]
+        assert caplog.text.count("event=peers_unknown") == 1
+    nobody = HttpWay("unix:/nonexistent", None, None)
+    one = Neighbours("n2", [nobody], PeerOptions(listen=LOOPBACK), Files(), StoreMetrics())
+    assert (await one.peering(ADA)).peers() == [], "nobody answers"
+    await nobody.close()
+
+
+async def test_an_agent_that_others_cannot_reach_is_not_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POD_IP", "10.0.0.7")
+    async with Autoscaler(tmp_path).running() as way:
+        async with agent("n1", way, tmp_path / "store", Access()) as one:
+            assert one.url == "", "in clear it is for this machine alone"
+        async with agent("n1", way, tmp_path / "store", shown(tmp_path)) as one:
+            assert one.url.startswith("https://10.0.0.7:")
+
+
+def _of(metrics: StoreMetrics, name: str) -> float:
+    (line,) = [one for one in metrics.text().decode().splitlines() if one.startswith(f"{name} ")]
+    return float(line.partition(" ")[2])

@@ -1,0 +1,181 @@
+"""`pilotlight import`: what is read, where documents and notes go, and the exit status."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from autoscaler.spec.load import parse_documents
+from loadtest import tiny_gguf
+from pilotlight.cli.main import cli
+from pilotlight.models.documents import load_files, read_documents
+
+PAGE = Path(__file__).parents[4] / "docs" / "import.md"
+BLOCK = re.compile(r"```(\w+)\n(.*?)```", re.DOTALL)
+KUBEAI = """
+apiVersion: kubeai.org/v1
+kind: Model
+metadata: {name: tiny}
+spec: {engine: VLLM, url: "hf://acme/tiny", features: [], owner: acme}
+---
+apiVersion: kubeai.org/v1
+kind: Model
+metadata: {name: speech}
+spec: {engine: FasterWhisper, url: "hf://acme/speech", features: []}
+"""
+
+
+def run(*words: str | Path, stdin: str | None = None) -> Result:
+    return CliRunner().invoke(cli, ["import", *map(str, words)], prog_name="pilotlight", input=stdin)
+
+
+def test_documents_go_out_and_notes_go_beside_them(tmp_path: Path) -> None:
+    file = tmp_path / "models.yaml"
+    file.write_text(KUBEAI)
+    said = run("kubeai", file)
+    assert said.exit_code == 1, "one of them was not taken over"
+    assert [model.name for model in parse_documents([("out", said.stdout)]).models] == ["tiny"]
+    assert "# not taken over: spec.owner: " in said.stdout
+    assert "# Model speech is not taken over: spec.engine: " in said.stdout
+    first, second = said.stderr.splitlines()
+    assert first.startswith("pilotlight: Model tiny: not taken over: spec.owner: ")
+    assert second.startswith("pilotlight: Model speech is not taken over: spec.engine: ")
+
+
+def test_as_json_it_is_one_value(tmp_path: Path) -> None:
+    said = run("kubeai", "-", "--output", "json", stdin=KUBEAI)
+    whole = json.loads(said.stdout)
+    assert [document["metadata"]["name"] for document in whole["documents"]] == ["tiny"]
+    assert whole["notTakenOver"][0].keys() == {"of", "key", "why"}
+    assert [each["of"] for each in whole["refused"]] == ["Model speech"]
+    assert parse_documents([("json", json.dumps(whole["documents"][0]))]).models[0].name == "tiny"
+
+
+def test_standard_input_is_named_so() -> None:
+    said = run("llama-swap", "-", stdin="models: {m: {cmd: 3}}")
+    assert said.exit_code == 2
+    assert said.stderr == "pilotlight: standard input: models.m.cmd: expected text (put it in quotes)\n"
+    assert run("llama-swap", "-", stdin="models: {m: {cmd: 'e ${PORT}'}}").exit_code == 0
+
+
+def test_the_examples_of_the_page_print_what_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each command, on the block before it, gives the block after it."""
+    monkeypatch.chdir(tmp_path)
+    blocks = BLOCK.findall(PAGE.read_text())
+    tried = 0
+    for (_, content), (language, command), (_, shown) in zip(blocks, blocks[1:], blocks[2:], strict=False):
+        if language == "sh":
+            _, _, kind, file = command.split()
+            (tmp_path / file).write_text(content)
+            assert run(kind, file).stdout == shown, command
+            tried += 1
+    assert tried == 4
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "said"),
+    [
+        ("kubeai", "kind: Pod", "kind: expected Model (kubeai.org/v1)"),
+        ("kubeai", "a: [", "line 1: "),
+        ("lingo", "kind: Pod", "metadata.annotations: expected a Deployment or StatefulSet"),
+        ("llama-swap", "models: 3", "models: expected keys with values"),
+        ("ollama", "FORM x", "line 1: expected one of FROM"),
+    ],
+)
+def test_a_wrong_file_is_one_line_with_file_key_and_what_was_expected(
+    kind: str, content: str, said: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "x"
+    file.write_text(content)
+    found = run(kind, file)
+    assert (found.exit_code, found.stdout) == (2, "")
+    assert found.stderr.startswith(f"pilotlight: {file}: ")
+    assert said in found.stderr
+    assert found.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("content", ["", "kind: List\nitems: []"])
+def test_no_model_at_all_is_said(content: str) -> None:
+    said = run("kubeai", "-", stdin=content)
+    assert (said.exit_code, said.stdout) == (0, "")
+    assert said.stderr == "pilotlight: standard input: no Model found\n"
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    assert run("kubeai", tmp_path / "none").stderr == f"pilotlight: {tmp_path / 'none'}: No such file or directory\n"
+    (tmp_path / "x").write_bytes(b"\xff")
+    assert run("kubeai", tmp_path / "x").stderr == f"pilotlight: {tmp_path / 'x'}: not UTF-8\n"
+    assert "expected Ollama's folder" in run("ollama", tmp_path).stderr
+    assert run("ollama", "-", stdin="FROM x").stderr.endswith("add --name\n")
+    assert run("kubeai", "--name", "x", tmp_path / "x").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [("mario.Modelfile", "mario"), ("Modelfile.mario", "mario"), ("mario/Modelfile", "mario"), ("mario", "mario")],
+)
+def test_a_modelfile_is_named_by_where_it_lies(path: str, name: str, tmp_path: Path) -> None:
+    file = tmp_path / path
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("FROM ./m.gguf")
+    (model,) = parse_documents([("out", run("ollama", file).stdout)]).models
+    assert model.name == name
+    assert model.spec.artifact == f"file://{file.parent}/m.gguf"
+    (called,) = parse_documents([("out", run("ollama", file, "--name", "other").stdout)]).models
+    assert called.name == "other"
+
+
+def test_a_folder_with_a_modelfile_and_what_ollama_show_prints(tmp_path: Path) -> None:
+    folder = tmp_path / "mario"
+    folder.mkdir()
+    (folder / "Modelfile").write_text("FROM ./m.gguf")
+    assert parse_documents([("out", run("ollama", folder).stdout)]).models[0].name == "mario"
+    shown = "# To build a new Modelfile based on this, replace FROM with:\n# FROM phi:mini\nFROM /m.gguf\n"
+    assert parse_documents([("out", run("ollama", "-", stdin=shown).stdout)]).models[0].name == "phi:mini"
+
+
+def store(folder: Path) -> Path:
+    """A store of Ollama with one model."""
+    manifests = folder / ".ollama" / "models" / "manifests" / "registry.ollama.ai" / "library" / "tiny"
+    blobs = folder / ".ollama" / "models" / "blobs"
+    manifests.mkdir(parents=True)
+    blobs.mkdir()
+    layers = [
+        {"mediaType": "application/vnd.ollama.image.model", "digest": "sha256:aa"},
+        {"mediaType": "application/vnd.ollama.image.params", "digest": "sha256:bb"},
+    ]
+    (manifests / "latest").write_text(json.dumps({"layers": layers}))
+    (manifests / ".hidden").write_text("")
+    tiny_gguf.make_model(blobs / "sha256-aa", "hello")
+    (blobs / "sha256-bb").write_text('{"num_ctx": 128}')
+    return folder / ".ollama"
+
+
+def test_ollama_s_folder_is_read_with_the_files_that_it_keeps(tmp_path: Path) -> None:
+    said = run("ollama", store(tmp_path))
+    assert said.exit_code == 0
+    out = tmp_path / "out.yaml"
+    out.write_text(said.stdout)
+    (model,) = read_documents(out).models
+    assert model.spec.context_tokens == 128
+    assert model.memory_bytes > 0, "its header is read, whatever the file is called"
+    assert list(load_files([out]).models[0].names()) == ["tiny", "tiny:latest"]
+
+
+def test_a_modelfile_on_top_of_a_model_of_the_folder_has_its_file(tmp_path: Path) -> None:
+    (tmp_path / "mario.Modelfile").write_text("FROM tiny\nPARAMETER num_ctx 64")
+    said = run("ollama", store(tmp_path), tmp_path / "mario.Modelfile")
+    tiny, mario = parse_documents([("out", said.stdout)]).models
+    assert (mario.name, mario.spec.artifact) == ("mario", tiny.spec.artifact)
+
+
+def test_a_blob_that_is_not_there_is_named(tmp_path: Path) -> None:
+    folder = store(tmp_path)
+    (folder / "models" / "blobs" / "sha256-bb").unlink()
+    said = run("ollama", folder)
+    assert said.exit_code == 2
+    assert said.stderr.endswith("blobs/sha256-bb: No such file or directory\n")

@@ -1,0 +1,251 @@
+"""What a Model's document and command line make of its memory, and what `explain fit` says of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from artifacts.formats.memory import Estimate
+from autoscaler.contract import ModelName
+from autoscaler.engines import ENGINES, build_launch_command
+from autoscaler.explain.fit import Fit, explain_fit
+from autoscaler.queries.memory import PAGED, compute_engine_limits, explain_rigid_memory, spare_bytes
+from autoscaler.spec.decode import WrongKeyError, decode_value
+from autoscaler.spec.model import EngineName, Gpu, Model, ModelSpec
+from autoscaler.spec.quantity import BytesOrAuto
+from autoscaler.spec.validation import check_model
+from pilotlight.models.documents import fill_memory_estimate
+from pilotlight.models.fit import load_memory_needs
+from pilotlight.models.memory import estimate_memory, is_fetched_by_store, read_serving_options
+from tests.kit import shapes
+from tests.kit.worlds import T0, device, replica, world
+from tests.unit.artifacts.formats.test_hf_config import LLAMA, tensors
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return shapes.attending(tmp_path / "ada.gguf", layers=6, window=256)
+
+
+def model(file: Path, engine: EngineName = "llama.cpp", **spec: Any) -> Model:
+    made = ModelSpec(engine=engine, artifact=f"file://{file}", **spec)
+    return Model(name=ModelName("ada"), spec=made, slots=4)
+
+
+def made(of: Model) -> Estimate:
+    found = estimate_memory(of)
+    assert found is not None
+    return found
+
+
+def part(of: Model, name: str) -> int:
+    return sum(item.bytes for item in made(of).items if item.name == name)
+
+
+def test_flags_and_variables_that_change_memory_are_counted(file: Path) -> None:
+    def told(*args: str, **env: str) -> object:
+        return read_serving_options(model(file, args=args, env=env, context_tokens=1024))
+
+    plain = read_serving_options(model(file, context_tokens=1024))
+    assert (plain.checkpoints, plain.prompts_bytes, plain.batch_tokens) == (3, 0, 512)
+    assert told("-ctxcp", "8") == told("--ctx-checkpoints=8") == told("--swa-checkpoints", "8")
+    assert told("-ctxcp", "8") == replace(plain, checkpoints=8)
+    assert told(LLAMA_ARG_CTX_CHECKPOINTS="8") == replace(plain, checkpoints=8)
+    assert told("-ctxcp", "2", LLAMA_ARG_CTX_CHECKPOINTS="8") == replace(plain, checkpoints=2), "a flag wins"
+    assert told("--cache-ram", "100") == replace(plain, prompts_bytes=100 * MIB)
+    assert told("-cram", "-1") == replace(plain, prompts_bytes=8192 * MIB), "no limit: what it would be by itself"
+    assert told("-ctk", "q8_0", "-ctv=f32") == replace(plain, key_bytes=34 / 32, value_bytes=4.0)
+    assert told("-ub", "64", "-c", "8192") == replace(plain, batch_tokens=64, context_tokens=2048)
+    assert told("--swa-full", "-fa", "off") == replace(plain, whole_windows=True, scores=True)
+    assert told("--cache-ram", "many") == plain, "the engine will refuse it"
+    assert told("--cache-ram") == plain
+
+
+def test_what_is_counted_for_checkpoints_and_prompts_is_what_the_engine_is_told(file: Path) -> None:
+    of = model(file, context_tokens=1024)
+    ours = build_launch_command(of, None, "127.0.0.1", 1, {"xllamacpp": "/bin/python"})
+    assert ours.argv[ours.argv.index("--ctx-checkpoints") + 1] == str(read_serving_options(of).checkpoints)
+    server = build_launch_command(of, None, "127.0.0.1", 1, {"llama-server": "/bin/llama-server"})
+    assert server.env == {"LLAMA_ARG_CTX_CHECKPOINTS": "3", "LLAMA_ARG_CACHE_RAM": "0"}
+    assert "--ctx-checkpoints" not in server.argv, "an older server would refuse the flag, and ignores the variable"
+    own = build_launch_command(
+        model(file, env={"LLAMA_ARG_CACHE_RAM": "64"}), None, "127.0.0.1", 1, {"llama-server": "/bin/x"}
+    )
+    assert own.env["LLAMA_ARG_CACHE_RAM"] == "64"
+
+
+def test_a_command_that_is_llama_server_is_counted_as_that_does_by_itself(file: Path) -> None:
+    words = ("/usr/bin/llama-server", "--model", "{model_path}", "--port", "{port}")
+    assert read_serving_options(model(file, "command", command=words)).checkpoints == 32
+    assert read_serving_options(model(file, "command", command=words)).prompts_bytes == 8192 * MIB
+    assert read_serving_options(model(file, "command", command=(*words, "-cram", "0"))).prompts_bytes == 0
+    assert read_serving_options(model(file, "command", command=("other", "{port}"))).checkpoints == 0
+
+
+def test_what_is_in_the_hosts_memory_is_counted_where_that_is_the_device(file: Path) -> None:
+    of = model(file, context_tokens=1024)
+    host, gpu = fill_memory_estimate(of).memory_bytes, fill_memory_estimate(of, gpus=True).memory_bytes
+    assert host - gpu == part(of, "checkpoints") > 0
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_an_engine_that_pages_takes_its_share_whatever_slots_and_context_are(file: Path, engine: EngineName) -> None:
+    """Not slots x context: a document's gpu.memory or the whole Device is what it takes."""
+    for context in (None, 512):
+        of = model(file, engine, context_tokens=context)
+        assert fill_memory_estimate(replace(of, slots=64)).memory_bytes == 0
+        assert fill_memory_estimate(replace(of, memory_bytes=7 * MIB)).memory_bytes == 7 * MIB
+        assert part(replace(of, slots=64), "cache") == part(replace(of, slots=1), "cache")
+
+
+def auto(folder: Path, **spec: Any) -> Model:
+    """An 8B model of vLLM, as config.json and safetensors tell of it."""
+    (folder / "config.json").write_text(json.dumps(LLAMA))
+    tensors(folder / "model.safetensors")
+    spec = {"gpu": Gpu(memory_bytes=BytesOrAuto(0)), "context_tokens": 8192} | spec
+    return fill_memory_estimate(replace(model(folder, "vllm", **spec), slots=spec.get("slots") or 64), gpus=True)
+
+
+@pytest.mark.parametrize("engine", sorted(PAGED))
+def test_with_memory_auto_an_engine_that_pages_is_counted_by_config_json(tmp_path: Path, engine: EngineName) -> None:
+    of = auto(tmp_path)
+    of = fill_memory_estimate(replace(of, memory_bytes=0, spec=replace(of.spec, engine=engine)))
+    items = {item.name: item.bytes for item in made(of).items}
+    assert items["cache"] == 8192 * (128 << 10), "one Call of the whole context"
+    assert of.memory_bytes == of.estimated_bytes == sum(items.values())
+    assert int(of.memory_bytes * 0.9) >= sum(items.values()) - items["reserve"], "its own share of that is enough"
+    assert part(auto(tmp_path, slots=3), "cache") == 3 * items["cache"], "the document says how many Calls"
+    assert auto(tmp_path, gpu=Gpu()).memory_bytes == 0, "else it takes a whole Device, as ever"
+
+
+def test_of_several_devices_each_has_its_part_of_weights_and_cache(tmp_path: Path) -> None:
+    one, two = auto(tmp_path), auto(tmp_path, gpu=Gpu(count=2, memory_bytes=BytesOrAuto(0)))
+    assert part(two, "cache") == part(one, "cache") // 2
+    assert part(two, "activation") == part(one, "activation")
+
+
+def test_engines_that_page_are_known_as_such_where_sizes_are_decided() -> None:
+    assert {name for name, engine in ENGINES.items() if engine.pages} == PAGED
+
+
+def test_with_memory_auto_it_is_told_its_part_of_a_shared_device_and_explained(tmp_path: Path) -> None:
+    of = auto(tmp_path)
+    mine = replica(of, "a1", memory_bytes=of.memory_bytes)
+    assert compute_engine_limits(of, mine, 0.25).memory_fraction == 0.25
+    more = replace(of, memory_bytes=of.memory_bytes * 2)  # as measured: as much again beside what it was told
+    assert compute_engine_limits(
+        more, replica(more, "a1", memory_bytes=more.memory_bytes), 0.5
+    ).memory_fraction == pytest.approx(0.25)
+    told = explained(of)
+    assert told.basis == "artifact"
+    assert told.sentences[0].endswith("by its artifact. Its config.json (llama) says:")
+    assert any(line.startswith("  reserve ") for line in told.sentences)
+    assert any(line.startswith("vllm is told to take that where others share its Device; ") for line in told.sentences)
+    assert (told.places[0].fits, told.places[0].calls) == (True, 1)
+    assert not explained(of, gib=2).places[0].fits
+
+
+def test_what_says_how_much_to_take_is_refused_beside_auto() -> None:
+    at = {"engine": "vllm", "artifact": "file:///a", "gpu": {"memory": "auto"}}
+    check_model(decode_value(at, ModelSpec))
+    with pytest.raises(WrongKeyError, match=r"gpu.memory: auto: it says how much to take"):
+        check_model(decode_value({**at, "args": ["--gpu-memory-utilization=0.5"]}, ModelSpec))
+    check_model(decode_value({**at, "gpu": {"memory": "auto", "growth": 50}}, ModelSpec))
+    elastic = decode_value({**at, "gpu": {"memory": "auto", "elastic": 10}}, ModelSpec)
+    of = Model(name=ModelName("a"), spec=elastic, memory_bytes=1 << 30, estimated_bytes=1 << 30)
+    assert spare_bytes(of) == 0, "it is the least with which it starts"
+    assert "say a size" in explain_rigid_memory(of)
+
+
+def explained(of: Model, gib: int = 24) -> Fit:
+    return explain_fit(world([of], [device("gpu0", gib)]), of, load_memory_needs(of), T0)
+
+
+def test_it_explains_part_by_part_and_device_by_device(file: Path) -> None:
+    told = explained(fill_memory_estimate(model(file, context_tokens=1024)))
+    assert (told.basis, told.needs.share) == ("artifact", 0.0)
+    assert told.sentences[0].startswith("ada is counted with ")
+    assert told.sentences[0].endswith(", by its artifact. Its GGUF header (gemma3) says:")
+    assert any(
+        line.startswith("  checkpoints ") and line.endswith(", in the host's memory.") for line in told.sentences
+    )
+    assert "  cache 38Mi: 1 layer keeps all of 4 x 1024 tokens, 5 the last 256." in told.sentences
+    assert told.sentences[-2:] == (
+        "llama.cpp takes its memory at its start, for all slots.",
+        "gpu0: nothing stands in the way.",
+    )
+    assert sum(one.bytes for one in told.needs.parts) == told.memory_bytes
+    assert (told.places[0].fits, told.places[0].calls) == (True, None)
+
+
+def test_it_explains_that_a_document_decides_and_what_is_too_small(file: Path) -> None:
+    of = replace(model(file), memory_bytes=30 << 30)
+    of = replace(of, spec=replace(of.spec, gpu=replace(of.spec.gpu, memory_bytes=BytesOrAuto(30 << 30))))
+    told = explained(of)
+    assert told.basis == "document"
+    assert told.sentences[0].startswith("ada is counted with 30Gi: its document says so (gpu.memory). Its GGUF header")
+    assert told.sentences[-1] == "gpu0: it has 24Gi in all, which cannot be 30Gi on one device."
+    assert not told.places[0].fits
+
+
+def test_of_pages_it_explains_how_many_calls_have_room(file: Path) -> None:
+    told = explained(model(file, "vllm", context_tokens=4096, args=("--gpu-memory-utilization", "0.5")))
+    assert told.basis == "device"
+    assert told.sentences[0].startswith("ada is counted with the whole of each of its Devices. ")
+    assert any(line.startswith("vllm takes 50% of its Devices at its start") for line in told.sentences)
+    (place,) = told.places
+    rest = (12 << 30) - sum(one.bytes for one in told.needs.parts if one.name != "cache")
+    assert place.calls == rest // (told.needs.token_bytes * 4096) > 0
+    small = explained(model(file, "vllm", context_tokens=4096), gib=1).places[0]
+    assert (small.fits, small.calls) == (False, 0)
+    assert "too little for one Call" in small.words
+
+
+def test_what_cannot_be_read_is_said_in_a_sentence(tmp_path: Path) -> None:
+    long = tmp_path / ("a" * 300 + ".gguf")
+    for file, why in ((tmp_path / "none.gguf", "No such file"), (long, "File name too long")):
+        told = explained(model(file))
+        assert len(told.sentences) == 2
+        assert why in told.sentences[0]
+        assert "\n" not in told.sentences[0]
+    remote = replace(model(tmp_path), spec=ModelSpec(engine="vllm", artifact="hf://org/name"))
+    assert "not a file here" in explained(remote).sentences[0]
+    folder = explained(model(tmp_path, "command", command=("x", "{port}")))
+    assert "of no kind that says more" in folder.sentences[0]
+
+
+def test_nothing_is_placed_for_a_model_without_a_device(file: Path) -> None:
+    of = model(file)
+    of = replace(of, spec=replace(of.spec, gpu=replace(of.spec.gpu, count=0)))
+    told = explained(of)
+    assert told.places == ()
+    assert told.sentences[0].startswith("ada wants no Device (gpu.count is 0). ")
+
+
+@pytest.mark.parametrize(
+    ("artifact", "args", "brought"),
+    [
+        ("oci://r.io/a:1", (), True),
+        ("s3://abc/a", (), True),
+        ("hf://a/b", (), True),
+        ("hf://a/b", ("--trust-remote-code",), False),
+        ("hf://a/b?include=*", ("--trust-remote-code",), True),
+        ("file:///a", (), False),
+        (None, (), False),
+    ],
+)
+def test_the_store_brings_all_but_what_an_engine_is_to_run_code_of(
+    tmp_path: Path, artifact: str | None, args: tuple[str, ...], brought: bool
+) -> None:
+    wants = replace(model(tmp_path), spec=ModelSpec(engine="vllm", artifact=artifact, args=args))
+    assert is_fetched_by_store(wants) == brought
+    allows = replace(wants, spec=replace(wants.spec, allow_unsafe=True))
+    assert is_fetched_by_store(allows) == (brought or artifact == "hf://a/b"), (
+        "the store takes code for one that allows it"
+    )
