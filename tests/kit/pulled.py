@@ -1,5 +1,6 @@
 """A registry, a client of it, and a folder into which blobs are fetched; layouts are small (see the tests of
-`artifacts/download`)."""
+`artifacts/download`).
+"""
 
 from __future__ import annotations
 
