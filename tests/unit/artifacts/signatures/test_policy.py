@@ -176,5 +176,5 @@ def test_many_reasons_are_shown_shortly_and_on_one_line_each() -> None:
 
 
 def test_a_key_shows_itself_by_its_id_alone() -> None:
-    assert str(key(OURS)) == f"Key(id='{key(OURS).id}')"
+    assert str(key(OURS)) == f"PublicKey(id='{key(OURS).id}')"
     assert public_keys.parse_public_key(pem(OURS)) == key(OURS)
