@@ -30,7 +30,7 @@ test-profile: venv  ## time of the tests by folder and file, and the slowest tes
 	@$(PY) -m tests.run $(or $(TIER),test) --costs=$(CURDIR)/build/costs.jsonl; status=$$?; $(PY) -m tests.plugins.report build/costs.jsonl && exit $$status
 
 test-upgrade: venv  ## replaces the processes of another version by this one and back, while clients call; BASE=COMMIT
-	@BASE=$(BASE) $(PY) -m tests.cluster.network $(PY) -m pytest -m "" -k case_30 tests/process/test_faults_control.py tests/cluster/test_faults_control.py
+	@BASE=$(BASE) $(PY) -m tests.cluster.network $(PY) -m pytest -m "" -k upgrade_and_rollback tests/process/test_faults_control.py tests/cluster/test_faults_control.py
 
 test-flaky: venv  ## repeat make test RUNS times while two processes use the CPU; the results go to tests/flaky-log.tsv
 	@$(PY) -m tests.flaky $(or $(RUNS),10) $(or $(TIER),test)

@@ -16,7 +16,7 @@ def agent(values: Values) -> Object:
     return spec
 
 
-def test_they_are_privileged_and_see_the_nodes_processes_and_devices_and_nothing_more_of_it() -> None:
+def test_fabric_agents_are_privileged_with_minimal_host_access() -> None:
     spec = agent(AGENTS_OF_A_FABRIC)
     assert spec["hostPID"] is True
     assert not {"hostNetwork", "hostIPC", "initContainers"} & spec.keys()
@@ -30,7 +30,7 @@ def test_they_are_privileged_and_see_the_nodes_processes_and_devices_and_nothing
     assert {"name": "dev", "mountPath": "/dev"} in container["volumeMounts"]
 
 
-def test_their_command_line_names_the_pods_that_start_anew() -> None:
+def test_fabric_agent_command_lists_the_pods_to_restart() -> None:
     name, *words = agent(AGENTS_OF_A_FABRIC)["containers"][0]["args"]
     command = cli.get_command(click.Context(cli), name)
     assert command is not None
@@ -42,7 +42,7 @@ def test_their_command_line_names_the_pods_that_start_anew() -> None:
     )  # fmt: skip
 
 
-def test_they_may_end_pods_of_those_namespaces_and_taint_devices() -> None:
+def test_fabric_agents_may_delete_configured_pods_and_taint_devices() -> None:
     roles = [one for one in of_kind(AGENTS_OF_A_FABRIC, "Role") if one["metadata"]["name"].endswith("-agent")]
     assert {one["metadata"]["namespace"]: one["rules"] for one in roles} == {
         namespace: [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "delete"]}]
@@ -67,7 +67,7 @@ def test_they_may_end_pods_of_those_namespaces_and_taint_devices() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in SETS if "agents" in name or name == "everything"])
-def test_others_have_none_of_that(name: str) -> None:
+def test_other_agents_have_no_fabric_privileges(name: str) -> None:
     spec = agent(SETS[name])
     assert not spec.keys() & {"hostPID"}
     assert "privileged" not in spec["containers"][0]["securityContext"]
@@ -95,7 +95,7 @@ def test_others_have_none_of_that(name: str) -> None:
         ),
     ],
 )
-def test_what_cannot_be_is_refused_in_a_sentence(values: Values, said: str) -> None:
+def test_invalid_fabric_values_are_rejected_with_a_message(values: Values, said: str) -> None:
     with pytest.raises(HelmError) as refused:
         texts(values)
     assert said in str(refused.value)

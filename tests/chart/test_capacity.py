@@ -33,7 +33,7 @@ def read(*entries: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_doctor_is_asked_for_the_kind_whatever_else_an_entry_says(kind: str) -> None:
+def test_doctor_checks_only_the_provider_kind_of_an_entry(kind: str) -> None:
     entry = {"name": "a", kind: TOLD[kind], "expectedSeconds": 60, "hedge": True, "keepSeconds": 10, "closing": True}
     entry |= {} if kind in QUEUES else {"headroom": 1}
     said = {one.encode_name for one in msgspec.structs.fields(ProviderSettings)} - {*KINDS}
@@ -62,9 +62,7 @@ def test_the_doctor_is_asked_for_the_kind_whatever_else_an_entry_says(kind: str)
         ),
     ],
 )
-def test_what_the_autoscaler_would_not_start_with_is_refused_in_a_sentence(
-    entries: list[dict[str, Any]], says: str
-) -> None:
+def test_capacity_entry_invalid_for_the_autoscaler_is_rejected(entries: list[dict[str, Any]], says: str) -> None:
     with pytest.raises(WrongKeyError):
         read(*entries)
     with pytest.raises(HelmError, match=rf"settings\.capacity: {says}"):
@@ -72,12 +70,12 @@ def test_what_the_autoscaler_would_not_start_with_is_refused_in_a_sentence(
 
 
 @pytest.mark.parametrize("url", URLS)
-def test_a_fabrics_url_that_the_autoscaler_takes_is_taken(url: str) -> None:
+def test_fabric_url_valid_for_the_autoscaler_is_accepted(url: str) -> None:
     entry = {**FABRIC, "redfish": {**TOLD["redfish"], "url": url}}
     read(entry)
     assert texts({"settings": {"capacity": [entry]}})
 
 
-def test_more_capacity_is_of_a_whole_cluster() -> None:
+def test_capacity_providers_are_rejected_with_namespace_scope() -> None:
     with pytest.raises(HelmError, match=r"scope namespace: settings\.capacity: leave it out"):
         texts({"scope": "namespace", "settings": {"capacity": [CRO]}})

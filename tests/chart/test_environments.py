@@ -14,7 +14,7 @@ OPENSHIFT, LABELLED = SETS["openshift"], SETS["labelled"]
 USERS = {"runAsUser", "runAsGroup", "fsGroup"}
 
 
-def test_on_openshift_pods_set_no_user_but_the_agents_that_need_root() -> None:
+def test_openshift_pods_set_no_user_except_the_agent() -> None:
     users = {part: USERS & spec["securityContext"].keys() for part, spec in pod_specs(OPENSHIFT)}
     assert {part for part, found in users.items() if found} == {"agent"}
     assert all(spec["securityContext"]["runAsNonRoot"] for part, spec in pod_specs(OPENSHIFT) if part != "agent")
@@ -38,19 +38,19 @@ def dns_ports(values: dict[str, Any]) -> set[int]:
         ({"securityContext": {"runAsUser": 7}}, {"runAsUser": 7}),
     ],
 )
-def test_on_openshift_engines_set_no_user_unless_settings_name_one(pod: dict[str, Any], context: Any) -> None:
+def test_openshift_engines_set_no_user_unless_configured(pod: dict[str, Any], context: Any) -> None:
     values = {"openshift": True, "settings": {"pod": pod}}
     (made,) = [one for one in of_kind(values, "ConfigMap") if "settings.yaml" in one["data"]]
     assert yaml.safe_load(made["data"]["settings.yaml"])["pod"]["securityContext"] == context
 
 
-def test_dns_may_have_other_ports() -> None:
+def test_network_policies_allow_additional_dns_ports() -> None:
     assert dns_ports({}) == {53}
     assert dns_ports({"openshift": True}) == {53, 5353}
     assert dns_ports(OPENSHIFT) == {53, 1053, 5353}
 
 
-def test_pods_have_labels_and_annotations_of_their_own() -> None:
+def test_pods_have_configured_labels_and_annotations() -> None:
     for kind, name, label in (
         ("Deployment", "pl-pilotlight-gateway", "team"), ("Deployment", "pl-pilotlight-autoscaler", "team"),
         ("DaemonSet", f"{AGENTS_NAME}-agent", "azure.workload.identity/use"),
@@ -65,24 +65,24 @@ def test_pods_have_labels_and_annotations_of_their_own() -> None:
     assert agent["spec"]["affinity"] == {"nodeAffinity": {}}
 
 
-def test_labels_that_select_pods_cannot_be_changed() -> None:
+def test_selector_labels_cannot_be_overridden() -> None:
     changed = {"gateway": {"podLabels": {"app.kubernetes.io/component": "other"}}}
     labels = named(changed, "Deployment", "pl-pilotlight-gateway")["spec"]["template"]["metadata"]["labels"]
     assert labels["app.kubernetes.io/component"] == "gateway"
 
 
-def test_the_service_may_be_of_two_families_and_of_a_class() -> None:
+def test_service_can_be_dual_stack_with_a_load_balancer_class() -> None:
     spec = named(LABELLED, "Service", "pl-pilotlight-gateway")["spec"]
     assert (spec["ipFamilyPolicy"], spec["loadBalancerClass"]) == ("PreferDualStack", "service.k8s.aws/nlb")
     assert not {"ipFamilyPolicy", "loadBalancerClass"} & named({}, "Service", "pl-pilotlight-gateway")["spec"].keys()
 
 
-def test_the_pod_of_helm_test_can_have_limits_that_a_quota_demands() -> None:
+def test_helm_test_pod_has_configured_resource_limits() -> None:
     (spec,) = (spec for part, spec in pod_specs(LABELLED) if part == "doctor")
     assert spec["containers"][0]["resources"]["limits"] == {"cpu": "100m", "memory": "256Mi"}
 
 
-def test_agents_reach_the_metadata_servers_of_clouds() -> None:
+def test_agents_can_reach_cloud_metadata_servers() -> None:
     (policy,) = [one for one in of_kind(SETS["agents"], "NetworkPolicy") if "agent" in one["metadata"]["name"]]
     rules = [rule for rule in policy["spec"]["egress"] if "169.254.169.254/32" in str(rule)]
     assert [{port["port"] for port in rule["ports"]} for rule in rules] == [{80, 988}]
@@ -93,7 +93,7 @@ def test_values_of_an_umbrella_chart_are_accepted(values: dict[str, Any]) -> Non
     assert texts(values)
 
 
-def test_other_values_are_refused() -> None:
+def test_unknown_values_are_rejected() -> None:
     with pytest.raises(helm_python.HelmError, match="enable"):
         texts({"enable": True})
 
@@ -104,14 +104,14 @@ def test_no_object_is_rendered_twice(values: dict[str, Any]) -> None:
     assert sorted(map(str, keys)) == sorted(map(str, set(keys)))
 
 
-def test_agents_may_be_in_the_releases_namespace_which_the_chart_does_not_make() -> None:
+def test_agents_can_run_in_the_release_namespace() -> None:
     at_home = SETS["agents in the release's namespace"]
     assert [one["metadata"]["name"] for one in of_kind(at_home, "Namespace")] == ["pilotlight-engines"]
     assert named(at_home, "DaemonSet", "pl-pilotlight-agent")["metadata"]["namespace"] == "home"
     assert {one["spec"]["issuerRef"]["kind"] for one in of_kind(at_home, "Certificate")} == {"Issuer"}
 
 
-def test_agents_are_refused_in_the_namespace_of_engines() -> None:
+def test_agents_are_rejected_in_the_engine_namespace() -> None:
     with pytest.raises(helm_python.HelmError, match=r"agent\.namespace: agents use host paths"):
         texts({"agent": {"enabled": True, "namespace": "pilotlight-engines"}})
     values = SETS["agents in the engines' namespace"]
@@ -119,7 +119,7 @@ def test_agents_are_refused_in_the_namespace_of_engines() -> None:
     assert named(values, "DaemonSet", f"{AGENTS_NAME}-agent")["metadata"]["namespace"] == "shared"
 
 
-def test_with_cert_manager_or_secrets_two_renderings_are_equal() -> None:
+def test_rendering_is_stable_with_cert_manager_or_secrets() -> None:
     """As Argo CD and Flux need it, which have no `lookup`."""
     secrets = {"certificates": "secret", "secret": {"server": "a", "client": "b", "agent": "c"}}
     agents: dict[str, Any] = {"enabled": True}
@@ -133,7 +133,7 @@ def test_with_cert_manager_or_secrets_two_renderings_are_equal() -> None:
     assert generated[0] != generated[1], "the test would see it"
 
 
-def test_cert_manager_makes_an_authority_for_agents_alone() -> None:
+def test_cert_manager_creates_a_separate_authority_for_agents() -> None:
     values = SETS["agents in the release's namespace"]
     issuers = {one["metadata"]["name"]: one["spec"] for one in of_kind(values, "Issuer")}
     signed = {
@@ -159,7 +159,7 @@ def test_cert_manager_makes_an_authority_for_agents_alone() -> None:
     assert mounted == [name]
 
 
-def test_the_pod_of_helm_test_has_labels_and_annotations_of_its_own() -> None:
+def test_helm_test_pod_has_configured_labels_and_annotations() -> None:
     (doctor,) = [one for one in of_kind(LABELLED, "Pod") if one["metadata"]["name"].endswith("-doctor")]
     assert doctor["metadata"]["labels"]["team"] == "ml"
     assert doctor["metadata"]["annotations"]["a"] == "b"
@@ -173,6 +173,6 @@ def test_the_pod_of_helm_test_has_labels_and_annotations_of_its_own() -> None:
         ({"listenHost": "::"}, "listenHost"),
     ],
 )
-def test_values_that_the_api_server_or_a_socket_would_refuse_are_refused(values: dict[str, Any], wrong: str) -> None:
+def test_values_that_would_fail_at_runtime_are_rejected(values: dict[str, Any], wrong: str) -> None:
     with pytest.raises(helm_python.HelmError, match=wrong):
         texts(values)

@@ -24,7 +24,7 @@ DNS = {"ports": [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53
 
 
 @pytest.mark.parametrize("values", [{}, EVERYTHING], ids=["defaults", "everything"])
-def test_a_gateway_reaches_engines_autoscalers_and_names_only(values: Values) -> None:
+def test_gateway_egress_is_limited_to_dns_engines_and_autoscalers(values: Values) -> None:
     spec = policy({**values, "adoption": {}}, "gateway")
     assert spec["ingress"][0] == {"ports": [{"protocol": "TCP", "port": "http"}]}, "clients from anywhere"
     dns, engines, autoscalers = spec["egress"]
@@ -37,7 +37,7 @@ def test_a_gateway_reaches_engines_autoscalers_and_names_only(values: Values) ->
     assert autoscalers["ports"] == [{"protocol": "TCP", "port": 8443}]
 
 
-def test_adopted_pods_may_be_where_the_values_say_but_not_outside_of_the_cluster() -> None:
+def test_adopted_pods_are_reachable_only_in_configured_namespaces() -> None:
     for name in ("gateway", "autoscaler"):
         assert {"to": [{"namespaceSelector": {}}]} in policy(EVERYTHING, name)["egress"]
         assert {"namespaceSelector": {}} not in [to for one in policy({}, name)["egress"] for to in one.get("to", [])]
@@ -50,7 +50,7 @@ def test_adopted_pods_may_be_where_the_values_say_but_not_outside_of_the_cluster
                 assert "ipBlock" not in str(one), "a gateway reaches no address outside of the cluster"
 
 
-def test_engines_reach_nothing_but_names_unless_told() -> None:
+def test_engine_egress_is_dns_only_unless_configured() -> None:
     assert policy({}, "engines")["egress"] == [DNS]
     rule = {"ports": [{"port": 443}]}
     assert policy(EVERYTHING, "engines")["egress"] == [DNS, rule]
@@ -59,21 +59,21 @@ def test_engines_reach_nothing_but_names_unless_told() -> None:
     assert parts == {"gateway", "autoscaler"}
 
 
-def test_only_gateways_and_agents_report() -> None:
+def test_only_gateways_and_agents_can_reach_the_contract_port() -> None:
     for values, wanted in (({}, {"gateway"}), (SETS["agents"], {"gateway", "agent"})):
         reports, _ = policy(values, "autoscaler")["ingress"]
         parts = {one["podSelector"]["matchLabels"]["app.kubernetes.io/component"] for one in reports["from"]}
         assert (parts, reports["ports"]) == (wanted, [{"protocol": "TCP", "port": "contract"}])
 
 
-def test_metrics_of_all_that_have_some_are_read_by_whom_the_values_name() -> None:
+def test_configured_sources_can_read_metrics_of_all_components() -> None:
     who = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
     values = {**SETS["agents"], "networkPolicy": {"metricsFrom": who}}
     for name in ("gateway", "autoscaler", "agent"):
         assert policy(values, name)["ingress"][-1] == {"from": who, "ports": [{"protocol": "TCP", "port": "health"}]}
 
 
-def test_agents_reach_each_other_and_only_agents_of_the_release_ask_them_for_weights() -> None:
+def test_only_agents_of_the_release_can_reach_the_peer_port() -> None:
     spec = policy(SETS["agents"], "agent")
     agents = {"podSelector": spec["podSelector"]}
     assert spec["podSelector"]["matchLabels"]["app.kubernetes.io/instance"] == "pl"
@@ -84,7 +84,7 @@ def test_agents_reach_each_other_and_only_agents_of_the_release_ask_them_for_wei
     assert [one["ports"] for one in metrics] == [[{"protocol": "TCP", "port": "health"}]]
 
 
-def test_agents_that_are_told_so_keep_to_themselves() -> None:
+def test_disabled_peering_removes_peer_port_and_certificates() -> None:
     agent = SETS["agents"]["agent"]
     values = {**SETS["agents"], "agent": {**agent, "peers": {"enabled": False}}}
     assert "8484" not in str(policy(values, "agent"))
@@ -93,7 +93,7 @@ def test_agents_that_are_told_so_keep_to_themselves() -> None:
     assert not [one for one in of_kind(values, "Secret") if one["metadata"]["name"].endswith("-peers")]
 
 
-def test_what_agents_show_each_other_is_certified_by_an_authority_that_certifies_nobody_else() -> None:
+def test_agent_peer_certificates_have_a_separate_authority() -> None:
     made = named(SETS["agents"], "Secret", f"{AGENTS_NAME}-agent-peers")
     assert made["metadata"]["namespace"] == "pilotlight-agents"
     assert set(made["data"]) == {"ca.crt", "tls.crt", "tls.key"}
@@ -109,7 +109,7 @@ def test_what_agents_show_each_other_is_certified_by_an_authority_that_certifies
     assert not [one for one in of_kind(given, "Secret") if one["metadata"]["name"].endswith("-peers")]
 
 
-def test_the_policy_of_engines_selects_those_of_this_installation() -> None:
+def test_engine_policy_selects_pods_of_this_installation() -> None:
     """As autoscalers label them."""
     for values in ({}, {"scope": "namespace"}, {"fullnameOverride": "a" * 60}):
         words = pod_words(values)
@@ -125,11 +125,11 @@ def pod_words(values: dict[str, Any]) -> dict[str, str]:
     return {name: value for name, _, value in words}
 
 
-def test_without_policies_there_is_none() -> None:
+def test_disabled_network_policies_are_not_rendered() -> None:
     assert not list(of_kind({**SETS["agents"], "networkPolicy": {"enabled": False}}, "NetworkPolicy"))
 
 
-def test_pods_of_engines_are_restricted_by_their_namespace() -> None:
+def test_engine_namespace_enforces_restricted_pod_security() -> None:
     labels = named({}, "Namespace", "pilotlight-engines")["metadata"]["labels"]
     assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
     agents = named(SETS["agents"], "Namespace", "pilotlight-agents")["metadata"]["labels"]

@@ -35,7 +35,7 @@ async def offers_of(settings: Settings) -> dict[str, tuple[Offer, ...]]:
     }
 
 
-def test_on_gke_each_provider_offers_its_own_nodes_alone() -> None:
+def test_gke_providers_offer_only_their_own_nodes() -> None:
     found = run(offers_of(settings_of("values-gke-dws.yaml")))
     said = {
         name: [(one.product, one.devices_min, one.labels, one.bought, one.price_per_hour) for one in offers]
@@ -50,7 +50,7 @@ def test_on_gke_each_provider_offers_its_own_nodes_alone() -> None:
     assert (atomic.expected_s, atomic.lasts_s, dws.expected_s, dws.lasts_s) == (240.0, None, None, 604_800.0)
 
 
-def test_on_gke_the_node_that_stays_costs_nothing_more_and_those_of_the_queue_do() -> None:
+def test_gke_existing_node_is_free_and_flex_start_node_costs() -> None:
     prices = Prices(settings_of("values-gke-dws.yaml").prices)
     labels = {ACCELERATOR: "nvidia-h100-80gb"}
     stays = device(product="NVIDIA-H100-80GB-HBM3", labels=labels)

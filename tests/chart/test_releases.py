@@ -31,12 +31,12 @@ def keys(values: Values, release: tuple[str, str]) -> set[tuple[str, str, str]]:
 
 
 @pytest.mark.parametrize("values", [EVERYTHING, SETS["nodes"], SETS["agents"]], ids=["everything", "nodes", "agents"])
-def test_no_two_releases_have_an_object_of_one_name(values: Values) -> None:
+def test_releases_have_no_object_names_in_common(values: Values) -> None:
     found = {release: keys(values, release) for release in RELEASES}
     assert not [found[one] & found[other] for one, other in combinations(RELEASES, 2) if found[one] & found[other]]
 
 
-def test_releases_of_one_name_may_share_the_namespaces_of_engines_and_agents() -> None:
+def test_same_named_releases_can_share_engine_and_agent_namespaces() -> None:
     """The namespaces apart, no two objects have the same name."""
     values = {**SETS["agents"], "agent": {"enabled": True, "pullSecrets": ["login"]}}
     one, other = (keys(values, ("pilotlight", namespace)) for namespace in ("team-a", "team-b"))
@@ -44,7 +44,7 @@ def test_releases_of_one_name_may_share_the_namespaces_of_engines_and_agents() -
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_names_are_those_that_kubernetes_takes(release: tuple[str, str]) -> None:
+def test_object_names_are_valid_in_kubernetes(release: tuple[str, str]) -> None:
     for kind, _, name in keys(EVERYTHING, release):
         assert len(name) <= (63 if kind == "Service" else 253)
         assert name == name.strip("-")

@@ -117,13 +117,13 @@ each_set = pytest.mark.parametrize("values", SETS.values(), ids=SETS.keys())
 
 
 @each_set
-def test_helm_has_nothing_to_say(values: Values) -> None:
+def test_helm_lint_reports_no_messages(values: Values) -> None:
     said = helm_python.lint(CHART, values, strict=True, kube_version="v1.36.0")
     assert (said["messages"], said["errors"]) == ([], [])
 
 
 @each_set
-def test_every_object_is_valid(values: Values) -> None:
+def test_every_object_matches_its_schema(values: Values) -> None:
     for one in objects(values):
         kind = f"{one['apiVersion']} {one['kind']}"
         if kind in SCHEMAS:
@@ -134,7 +134,7 @@ def test_every_object_is_valid(values: Values) -> None:
 
 
 @each_set
-def test_every_object_says_whose_it_is_and_where(values: Values) -> None:
+def test_every_object_has_namespace_labels_and_a_unique_name(values: Values) -> None:
     seen: set[tuple[str, ...]] = set()
     for one in objects(values):
         metadata = one["metadata"]
@@ -167,7 +167,7 @@ def test_every_container_is_restricted(values: Values) -> None:
 
 
 @each_set
-def test_only_autoscalers_may_ask_the_api_server(values: Values) -> None:
+def test_only_the_autoscaler_account_has_api_server_access(values: Values) -> None:
     for one in of_kind(values, "ServiceAccount"):
         assert one["automountServiceAccountToken"] is False
     for component, spec in pod_specs(values):
@@ -189,7 +189,7 @@ def tokens(spec: Object) -> Iterator[Object]:
 
 
 @each_set
-def test_every_command_line_is_one_that_the_program_takes(values: Values) -> None:
+def test_every_container_command_line_is_accepted_by_the_program(values: Values) -> None:
     for component, spec in pod_specs(values):
         (container,) = spec["containers"]
         name, *words = (word.replace("$(POD_IP)", "127.0.0.1") for word in container["args"])
@@ -207,7 +207,7 @@ def test_every_command_line_is_one_that_the_program_takes(values: Values) -> Non
 
 
 @each_set
-def test_the_settings_are_a_document_that_loads(values: Values) -> None:
+def test_rendered_settings_load_as_a_document(values: Values) -> None:
     (settings,) = (one["data"] for one in of_kind(values, "ConfigMap") if "settings.yaml" in one["data"])
     loaded = load.parse_documents([("settings.yaml", settings["settings.yaml"])]).settings
     wanted = values.get("settings", {})
@@ -216,7 +216,7 @@ def test_the_settings_are_a_document_that_loads(values: Values) -> None:
 
 
 @each_set
-def test_no_secret_in_plain_sight(values: Values) -> None:
+def test_keys_and_tokens_appear_only_in_secrets(values: Values) -> None:
     for one in objects(values):
         text = yaml.safe_dump(one)
         assert "PRIVATE KEY" not in text
@@ -228,7 +228,7 @@ def test_no_secret_in_plain_sight(values: Values) -> None:
 
 
 @each_set
-def test_selectors_find_the_pods_and_nobody_else(values: Values) -> None:
+def test_selectors_match_exactly_their_pods(values: Values) -> None:
     pods = [(one["metadata"]["namespace"], one["spec"]["template"]["metadata"]["labels"])
             for one in of_kind(values, "Deployment", "DaemonSet")]  # fmt: skip
     for one in of_kind(values, "Service", "PodDisruptionBudget"):
@@ -240,7 +240,7 @@ def test_selectors_find_the_pods_and_nobody_else(values: Values) -> None:
         assert len(found) == (metrics if one["metadata"]["name"].endswith("-metrics") else 1), one["metadata"]["name"]
 
 
-def test_a_gateway_has_time_to_finish_its_calls() -> None:
+def test_gateway_termination_grace_covers_its_requests() -> None:
     spec = named({}, "Deployment", "pl-pilotlight-gateway")["spec"]["template"]["spec"]
     (container,) = spec["containers"]
     sleeps = container["lifecycle"]["preStop"]["sleep"]["seconds"]
@@ -248,7 +248,7 @@ def test_a_gateway_has_time_to_finish_its_calls() -> None:
     assert "--grace=600" in container["args"]
 
 
-def test_limits_reach_the_gateways_as_they_are_meant() -> None:
+def test_limits_reach_the_gateway_with_their_values() -> None:
     limits = {"bodyBytesMax": "32Mi", "memoryBytes": "auto", "idleSecondsMax": 30, "headerSecondsMax": 1.5}
     for size in ("32Mi", "1Gi", "2G", "500M", "12k", "33554432", 1048576):
         values = {"settings": {"limits": {**limits, "bodyBytesMax": size}}}
@@ -259,7 +259,7 @@ def test_limits_reach_the_gateways_as_they_are_meant() -> None:
         assert (taken.memory_bytes, taken.idle_seconds_max, taken.header_seconds_max) == (0, 30, 1.5)
 
 
-def test_the_way_in_is_patient_and_keeps_no_buffers() -> None:
+def test_ingress_has_long_timeouts_and_no_buffering() -> None:
     annotations = named(EVERYTHING, "Ingress", "pl-pilotlight-gateway")["metadata"]["annotations"]
     nginx = {key.partition("/")[2]: value for key, value in annotations.items() if key.startswith("nginx.")}
     assert nginx["proxy-buffering"] == nginx["proxy-request-buffering"] == nginx["proxy-next-upstream"] == "off"
@@ -304,7 +304,7 @@ def test_the_way_in_is_patient_and_keeps_no_buffers() -> None:
         ],
     ],
 )
-def test_wrong_values_are_refused_in_a_sentence(values: Values, said: str) -> None:
+def test_invalid_values_are_rejected_with_a_message(values: Values, said: str) -> None:
     with pytest.raises(helm_python.HelmError) as refused:
         texts(values)
     assert said in str(refused.value)
@@ -321,7 +321,7 @@ AGENTS: Values = {"agent": {"enabled": True}}
 SECRETS: Values = {"server": "a", "client": "b"}
 
 
-def test_the_accounts_of_gateways_and_agents_are_named_apart() -> None:
+def test_gateways_and_agents_have_separate_accounts() -> None:
     accounts = [word for word in words(AGENTS, "autoscaler") if "account" in word]
     assert accounts == [
         "--gateway-account=pl-pilotlight-gateway",
@@ -342,7 +342,7 @@ def test_the_accounts_of_gateways_and_agents_are_named_apart() -> None:
         ({"certificates": "secret", "secret": SECRETS}, "b", False),
     ],
 )
-def test_agents_show_a_certificate_of_their_own(contract: Values, secret: str, named: bool) -> None:
+def test_agents_use_their_own_certificate_when_available(contract: Values, secret: str, named: bool) -> None:
     values = {**AGENTS, "contract": {**contract, "auth": "certificate"}}
     assert ("--agent-certificate-name=pilotlight-agent" in words(values, "autoscaler")) is named
     ((_, spec),) = [one for one in pod_specs(values) if one[0] == "agent"]
@@ -359,13 +359,13 @@ def test_generated_certificates_have_the_name_of_their_role() -> None:
         assert names.value.get_values_for_type(x509.DNSName) == [name]
 
 
-def test_with_tokens_agents_mount_no_certificate() -> None:
+def test_agents_with_token_auth_mount_no_certificate() -> None:
     ((_, spec),) = [one for one in pod_specs(AGENTS) if one[0] == "agent"]
     (volume,) = [one for one in spec["volumes"] if one["name"] == "contract"]
     assert [item["key"] for item in volume["secret"]["items"]] == ["ca.crt"]
 
 
-def test_notes_say_what_is_off() -> None:
+def test_notes_list_disabled_features_and_next_commands() -> None:
     notes = {name: texts(values)["NOTES.txt"] for name, values in SETS.items()}
     assert all("helm test pl -n home" in text and "curl" in text and "coldstart" in text for text in notes.values())
     assert "Off here" in notes["namespaced"]
@@ -381,7 +381,7 @@ def test_notes_say_what_is_off() -> None:
 
 
 @pytest.mark.parametrize("where", ["docs/kubernetes.md", "README.md", "NOTES"])
-def test_the_first_model_is_applied_with_the_image_that_was_pushed(where: str) -> None:
+def test_documented_first_model_uses_the_pushed_image(where: str) -> None:
     digest = "sha256:" + 64 * "a"
     values = {"image": {"repository": "REGISTRY/pilotlight", "digest": digest}}
     text = texts(values)["NOTES.txt"] if where == "NOTES" else (ROOT / where).read_text()
@@ -399,7 +399,7 @@ def test_the_first_model_is_applied_with_the_image_that_was_pushed(where: str) -
         ("agents with certificates", {}),
     ],
 )
-def test_the_agent_reads_the_sockets_that_it_is_given_and_is_probed(name: str, mounts: dict[str, str]) -> None:
+def test_agent_mounts_configured_sockets_and_has_probes(name: str, mounts: dict[str, str]) -> None:
     ((_, spec),) = [one for one in pod_specs(SETS[name]) if one[0] == "agent"]
     (container,) = spec["containers"]
     folders = {one["name"]: one["hostPath"]["path"] for one in spec["volumes"] if "hostPath" in one}
@@ -411,7 +411,7 @@ def test_the_agent_reads_the_sockets_that_it_is_given_and_is_probed(name: str, m
     assert [(port["name"], port["containerPort"]) for port in container["ports"]] == [("health", 8082), ("peers", 8484)]
 
 
-def test_files_that_settings_of_weights_name_are_in_the_agents_pod() -> None:
+def test_agent_pod_mounts_files_named_by_weights_settings() -> None:
     ((_, spec),) = [one for one in pod_specs(EVERYTHING) if one[0] == "agent"]
     volumes = {one["name"]: one for one in spec["volumes"]}
     mounts = spec["containers"][0]["volumeMounts"]
@@ -424,7 +424,7 @@ def test_files_that_settings_of_weights_name_are_in_the_agents_pod() -> None:
     assert there[key.rpartition("/")[0]]["secret"] == {"secretName": "signers", "defaultMode": 0o400}
 
 
-def test_prometheus_reads_the_agents_too_where_there_are_some() -> None:
+def test_pod_monitor_covers_agents_only_when_enabled() -> None:
     monitor = named(EVERYTHING, "PodMonitor", f"{AGENTS_NAME}-agent")
     agents = named(EVERYTHING, "DaemonSet", f"{AGENTS_NAME}-agent")
     assert monitor["metadata"]["namespace"] == agents["metadata"]["namespace"], "which is the only one that it looks in"
@@ -438,7 +438,7 @@ def test_prometheus_reads_the_agents_too_where_there_are_some() -> None:
     assert of_kind({"agent": {"enabled": True}}, "PodMonitor") == []
 
 
-def test_an_agent_has_the_logins_of_the_hub_and_of_buckets_that_the_values_name() -> None:
+def test_agent_has_configured_hub_and_bucket_credentials() -> None:
     token = {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}
     whose = {"eks.amazonaws.com/role-arn": "arn:aws:iam::1:role/models"}
     agent = {**SETS["agents"]["agent"], "env": [token], "annotations": whose}
@@ -448,12 +448,12 @@ def test_an_agent_has_the_logins_of_the_hub_and_of_buckets_that_the_values_name(
     assert account["metadata"]["annotations"] == whose
 
 
-def test_the_examples_are_documents_that_load() -> None:
+def test_example_documents_load() -> None:
     for path in sorted((ROOT / "examples").glob("*.yaml")):
         if not path.name.startswith("values-"):
             load.parse_documents([(path.name, path.read_text())])
 
 
-def test_helm_says_what_it_needs_of_kubernetes() -> None:
+def test_chart_declares_the_minimum_kubernetes_version() -> None:
     chart: dict[str, Any] = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert chart["kubeVersion"] == f">={VERSIONS[0]}.0-0"

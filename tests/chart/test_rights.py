@@ -159,14 +159,14 @@ def given(values: Values) -> Iterator[Grant]:
 
 
 @pytest.mark.parametrize("name", WANTED)
-def test_the_rights_are_these_and_no_more(name: str) -> None:
+def test_rendered_rights_match_exactly(name: str) -> None:
     found = list(given(SETS[name]))
     assert set(found) == WANTED[name]
     assert len(found) == len(set(found)), "said once"
 
 
 @pytest.mark.parametrize("values", SETS.values(), ids=SETS.keys())
-def test_every_role_is_bound_to_the_autoscalers(values: Values) -> None:
+def test_every_role_is_bound_to_the_autoscaler_account(values: Values) -> None:
     def key(one: Object) -> tuple[str, str, str]:
         return one["kind"].removesuffix("Binding"), one["metadata"].get("namespace", ""), one["metadata"]["name"]
 
@@ -189,7 +189,7 @@ def test_every_role_is_bound_to_the_autoscalers(values: Values) -> None:
         ("adopting", "cluster", ("team-a", "team-b"), False), ("namespaced", "namespace", ("home",), False),
     ],
 )  # fmt: skip
-def test_the_doctor_asks_for_what_the_chart_gives(
+def test_doctor_requires_exactly_the_rights_of_the_chart(
     name: str, scope: Scope, where: tuple[str, ...] | None, cordons: bool
 ) -> None:
     place = {"cluster": "*", "home": "home", "engines": "pilotlight-engines" if scope == "cluster" else "home"}
@@ -209,7 +209,7 @@ def test_the_doctor_asks_for_what_the_chart_gives(
 
 
 @pytest.mark.parametrize("name", CAPACITY)
-def test_by_the_settings_alone_the_doctor_asks_for_the_kinds_that_the_chart_names(name: str, tmp_path: Path) -> None:
+def test_doctor_capacity_kinds_match_the_settings(name: str, tmp_path: Path) -> None:
     (text,) = (
         one["data"]["settings.yaml"] for one in of_kind(SETS[name], "ConfigMap") if "settings.yaml" in one["data"]
     )
@@ -237,7 +237,7 @@ TOLD = "--settings=/documents/settings.yaml"
         ("namespaced", ["--adopt-in=home"], ["--adopt-in=home"]),
     ],
 )
-def test_the_command_lines_say_the_same(name: str, scaler: list[str], doctor: list[str]) -> None:
+def test_autoscaler_and_doctor_have_matching_command_lines(name: str, scaler: list[str], doctor: list[str]) -> None:
     for component, wanted in (("autoscaler", scaler), ("doctor", doctor)):
         (spec,) = (spec for part, spec in pod_specs(SETS[name]) if part == component)
         words = [
@@ -249,25 +249,25 @@ def test_the_command_lines_say_the_same(name: str, scaler: list[str], doctor: li
 
 
 @pytest.mark.parametrize("values", [{"everywhere": True}, {"namespaces": ["home", "team-a"]}])
-def test_with_scope_namespace_nothing_is_adopted_elsewhere(values: Values) -> None:
+def test_namespace_scope_rejects_adoption_in_other_namespaces(values: Values) -> None:
     with pytest.raises(helm_python.HelmError, match=r"scope namespace: adoption\."):
         objects({"scope": "namespace", "adoption": values})
 
 
 @pytest.mark.parametrize("values", SETS.values(), ids=SETS.keys())
-def test_nobody_may_do_everything_or_read_secrets(values: Values) -> None:
+def test_roles_grant_no_wildcards_and_no_secrets(values: Values) -> None:
     for grant in given(values):
         assert "*" not in (grant.group, grant.resource, grant.verb)
         assert grant.resource not in {"secrets", "pods/exec", "serviceaccounts", "clusterroles", "roles"}
 
 
 @pytest.mark.parametrize("name", ["namespaced", "namespaced and minimal"])
-def test_with_scope_namespace_nothing_is_outside_of_it(name: str) -> None:
+def test_namespace_scope_renders_all_objects_in_one_namespace(name: str) -> None:
     for one in objects(SETS[name]):
         assert one["metadata"].get("namespace") == "home", one["kind"]
 
 
-def test_the_configmap_by_which_nodes_are_cut_is_the_one_of_the_settings() -> None:
+def test_repartitioning_rights_use_the_configured_config_map() -> None:
     told = {"cutting": {"namespace": "nvidia", "configMap": "mine"}}
     found = set(given({"cutting": {"enabled": True}, "settings": told}))
     assert found == CLUSTER | CORDON | grants("nvidia", "", "configmaps", ("create",)) | grants(
@@ -286,9 +286,7 @@ def test_the_configmap_by_which_nodes_are_cut_is_the_one_of_the_settings() -> No
         ("auto", False, False),
     ],
 )
-def test_only_where_stores_are_seen_as_volumes_they_may_be_made_and_only_such(
-    mount: str, agents: bool, made: bool
-) -> None:
+def test_volume_rights_require_volume_mounts_and_are_restricted(mount: str, agents: bool, made: bool) -> None:
     values = {"agent": {"enabled": agents, "storePath": "/data/"}, "settings": {"weights": {"mount": mount}}}
     assert set(given(values)) >= VOLUMES if made else not VOLUMES & set(given(values))
     policies = of_kind(values, "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
@@ -306,7 +304,7 @@ def test_only_where_stores_are_seen_as_volumes_they_may_be_made_and_only_such(
     ("adoption", "made"),
     [({}, False), ({"kubeai": True}, False), ({"namespaces": ["a"]}, True), ({"everywhere": True}, True)],
 )
-def test_where_workloads_are_adopted_policies_limit_what_changes(adoption: Values, made: bool) -> None:
+def test_adoption_creates_policies_that_limit_changes(adoption: Values, made: bool) -> None:
     found = of_kind({"adoption": adoption}, "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
     assert len(found) == (4 if made else 0)
     for policy, binding in zip(found[::2], found[1::2], strict=True):
@@ -320,7 +318,7 @@ def test_where_workloads_are_adopted_policies_limit_what_changes(adoption: Value
         assert SHOWN in found[2]["spec"]["validations"][-1]["expression"]
 
 
-def test_only_who_says_host_path_has_a_namespace_that_lets_it_in() -> None:
+def test_only_host_path_mounts_make_the_namespace_privileged() -> None:
     def enforced(mount: str) -> str:
         found = of_kind({"settings": {"weights": {"mount": mount}}}, "Namespace")
         label: str = found[0]["metadata"]["labels"]["pod-security.kubernetes.io/enforce"]
@@ -329,7 +327,7 @@ def test_only_who_says_host_path_has_a_namespace_that_lets_it_in() -> None:
     assert [enforced(mount) for mount in ("auto", "volume", "image", "hostPath")] == 3 * ["restricted"] + ["privileged"]
 
 
-def test_agents_read_the_pull_secrets_that_are_named_and_nothing_else() -> None:
+def test_agents_may_read_only_the_configured_pull_secrets() -> None:
     values = {**SETS["agents"], "agent": {**SETS["agents"]["agent"], "pullSecrets": ["ghcr"]}}
     rules = [{"apiGroups": [""], "resources": ["secrets"], "resourceNames": ["ghcr"], "verbs": ["get"]}]
     for of, wanted in ((SETS["agents"], []), (values, [rules])):
@@ -342,7 +340,7 @@ def test_agents_read_the_pull_secrets_that_are_named_and_nothing_else() -> None:
         assert "--store=/var/lib/pilotlight/weights" in spec["containers"][0]["args"]
 
 
-def test_the_doctor_sees_the_settings_and_the_secrets_that_providers_name() -> None:
+def test_doctor_pod_mounts_settings_and_provider_secrets() -> None:
     (spec,) = (spec for part, spec in pod_specs(SETS["composed"]) if part == "doctor")
     (scaler,) = (spec for part, spec in pod_specs(SETS["composed"]) if part == "autoscaler")
     mounts = {one["mountPath"]: one["name"] for one in spec["containers"][0]["volumeMounts"]}

@@ -16,13 +16,13 @@ OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
 METRICS = set(re.findall(r"^\| `(pilotlight_[a-z_]+)` \|", OPERATIONS, re.MULTILINE))
 
 
-def test_every_value_says_what_it_is_for() -> None:
+def test_every_chart_value_is_documented() -> None:
     found = list(chart.values(chart.VALUES.read_text()))
     assert [one.path for one in found if len(one.meaning) < 10] == []
     assert len(found) == len({one.path for one in found})
 
 
-def test_the_schema_knows_the_values_and_no_others() -> None:
+def test_schema_contains_exactly_the_chart_values() -> None:
     def keys(schema: dict[str, Any], at: str = "") -> Iterator[str]:
         for name, one in schema.get("properties", {}).items():
             yield at + name
@@ -35,11 +35,11 @@ def test_the_schema_knows_the_values_and_no_others() -> None:
     assert set(keys(schema)) - {"global"} == {path for path in known if not inner.fullmatch(path)}
 
 
-def test_settings_in_the_schema_are_those_of_the_document() -> None:
+def test_schema_settings_match_the_settings_document() -> None:
     assert chart.SCHEMA.read_text() == chart.schema(chart.SCHEMA.read_text()), "run `.venv/bin/python -m docs.chart`"
 
 
-def test_the_page_has_all_values() -> None:
+def test_values_page_is_up_to_date() -> None:
     assert chart.PAGE.read_text() == chart.page(chart.PAGE.read_text()), "run `.venv/bin/python -m docs.chart`"
 
 
@@ -48,7 +48,7 @@ def known(text: str) -> set[str]:
     return {re.sub(r"_(bucket|sum|count)$", "", one) for one in re.findall(r"pilotlight_[a-z_]+", text)}
 
 
-def test_alerts_are_about_metrics_that_exist() -> None:
+def test_alerts_use_existing_metrics() -> None:
     rules = named(EVERYTHING, "PrometheusRule", "pl-pilotlight")["spec"]["groups"][0]["rules"]
     assert len(rules) >= 5
     for rule in rules:
@@ -56,7 +56,7 @@ def test_alerts_are_about_metrics_that_exist() -> None:
         assert known(rule["expr"]) <= METRICS, rule["alert"]
 
 
-def test_dashboards_are_about_metrics_that_exist() -> None:
+def test_dashboards_use_existing_metrics() -> None:
     data = named(EVERYTHING, "ConfigMap", "pl-pilotlight-dashboards")["data"]
     shown = json.loads(data["pilotlight.json"])
     said = {panel["title"]: target["expr"] for panel in shown["panels"] for target in panel["targets"]}
@@ -66,7 +66,7 @@ def test_dashboards_are_about_metrics_that_exist() -> None:
         assert known(expression) <= METRICS, title
 
 
-def test_versions_are_the_products() -> None:
+def test_chart_versions_match_the_product_version() -> None:
     about = yaml.safe_load((CHART / "Chart.yaml").read_text())
     (version,) = re.findall(r'^__version__ = "(.+)"$', (ROOT / "pilotlight/__init__.py").read_text(), re.MULTILINE)
     assert about["appVersion"] == version

@@ -44,7 +44,7 @@ def writes_of_status(found: Object) -> list[str]:
 
 
 @pytest.mark.standard
-async def test_the_lingo_walk_through(adopting: Adopting) -> None:
+async def test_lingo_deployment_scales_from_zero_on_a_request_and_back(adopting: Adopting) -> None:
     """A Deployment at zero with Lingo's annotation; a Call makes a pod and is answered; then zero again."""
     name = "text-embedding-ada-002"
     notes = {LINGO + "models": name, LINGO + "min-replicas": "0", OURS + "idle-seconds": "600"}
@@ -62,7 +62,7 @@ async def test_the_lingo_walk_through(adopting: Adopting) -> None:
         assert owners_of_scale(found) == [("pilotlight", "Apply", "scale")]
 
 
-async def test_a_person_who_scales_is_obeyed_for_a_while_and_then_the_scale_is_ours_again(adopting: Adopting) -> None:
+async def test_manual_scale_holds_for_a_while_and_then_reverts_to_the_autoscaler(adopting: Adopting) -> None:
     notes = {OURS + "models": "ada", OURS + "idle-seconds": "0.5"}
     await adopting.api.create(f"{adopting.apps}/deployments", workload("ada", 0, notes))
     adopting.write(adoption={"holdSeconds": 600})
@@ -77,7 +77,7 @@ async def test_a_person_who_scales_is_obeyed_for_a_while_and_then_the_scale_is_o
         assert owners_of_scale(await adopting.scale("ada")) == [("pilotlight", "Apply", "scale")]
 
 
-async def test_a_person_who_scales_to_zero_has_switched_it_off(adopting: Adopting) -> None:
+async def test_manual_scale_to_zero_pauses_the_model_until_the_hold_ends(adopting: Adopting) -> None:
     """A Call is refused at once while that holds, and wakes it afterwards."""
     await adopting.api.create(f"{adopting.apps}/deployments", workload("ada", 0, {OURS + "models": "ada"}))
     adopting.write(adoption={"holdSeconds": 600})
@@ -92,7 +92,7 @@ async def test_a_person_who_scales_to_zero_has_switched_it_off(adopting: Adoptin
             await asyncio.sleep(0.1)
 
 
-async def test_a_rollout_of_the_deployment_during_a_drain_loses_no_call(adopting: Adopting) -> None:
+async def test_deployment_rollout_during_a_drain_loses_no_request(adopting: Adopting) -> None:
     """Two Replicas with a Call each, one drains since one is the most, then all pods are replaced: the Calls move."""
     notes = {OURS + "models": "ada", OURS + "replicas-max": "2", OURS + "slots": "1"}
     body = workload("ada", 0, notes, "Deployment", "--tokens-per-s", "20", "--tokens", "300")
@@ -112,7 +112,7 @@ async def test_a_rollout_of_the_deployment_during_a_drain_loses_no_call(adopting
         assert (await adopting.embed("ada"))[0] == 200
 
 
-async def test_pods_outlive_their_autoscaler_and_keep_their_replica(adopting: Adopting) -> None:
+async def test_adopted_pod_keeps_its_replica_id_after_an_autoscaler_restart(adopting: Adopting) -> None:
     await adopting.api.create(f"{adopting.apps}/deployments", workload("ada", 0, {OURS + "models": "ada"}))
     async with adopting.running(), asyncio.timeout(WAIT_S_MAX):
         assert (await adopting.embed("ada"))[0] == 200
@@ -127,7 +127,7 @@ async def test_pods_outlive_their_autoscaler_and_keep_their_replica(adopting: Ad
 
 
 @pytest.mark.standard
-async def test_a_statefulset_goes_from_its_highest_ordinal(adopting: Adopting) -> None:
+async def test_statefulset_scales_down_from_its_highest_ordinal(adopting: Adopting) -> None:
     notes = {OURS + "models": "ada", OURS + "replicas-max": "2", OURS + "slots": "1", OURS + "idle-seconds": "600"}
     body = workload("ada", 0, notes, "StatefulSet", "--tokens-per-s", "20", "--tokens", "30")
     await adopting.api.create(f"{adopting.apps}/statefulsets", body)
@@ -141,7 +141,7 @@ async def test_a_statefulset_goes_from_its_highest_ordinal(adopting: Adopting) -
         assert (await adopting.embed("ada"))[0] == 200
 
 
-async def test_beside_an_hpa_only_zero_or_one_is_written(adopting: Adopting, namespace: str) -> None:
+async def test_workload_with_an_hpa_is_scaled_only_to_zero_or_one(adopting: Adopting, namespace: str) -> None:
     notes = {OURS + "models": "ada", OURS + "idle-seconds": "600"}
     await adopting.api.create(f"{adopting.apps}/deployments", workload("ada", 0, notes))
     target = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "ada"}
@@ -159,7 +159,7 @@ async def test_beside_an_hpa_only_zero_or_one_is_written(adopting: Adopting, nam
         await adopting.until_pods(0)
 
 
-async def test_wrong_annotations_are_said_and_harm_nobody_else(adopting: Adopting) -> None:
+async def test_invalid_annotations_are_reported_and_affect_no_other_workload(adopting: Adopting) -> None:
     await adopting.api.create(
         f"{adopting.apps}/deployments", workload("bad", 0, {OURS + "models": "bad", OURS + "slots": "x"})
     )
@@ -172,7 +172,7 @@ async def test_wrong_annotations_are_said_and_harm_nobody_else(adopting: Adoptin
         assert (status, '"babbage"' in said) == (200, True), "its engine hears the name that the client said"
 
 
-async def test_a_workload_shows_whose_its_scale_is(adopting: Adopting) -> None:
+async def test_workload_condition_shows_the_owner_of_its_scale(adopting: Adopting) -> None:
     """Until when a person's holds, then that it is ours; a wake by a Call and what its controller writes leave it."""
     notes = {OURS + "models": "ada", OURS + "idle-seconds": "600"}
     await adopting.api.create(f"{adopting.apps}/deployments", workload("ada", 0, notes))
@@ -199,7 +199,7 @@ async def test_a_workload_shows_whose_its_scale_is(adopting: Adopting) -> None:
         assert kinds == {"Available", "Progressing", OURS + "Adopted"}
 
 
-async def test_wrong_annotations_are_shown_and_a_release_takes_the_condition_away_and_leaves_the_pods(
+async def test_release_of_a_workload_removes_the_condition_and_keeps_its_pods(
     adopting: Adopting,
 ) -> None:
     path = f"{adopting.apps}/deployments/ada"
@@ -218,7 +218,7 @@ async def test_wrong_annotations_are_shown_and_a_release_takes_the_condition_awa
         assert (await adopting.scale("ada"))["spec"]["replicas"] == 1
 
 
-async def test_what_was_released_while_no_autoscaler_ran_shows_nothing_when_one_does(adopting: Adopting) -> None:
+async def test_workload_released_without_an_autoscaler_loses_its_condition_later(adopting: Adopting) -> None:
     """A name that another has is shown, too, and goes with its reason."""
     path = f"{adopting.apps}/deployments/ada"
     await adopting.api.create(f"{adopting.apps}/deployments", workload("ada", 0, {OURS + "models": "ada"}))
@@ -233,7 +233,7 @@ async def test_what_was_released_while_no_autoscaler_ran_shows_nothing_when_one_
         await adopting.shown("bert", "Scaled")
 
 
-async def test_what_is_shown_on_a_statefulset_is_put_back_when_its_controller_drops_it(adopting: Adopting) -> None:
+async def test_statefulset_condition_dropped_by_its_controller_is_restored(adopting: Adopting) -> None:
     """Only while it is out of the ordinary: else each start would cost a write."""
     path = f"{adopting.apps}/statefulsets/ada"
     body = workload("ada", 0, {OURS + "models": "ada"}, "StatefulSet")
@@ -269,7 +269,8 @@ class Slow(Api):
             raise
 
 
-async def test_case_25_a_leader_paused_before_it_scales_undoes_nothing_that_others_wrote(
+@pytest.mark.case("25")
+async def test_paused_leader_does_not_overwrite_a_newer_scale(
     api: Api, kubeconfig: Path, namespace: str, node: Node
 ) -> None:
     """It would have written 1; meanwhile somebody wrote 2 (the next leader, or a person)."""
@@ -344,7 +345,7 @@ class TestAdoptedDriver(DriverContract):
     def rig(self, kubeconfig: Path, tmp_path: Path) -> AdoptedRig:
         return AdoptedRig(kubeconfig, tmp_path)
 
-    def test_the_inventory_comes_first_and_synced_after_all_that_exists(self, rig: Rig) -> None:
+    def test_inventory_is_first_and_synced_follows_existing_replicas(self, rig: Rig) -> None:
         """There is none."""
 
         async def scenario() -> None:
@@ -353,7 +354,7 @@ class TestAdoptedDriver(DriverContract):
 
         rig.run(scenario())
 
-    def test_what_ended_between_two_drivers_is_clean(self, rig: Rig) -> None:
+    def test_replica_that_ended_between_two_drivers_is_clean(self, rig: Rig) -> None:
         """Its kubelet has started it again: it is the same Replica."""
         assert isinstance(rig, AdoptedRig)
         replica, model = rig.replica("r1", Manner.GOOD)
@@ -372,7 +373,7 @@ class TestAdoptedDriver(DriverContract):
 
 
 @pytest.mark.standard
-async def test_autoscalers_change_no_more_of_what_they_adopt_than_they_need(
+async def test_admission_policies_limit_changes_to_adopted_workloads(
     api: Api, kubeconfig: Path, namespace: str
 ) -> None:
     """The chart's policies: with `adoption.everywhere` the rights alone reach the images of all pods of the cluster."""
@@ -434,7 +435,7 @@ async def test_autoscalers_change_no_more_of_what_they_adopt_than_they_need(
 
 
 @pytest.mark.parametrize("readiness", [False, True])
-async def test_a_pod_gets_requests_when_its_startup_probe_has_succeeded(adopting: Adopting, readiness: bool) -> None:
+async def test_adopted_pod_gets_requests_only_after_its_startup_probe(adopting: Adopting, readiness: bool) -> None:
     """K05, vllm-project/production-stack#619: the engine listens while it loads its model, and answers 503."""
     ada = workload("ada", 0, {OURS + "models": "ada"}, "Deployment", "--start-delay", "4", "--loading-503")
     container = ada["spec"]["template"]["spec"]["containers"][0]

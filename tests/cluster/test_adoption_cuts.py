@@ -12,7 +12,7 @@ WAIT_S_MAX = 180.0
 
 
 @pytest.mark.parametrize("count", [1, 2])
-async def test_a_rolling_update_loses_no_call(adopting: Adopting, count: int) -> None:
+async def test_rolling_update_of_a_deployment_loses_no_request(adopting: Adopting, count: int) -> None:
     """As by default: a new pod comes, an old one ends with its Call, which moves: not to the old pod next in turn."""
     notes = {OURS + "models": "ada", OURS + "slots": "2", OURS + "replicas-max": str(count),
              OURS + "replicas-min": str(count)}  # fmt: skip
@@ -35,7 +35,7 @@ async def test_a_rolling_update_loses_no_call(adopting: Adopting, count: int) ->
         assert (await adopting.embed("ada"))[0] == 200
 
 
-async def test_a_person_who_scales_to_zero_under_calls_loses_none(adopting: Adopting) -> None:
+async def test_manual_scale_to_zero_under_load_loses_no_request(adopting: Adopting) -> None:
     await adopting.api.create(f"{adopting.apps}/deployments", workload("ada", 0, {OURS + "models": "ada"}))
     adopting.write(adoption={"holdSeconds": 600})
     async with adopting.running(), asyncio.timeout(WAIT_S_MAX):

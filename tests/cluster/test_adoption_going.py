@@ -21,7 +21,7 @@ async def until_running(adopting: Adopting, calls: int) -> None:
 
 
 @pytest.mark.parametrize("busy", ["older", "younger"])
-async def test_from_two_to_one_the_idle_one_goes(adopting: Adopting, busy: str) -> None:
+async def test_scale_down_from_two_pods_removes_the_idle_one(adopting: Adopting, busy: str) -> None:
     """Each has a Call, the second since the first was full; the client of one leaves; then there may be one only."""
     notes = {OURS + "models": "ada", OURS + "slots": "1", OURS + "replicas-max": "2", OURS + "idle-seconds": "600"}
     body = workload("ada", 1, notes, "Deployment", "--tokens-per-s", "20", "--tokens", "450")

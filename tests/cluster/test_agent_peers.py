@@ -31,7 +31,7 @@ def named(name: str, host: str, node: Node) -> dict[str, Any]:
     return made
 
 
-async def test_a_node_takes_weights_from_another_and_not_from_the_registry_again(
+async def test_node_pulls_weights_from_a_peer_instead_of_the_registry(
     house: House, api: Api, namespace: str, node: Node, tmp_path: Path
 ) -> None:
     name = f"node-{uuid.uuid4().hex[:8]}"

@@ -73,12 +73,12 @@ def notes(namespace: str) -> str:
     return f"/api/v1/namespaces/{namespace}/configmaps"
 
 
-async def test_no_way_to_a_server_is_one_clear_error(tmp_path_factory: pytest.TempPathFactory) -> None:
+async def test_missing_kubeconfig_raises_a_clear_error(tmp_path_factory: pytest.TempPathFactory) -> None:
     with pytest.raises(ApiAccessError, match="nowhere"):
         await load_api_access(tmp_path_factory.mktemp("x") / "nowhere")
 
 
-async def test_refusals_say_what_the_server_says(api: Api, notes: str) -> None:
+async def test_api_errors_carry_the_status_and_reason_of_the_server(api: Api, notes: str) -> None:
     with pytest.raises(ApiError, match="not found") as missing:
         await api.get(f"{notes}/nothing")
     assert (missing.value.status, missing.value.reason) == (404, "NotFound")
@@ -92,7 +92,7 @@ async def test_refusals_say_what_the_server_says(api: Api, notes: str) -> None:
     assert (stale.value.status, stale.value.reason) == (409, "Conflict")
 
 
-async def test_only_the_very_object_is_deleted(api: Api, notes: str) -> None:
+async def test_delete_is_rejected_if_uid_or_version_differs(api: Api, notes: str) -> None:
     first = await api.create(notes, note("a"))
     await api.delete(f"{notes}/a")
     second = await api.create(notes, note("a"))
@@ -106,14 +106,14 @@ async def test_only_the_very_object_is_deleted(api: Api, notes: str) -> None:
     await api.delete(f"{notes}/a", uid=second["metadata"]["uid"])
 
 
-async def test_what_is_applied_is_ours_and_others_are_told_so(api: Api, notes: str) -> None:
+async def test_apply_by_another_manager_gets_a_conflict(api: Api, notes: str) -> None:
     await api.apply(f"{notes}/a", note("a", "ours"), "pilotlight")
     with pytest.raises(ApiError, match='conflict with "pilotlight"') as conflict:
         await api.apply(f"{notes}/a", note("a", "theirs"), "helm", force=False)
     assert conflict.value.status == 409
 
 
-async def test_long_lists_come_in_pages(api: Api, notes: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_long_lists_are_read_in_pages(api: Api, notes: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "PAGE", 3)
     for number in range(7):
         await api.create(notes, note(f"n{number}", str(number)))
@@ -125,7 +125,7 @@ async def test_long_lists_come_in_pages(api: Api, notes: str, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("streams", [True, False], ids=["streamed", "in pages"])
-async def test_what_is_there_and_every_change_is_told_once(api: Api, notes: str, streams: bool) -> None:
+async def test_watch_reports_existing_objects_and_each_change_once(api: Api, notes: str, streams: bool) -> None:
     await api.create(notes, note("before", "0"))
     one = Notes(api, notes)
     one.watched._streams = streams
@@ -145,7 +145,9 @@ async def test_what_is_there_and_every_change_is_told_once(api: Api, notes: str,
     assert said == [("before", None, "0"), ("a", None, "1"), ("a", "1", "2"), ("before", "0", None)]
 
 
-async def test_a_watch_that_the_server_ends_goes_on(api: Api, notes: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_watch_resumes_after_the_server_ends_the_connection(
+    api: Api, notes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("autoscaler.kubernetes.watching.WATCH_S", (1.0, 1.2))
     async with watching(api, notes) as one:
         asked = api.requests
@@ -157,9 +159,7 @@ async def test_a_watch_that_the_server_ends_goes_on(api: Api, notes: str, monkey
         assert [change.new for change in one.told] == list("012345")
 
 
-async def test_what_happens_while_the_server_is_away_is_told_when_it_is_back(
-    api: Api, notes: str, plane: Plane
-) -> None:
+async def test_watch_reports_missed_changes_after_a_server_restart(api: Api, notes: str, plane: Plane) -> None:
     """A version from before is too old for a server that was started again (410): everything is read anew."""
     await api.create(notes, note("goes", "1"))
     await api.create(notes, note("stays", "1"))
@@ -176,7 +176,7 @@ async def test_what_happens_while_the_server_is_away_is_told_when_it_is_back(
         assert Change(ObjectKey(one.told[0].key.namespace, "goes"), "1", None) in one.told
 
 
-async def test_a_server_that_hangs_is_not_waited_for_without_end(
+async def test_request_to_a_hanging_server_times_out(
     api: Api, notes: str, plane: Plane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with watching(api, notes) as one:

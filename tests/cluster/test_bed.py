@@ -76,7 +76,7 @@ async def stage(api: Api, namespace: str) -> Stage:
     return Stage(api, namespace)
 
 
-async def test_engines_answer_on_their_own_addresses_and_zero_leaves_none(stage: Stage, node: Node) -> None:
+async def test_pods_answer_on_their_own_addresses_until_scaled_to_zero(stage: Stage, node: Node) -> None:
     await stage.api.create(stage.deployments, deployment(node))
     await stage.scale(2)
     pods = await stage.until(lambda pods: len(ready(pods)) == 2)
@@ -94,7 +94,7 @@ async def test_engines_answer_on_their_own_addresses_and_zero_leaves_none(stage:
                 await session.get(f"http://{address}:8000/health")
 
 
-async def test_a_third_engine_waits_for_a_gpu(stage: Stage, node: Node) -> None:
+async def test_third_pod_stays_pending_until_a_gpu_is_free(stage: Stage, node: Node) -> None:
     await stage.api.create(stage.deployments, deployment(node))
     await stage.scale(3)
     pods = await stage.until(
@@ -107,7 +107,7 @@ async def test_a_third_engine_waits_for_a_gpu(stage: Stage, node: Node) -> None:
     await stage.until(lambda pods: len(ready(pods)) == 3)
 
 
-async def test_trouble_looks_as_a_kubelet_shows_it(stage: Stage, node: Node) -> None:
+async def test_pod_status_shows_crashes_and_image_pull_errors(stage: Stage, node: Node) -> None:
     broken = deployment(node)
     broken["spec"]["template"]["spec"]["containers"][0]["command"] = [
         sys.executable,
@@ -135,7 +135,7 @@ async def test_trouble_looks_as_a_kubelet_shows_it(stage: Stage, node: Node) -> 
     )
 
 
-async def test_a_node_that_was_taken_for_lost_is_soon_used_again(api: Api, node: Node) -> None:
+async def test_node_marked_as_lost_recovers_soon(api: Api, node: Node) -> None:
     """As after an API server that was away for longer than nodes may be silent: the controllers taint it."""
     path = f"/api/v1/nodes/{node.name}"
     found = await api.get(path)
@@ -152,7 +152,7 @@ async def test_a_node_that_was_taken_for_lost_is_soon_used_again(api: Api, node:
             await asyncio.sleep(0.05)
 
 
-async def test_a_pod_that_was_taken_for_unready_is_soon_ready_again(stage: Stage, node: Node) -> None:
+async def test_pod_marked_as_unready_becomes_ready_again(stage: Stage, node: Node) -> None:
     """The controllers write that of all pods of a node that they take for lost; its kubelet knows better."""
     await stage.api.create(stage.deployments, deployment(node))
     await stage.scale(1)

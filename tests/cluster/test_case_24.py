@@ -61,7 +61,8 @@ async def placed(api: Api, estate: Estate, name: str) -> tuple[str, dict[str, st
     return pod["spec"]["nodeName"], pod["spec"]["containers"][0]["resources"]["limits"]
 
 
-async def test_case_24_a_model_gets_a_cut_that_no_node_had_and_a_node_in_use_is_never_told(
+@pytest.mark.case("24")
+async def test_idle_node_is_repartitioned_for_a_model_and_busy_nodes_are_not(
     cutting: Estate, managers: list[Manager], api: Api
 ) -> None:
     """Of three nodes others are on the first and a Replica is on the second."""
@@ -91,7 +92,8 @@ async def test_case_24_a_model_gets_a_cut_that_no_node_had_and_a_node_in_use_is_
         assert [one.harmed for one in managers] == [[], [], []]
 
 
-async def test_case_24_a_node_that_cannot_be_cut_is_out_after_so_many_tries_while_others_serve_until_a_person_helps(
+@pytest.mark.case("24")
+async def test_failing_node_is_skipped_after_max_repartition_attempts(
     cutting: Estate, managers: list[Manager], api: Api
 ) -> None:
     """Replicas are on the other nodes, of which one is called all the time."""
@@ -120,7 +122,8 @@ async def test_case_24_a_node_that_cannot_be_cut_is_out_after_so_many_tries_whil
         assert [one.harmed for one in managers] == [[], [], []]
 
 
-async def test_case_24_another_leads_while_the_node_starts_anew_and_waits_for_it(
+@pytest.mark.case("24")
+async def test_new_leader_waits_for_a_node_that_reboots_for_repartitioning(
     cutting: Estate, managers: list[Manager], api: Api
 ) -> None:
     """The order is found on its node, which is not ready. The two others are idle, and not cut for the same."""
@@ -145,7 +148,8 @@ async def test_case_24_another_leads_while_the_node_starts_anew_and_waits_for_it
         assert [len(one.told) for one in (first, *others)] == [1, 0, 0]
 
 
-async def test_case_24_leaders_are_killed_before_and_after_the_node_is_told_and_it_is_told_once(
+@pytest.mark.case("24")
+async def test_leader_kills_during_repartitioning_cause_no_second_order(
     cutting: Estate, managers: list[Manager], api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first has written the configuration, and not the node; the second has told it, and it is being cut."""

@@ -119,10 +119,9 @@ def ada_and(name: str, **spec: object) -> tuple[Object, Object]:
     return model("ada", replicas={"min": 1, "max": 1}), model(name, **{"idleSeconds": 1, **spec})
 
 
+@pytest.mark.case("31")
 @pytest.mark.parametrize("how", ["never", "half", "rejects"])
-async def test_case_31_what_is_not_delivered_is_given_up_and_the_next_offer_serves(
-    racks: tuple[Rack, Rack], how: str
-) -> None:
+async def test_undelivered_capacity_order_is_abandoned_for_the_next_offer(racks: tuple[Rack, Rack], how: str) -> None:
     broken, good = racks
     gpus = 2 if how == "half" else 1
     broken.cro.never = {broken.model} if how == "never" else ()
@@ -157,8 +156,9 @@ async def nothing_of(rack: Rack) -> bool:
     return not await rack.requests() and not any(one["spec"]["model"] == rack.model for one in left)
 
 
+@pytest.mark.case("31")
 @pytest.mark.standard
-async def test_case_31_where_nobody_delivers_calls_are_told_that_there_is_no_capacity(
+async def test_requests_fail_with_no_capacity_when_no_provider_delivers(
     racks: tuple[Rack, Rack],
 ) -> None:
     broken, _ = racks
@@ -173,7 +173,8 @@ async def test_case_31_where_nobody_delivers_calls_are_told_that_there_is_no_cap
         assert broken.counts == [0]
 
 
-async def test_case_31_what_comes_after_it_was_taken_back_goes_within_a_minute(racks: tuple[Rack, Rack]) -> None:
+@pytest.mark.case("31")
+async def test_capacity_delivered_after_its_withdrawal_is_returned_soon(racks: tuple[Rack, Rack]) -> None:
     """Its Call leaves, and the order is withdrawn before the fabric has done anything; it delivers all the same."""
     late, _ = racks
     late.cro.late, late.cro.attach_s = True, 20.0
@@ -236,7 +237,8 @@ def pair(house: House, api: Api, namespace: str, tmp_path: Path) -> Pair:
     return Pair(house, api, namespace, tmp_path)
 
 
-async def test_case_32_a_node_that_is_taken_while_weights_load_costs_one_start_more(pair: Pair, namespace: str) -> None:
+@pytest.mark.case("32")
+async def test_node_loss_during_weight_loading_costs_one_extra_start(pair: Pair, namespace: str) -> None:
     first, second = pair.nodes
     house = pair.house
     house.write(pair.model(namespace, "--start-delay", "6"))
@@ -255,10 +257,9 @@ async def begun(pair: Pair) -> bool:
     return bool(pair.starts)
 
 
+@pytest.mark.case("32")
 @pytest.mark.standard
-async def test_case_32_a_spot_node_that_is_taken_during_an_answer_drains_within_two_seconds(
-    pair: Pair, namespace: str
-) -> None:
+async def test_reclaimed_spot_node_starts_to_drain_within_two_seconds(pair: Pair, namespace: str) -> None:
     first, second = pair.nodes
     house, clock = pair.house, asyncio.get_running_loop().time
     house.write(pair.model(namespace, "--tokens-per-s", "10", "--tokens", "80"))
@@ -287,8 +288,9 @@ async def has(house: House, state: str) -> bool:
 # --- case 33 ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.case("33")
 @pytest.mark.standard
-async def test_case_33_nothing_is_detached_before_its_engine_has_ended(racks: tuple[Rack, Rack]) -> None:
+async def test_gpu_is_detached_only_after_its_engine_has_ended(racks: tuple[Rack, Rack]) -> None:
     """An engine that ignores its signal holds its memory until it is killed; meanwhile it is nobody's to detach."""
     rack, _ = racks
     alive: list[Container] = []
@@ -316,7 +318,8 @@ def runs(containers: list[Container]) -> bool:
     return any(one.process is not None and one.process.returncode is None for one in containers)
 
 
-async def test_case_33_a_detach_that_hangs_stays_its_owners_and_is_not_asked_for_again_and_again(
+@pytest.mark.case("33")
+async def test_hanging_detach_is_requested_only_once(
     racks: tuple[Rack, Rack],
 ) -> None:
     rack, _ = racks

@@ -76,7 +76,7 @@ async def bound(api: Api, path: str) -> Object:
     ],
     ids=["pull", "crash", "error"],
 )
-async def test_a_start_that_waits_for_an_injected_container_fails_and_names_it(
+async def test_failing_injected_init_container_fails_the_start_and_is_named(
     scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: Object, said: str
 ) -> None:
     """kserve/kserve#3254, banzaicloud/koperator#432, grafana/rollout-operator#466."""
@@ -96,7 +96,7 @@ async def test_a_start_that_waits_for_an_injected_container_fails_and_names_it(
         assert (await observed.until(one.id, Seen.EXITED)).reason == said
 
 
-async def test_a_pod_that_webhooks_change_is_the_same_replica(scene: Scene, tmp_path: Path) -> None:
+async def test_pod_changed_by_webhooks_is_still_the_same_replica(scene: Scene, tmp_path: Path) -> None:
     """cloudnative-pg#4138, istio#24737: sidecar first, image rewritten, labels added; it outlives the engine."""
     patch: list[Object] = [
         {"op": "add", "path": "/spec/containers/0", "value": proxy(ports=[{"name": "prom", "containerPort": 15090}])},
@@ -125,7 +125,7 @@ async def test_a_pod_that_webhooks_change_is_the_same_replica(scene: Scene, tmp_
     assert (await scene.api.get(scene.pods))["items"] == []
 
 
-async def test_a_pod_that_the_scheduler_preempts_is_taken_and_the_other_serves_on(scene: Scene) -> None:
+async def test_scheduler_preemption_of_one_pod_leaves_the_other_serving(scene: Scene) -> None:
     """Preemption by a pod of others with a higher PriorityClass."""
     name = f"high-{scene.namespace}"
     classes = "/apis/scheduling.k8s.io/v1/priorityclasses"
@@ -155,7 +155,7 @@ async def test_a_pod_that_the_scheduler_preempts_is_taken_and_the_other_serves_o
     await scene.api.delete(f"{classes}/{name}")
 
 
-async def test_a_model_that_is_deleted_in_the_foreground_drains_and_is_not_made_again(
+async def test_foreground_deletion_of_a_model_drains_without_a_new_pod(
     api: Api, house: House, node: Node, namespace: str
 ) -> None:
     """open-telemetry/opentelemetry-operator#2364, pravega/zookeeper-operator#410: a finalizer keeps the object."""
@@ -179,7 +179,7 @@ async def test_a_model_that_is_deleted_in_the_foreground_drains_and_is_not_made_
         await api.patch(path, {"metadata": {"finalizers": None}}, MERGE)
 
 
-async def test_another_model_gets_the_devices_of_a_pod_that_a_finalizer_keeps(
+async def test_devices_of_a_pod_kept_by_a_finalizer_are_reused(
     api: Api, house: House, node: Node, namespace: str
 ) -> None:
     """kubernetes-sigs/kueue#13830: both GPUs of the node were held, and explain names the finalizer."""

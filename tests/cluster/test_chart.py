@@ -216,7 +216,7 @@ def nothing_was_forbidden(release: Release) -> None:
 
 
 @pytest.mark.standard
-async def test_a_model_wakes_answers_and_sleeps_with_the_rights_of_the_chart(release: Release) -> None:
+async def test_model_scales_from_and_to_zero_with_the_rights_of_the_chart(release: Release) -> None:
     await release.install(settings={}, autoscaler={"extraArgs": ["--ops=127.0.0.1:0"]})  # keys, as is the default
     async with asyncio.timeout(WAIT_S_MAX), tenant_key(release) as key:
         await applied(release, release.engines)
@@ -226,7 +226,7 @@ async def test_a_model_wakes_answers_and_sleeps_with_the_rights_of_the_chart(rel
         assert (ready["reason"], ready["message"][:38]) == ("Invalid", "spec.pullSecret: is of the pods' names"), ready
 
 
-async def test_a_model_with_a_gpu_wakes_and_sleeps_without_a_right_outside_of_its_namespace(release: Release) -> None:
+async def test_gpu_model_scales_from_and_to_zero_with_namespace_rights_only(release: Release) -> None:
     here = {"kubernetes.io/hostname": release.node}
     nodes = [{"selector": here, "device": {"model": "Test-GPU", "memory": "80Gi", "count": 2}}]
     settings = {"auth": "none", "nodes": nodes}
@@ -249,7 +249,7 @@ async def the_agent_is_heard(release: Release) -> None:
                 await asyncio.sleep(0.05)
 
 
-async def test_a_rolling_update_of_everything_loses_no_call(release: Release) -> None:
+async def test_rolling_update_of_all_components_loses_no_request(release: Release) -> None:
     await models(release, tiny())
     await release.install(tenantsSecret="tenants", gateway={"preStopSeconds": 5})  # clients look up, then connect
     over, said = asyncio.Event(), list[tuple[int, str]]()
@@ -336,7 +336,7 @@ async def a_cordon_is_kept_on_its_node(release: Release) -> None:
         assert found["spec"].get("unschedulable", False) is closed
 
 
-async def test_the_agent_is_heard_what_is_adopted_wakes_and_helm_test_is_the_doctor(release: Release) -> None:
+async def test_agent_adoption_cordons_and_helm_test_work_with_chart_rights(release: Release) -> None:
     """With the rights that the chart gives for adoption, cordons and agents."""
     agents = f"{release.namespace}-agents"
     changes: dict[str, Any] = {"adoption": {"namespaces": [release.namespace]}, "cordon": {"enabled": True}}
@@ -384,7 +384,7 @@ async def agents_get_a_certificate_of_their_own(release: Release, before: Object
 
 
 @pytest.mark.standard
-async def test_install_upgrade_rollback_uninstall(release: Release) -> None:
+async def test_upgrade_keeps_certificates_and_uninstall_keeps_engines(release: Release) -> None:
     await release.install()
     await definitions_can_be_changed(release)
     secret = (await release.get("secrets", f"{NAME}-contract-server"))["data"]
@@ -419,7 +419,7 @@ async def answers(release: Release) -> None:
     assert [(await call(f"http://{gateway}:8080", "tiny"))[0] for gateway in gateways] == [200, 200]
 
 
-async def test_two_releases_of_one_name_share_a_namespace_of_engines(release: Release, kubeconfig: Path) -> None:
+async def test_two_releases_of_one_name_can_share_an_engine_namespace(release: Release, kubeconfig: Path) -> None:
     async def pods() -> dict[str, str]:
         """Uid by installation."""
         found = await release.api.get(f"/api/v1/namespaces/{release.engines}/pods")

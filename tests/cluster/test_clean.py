@@ -96,7 +96,7 @@ async def stop(scene: Scene) -> None:
         assert answer.status == 200, await answer.text()
 
 
-async def test_devices_are_free_as_soon_as_the_agent_has_measured_it(scene: Scene) -> None:
+async def test_devices_are_free_once_the_agent_reports_no_memory_use(scene: Scene) -> None:
     await scene.agent.says(70 * GI, runs=True)
     (first, second) = await scene.ops("devices")
     assert (first["used_bytes"], first["replicas"][0]["devices"]) == (70 * GI, ["GPU-b"])
@@ -111,7 +111,7 @@ async def test_devices_are_free_as_soon_as_the_agent_has_measured_it(scene: Scen
     assert await scene.replicas() == {}
 
 
-async def test_after_a_force_delete_devices_are_free_only_when_that_was_measured(scene: Scene) -> None:
+async def test_devices_of_a_force_deleted_pod_are_freed_only_by_measurement(scene: Scene) -> None:
     await scene.agent.says(70 * GI, runs=True)
     (pod,) = (await scene.api.get(scene.pods))["items"]
     await scene.api.delete(f"{scene.pods}/{pod['metadata']['name']}", grace_s=0)
@@ -122,7 +122,7 @@ async def test_after_a_force_delete_devices_are_free_only_when_that_was_measured
     await scene.told("clean: measured")
 
 
-async def test_nothing_is_placed_on_a_device_that_its_agent_calls_unhealthy(scene: Scene) -> None:
+async def test_device_reported_unhealthy_by_its_agent_is_closed(scene: Scene) -> None:
     await scene.agent.says(70 * GI, runs=True, healthy=False)
     (first, second) = await scene.ops("devices")
     assert (first["closed"], second["closed"]) == ("", "a device of its node is unhealthy, its agent says")

@@ -20,7 +20,7 @@ async def ops(house: House, path: str) -> Any:
         return await answer.json()
 
 
-async def test_a_cold_start_of_a_pod_is_told_by_its_phases(house: House, node: Node) -> None:
+async def test_cold_start_of_a_pod_is_reported_by_phase(house: House, node: Node) -> None:
     assert node.name
     slow = {"pod": {"annotations": {PULL_SECONDS: "0.6"}}}
     house.write(model("ada", idleSeconds=0.5, residencySeconds=0, **slow))
@@ -44,7 +44,7 @@ async def test_a_cold_start_of_a_pod_is_told_by_its_phases(house: House, node: N
             assert f'pilotlight_start_seconds_count{{model="ada",phase="{phase}"}} 1.0' in metrics
 
 
-async def test_a_cold_start_of_an_adopted_deployment_has_phases_and_a_restart_has_none(adopting: Adopting) -> None:
+async def test_adopted_deployment_reports_cold_start_phases_but_none_on_restart(adopting: Adopting) -> None:
     sleeping = workload("ada", 0, {OURS + "models": "ada", OURS + "idle-seconds": "600"})
     sleeping["spec"]["template"]["metadata"]["annotations"] = {PULL_SECONDS: "0.6"}
     await adopting.api.create(f"{adopting.apps}/deployments", sleeping)

@@ -65,7 +65,7 @@ async def watching(api: Api, seen: Seen) -> AsyncIterator[NodeCordons]:
         await task
 
 
-async def test_an_order_is_kept_on_the_node_and_seen_by_another_autoscaler(api: Api, name: str) -> None:
+async def test_cordon_is_stored_on_the_node_and_read_by_another_autoscaler(api: Api, name: str) -> None:
     node, gpu = CordonTarget("node", name), CordonTarget("device", f"{name}/gpu0")
     first, second = Seen(name), Seen(name)
     async with watching(api, first) as one:
@@ -87,7 +87,7 @@ async def test_an_order_is_kept_on_the_node_and_seen_by_another_autoscaler(api: 
         assert not left["spec"].get("unschedulable")
 
 
-async def test_what_kubectl_closes_is_closed_and_what_it_opens_is_open(api: Api, name: str) -> None:
+async def test_kubectl_cordon_and_uncordon_are_respected(api: Api, name: str) -> None:
     node, seen = CordonTarget("node", name), Seen(name)
     async with watching(api, seen) as one:
         await api.patch(f"{NODES}/{name}", {"spec": {"unschedulable": True}})
@@ -98,7 +98,7 @@ async def test_what_kubectl_closes_is_closed_and_what_it_opens_is_open(api: Api,
         await seen.until(lambda orders: not orders)
 
 
-async def test_two_orders_at_once_are_both_kept_and_garbage_is_no_order(api: Api, name: str) -> None:
+async def test_concurrent_cordons_are_all_kept_and_invalid_data_is_ignored(api: Api, name: str) -> None:
     gpus = [CordonTarget("device", f"{name}/gpu{number}") for number in range(4)]
     seen = Seen(name)
     await api.patch(f"{NODES}/{name}", {"metadata": {"annotations": {ANNOTATION: "{"}}})
@@ -107,9 +107,10 @@ async def test_two_orders_at_once_are_both_kept_and_garbage_is_no_order(api: Api
         await seen.until(lambda orders: orders.keys() == set(gpus))
 
 
+@pytest.mark.case("26")
 @pytest.mark.parametrize("moment", Moment)
 @pytest.mark.standard
-async def test_case_26_another_leads_when_an_order_is_to_be_kept(
+async def test_cordon_write_of_a_former_leader_overwrites_nothing_newer(
     api: Api, name: str, kubeconfig: Path, moment: Moment
 ) -> None:
     """Who gave it is told that it may not be in force; what came late undoes nothing that was ordered since."""
@@ -127,7 +128,7 @@ async def test_case_26_another_leads_when_an_order_is_to_be_kept(
         assert (await api.get(f"{NODES}/{name}"))["spec"].get("unschedulable", False) is (moment is Moment.AFTER)
 
 
-async def test_an_order_about_a_node_that_is_gone_is_refused(api: Api, name: str) -> None:
+async def test_cordon_of_a_deleted_node_is_rejected(api: Api, name: str) -> None:
     gone = f"{name}-gone"
     with pytest.raises(CordonError, match="NotFound"):
         await NodeCordons(api, api, Seen(gone).observe).put(
@@ -137,9 +138,7 @@ async def test_an_order_about_a_node_that_is_gone_is_refused(api: Api, name: str
         await api.get(f"{NODES}/{gone}")
 
 
-async def test_an_order_over_http_closes_the_node_and_its_slices(
-    api: Api, name: str, aiohttp_client: AiohttpClient
-) -> None:
+async def test_http_cordon_closes_the_node_and_its_slices(api: Api, name: str, aiohttp_client: AiohttpClient) -> None:
     """As an autoscaler of a cluster is composed: commands, the orders on Nodes, and the loop that observes them."""
     loop = SteppedLoop(world([], [device(f"{name}/gpu0", node=name)])).loop
     kept = NodeCordons(api, api, loop.observe)

@@ -192,7 +192,7 @@ async def refusal(api: Api, path: str, body: Object) -> str:
     return caught.value.message
 
 
-async def test_a_rule_refuses_with_the_sentence_that_files_are_refused_with(served: Api, namespace: str) -> None:
+async def test_crd_rules_reject_with_the_same_message_as_files(served: Api, namespace: str) -> None:
     for what, wrong in WRONG:
         said = await refusal(served, models(namespace), wrong)
         expected = sentence(wrong)
@@ -201,7 +201,7 @@ async def test_a_rule_refuses_with_the_sentence_that_files_are_refused_with(serv
         assert said.count("expected") + said.count("needs") <= 2, f"{what}: no rule speaks for another: {said}"
 
 
-async def test_weights_of_a_registry_are_taken_of_files_and_of_resources(served: Api, namespace: str) -> None:
+async def test_registry_weights_are_accepted_in_files_and_resources(served: Api, namespace: str) -> None:
     of_registry = model("a", engine="vllm", command=[], artifact=f"oci://r.io/a@sha256:{HASH}")
     for name, taken in enumerate(
         (of_registry, *map(adapted, (f"oci://r.io/a@sha256:{HASH}", "hf://a/b", "s3://abc/d/")))
@@ -211,7 +211,7 @@ async def test_weights_of_a_registry_are_taken_of_files_and_of_resources(served:
         await served.create(models(namespace), taken)
 
 
-async def test_the_api_server_accepts_what_pilotlight_accepts_and_keeps_all_of_it(served: Api, namespace: str) -> None:
+async def test_api_server_accepts_and_keeps_all_fields_of_a_valid_model(served: Api, namespace: str) -> None:
     written = model("a", **MADE_OF_ALL)
     assert isinstance(read_document(written).spec, ModelSpec)
     made = await served.create(f"{models(namespace)}?fieldValidation=Strict", written)
@@ -221,7 +221,7 @@ async def test_the_api_server_accepts_what_pilotlight_accepts_and_keeps_all_of_i
     assert read_document(document("Model", "a", spec=made["spec"])) == read_document(written)
 
 
-async def test_only_listed_rules_of_pilotlight_are_not_those_of_the_api_server(served: Api, namespace: str) -> None:
+async def test_api_server_and_pilotlight_differ_only_in_listed_rules(served: Api, namespace: str) -> None:
     for what, wrong in LENIENT:
         assert sentence(wrong), what
         await served.create(f"{models(namespace)}?dryRun=All", wrong)
@@ -230,7 +230,7 @@ async def test_only_listed_rules_of_pilotlight_are_not_those_of_the_api_server(s
         assert "spec.pod." in await refusal(served, models(namespace), wrong), what
 
 
-async def test_each_amount_and_each_choice_of_devices_is_refused_by_both(served: Api, namespace: str) -> None:
+async def test_reserved_device_resources_and_annotations_are_rejected_by_both(served: Api, namespace: str) -> None:
     amounts = {**dict.fromkeys(AMOUNTS, True), **{f"{begin}x": True for begin in AMOUNTS_BEGIN}}
     for name, is_reserved in (amounts | {"cpu": False, "rdma/hca": False, "nvidia.com/other": False}).items():
         for at in ("requests", "limits"):
@@ -271,7 +271,7 @@ DEEP: list[tuple[str, Callable[[msgspec.Raw], Object]]] = [
 
 
 @pytest.mark.parametrize(("what", "fields"), DEEP, ids=[what for what, _ in DEEP])
-async def test_no_field_of_a_spec_keeps_values_that_are_nested_deeply(
+async def test_deeply_nested_values_are_rejected_or_dropped(
     served: Api, namespace: str, what: str, fields: Callable[[msgspec.Raw], Object]
 ) -> None:
     deep = pod(**fields(nested(1_100)))
@@ -285,13 +285,13 @@ async def test_no_field_of_a_spec_keeps_values_that_are_nested_deeply(
 @pytest.mark.parametrize(
     "value", [nested(1_100), msgspec.Raw(b"[" * 1_100 + b"]" * 1_100), {"valueFrom": nested(1_100)}]
 )
-async def test_a_variable_has_no_nested_value(served: Api, namespace: str, value: object) -> None:
+async def test_nested_environment_variable_value_is_rejected(served: Api, namespace: str, value: object) -> None:
     path = f"{models(namespace)}?fieldValidation=Strict"
     with pytest.raises(ApiError, match=r"spec\.env\.A|unknown field"):
         await served.create(path, model("a", env={"A": value}))
 
 
-async def test_types_of_pods_are_those_of_the_api_server(api: Api) -> None:
+async def test_pod_field_types_match_the_api_server_schema(api: Api) -> None:
     """Another version of Kubernetes may have more fields, which would be dropped."""
     found = (await api.get("/openapi/v3/api/v1"))["components"]["schemas"]
     by_name = {name.rpartition(".")[2]: schema for name, schema in found.items() if ".v1." in name}
@@ -316,7 +316,7 @@ def kind_of(schema: Object) -> str:
     return {"boolean": "bool", "integer": str(schema.get("format"))}.get(schema["type"], str(schema["type"]))
 
 
-def test_every_rule_is_seen_to_refuse() -> None:
+def test_every_crd_rule_has_a_rejection_example() -> None:
     """Each sentence of the rules is one of those above."""
     seen = [sentence(wrong).message for _, wrong in WRONG]
     for rules in RULES.values():
@@ -326,7 +326,7 @@ def test_every_rule_is_seen_to_refuse() -> None:
             assert any(words in message for message in seen), rule
 
 
-async def test_keys_that_are_not_in_force_yet_are_refused_and_not_dropped(served: Api, namespace: str) -> None:
+async def test_reserved_keys_are_rejected_instead_of_dropped(served: Api, namespace: str) -> None:
     values = {"string": "x", "boolean": True, "number": 1, "array": [], "object": {}}
     for kind, path, make in ((MODEL, models(namespace), model), (TENANT, TENANTS, tenant)):
         for key in KEYS[kind.name]:
@@ -354,13 +354,13 @@ async def test_keys_that_are_not_in_force_yet_are_refused_and_not_dropped(served
         ({"env": ["A=b"]}, "spec.env"),
     ],
 )
-async def test_a_value_of_the_wrong_kind_is_refused_by_its_path(
+async def test_value_of_the_wrong_type_is_rejected_with_its_path(
     served: Api, namespace: str, spec: Object, said: str
 ) -> None:
     assert said in await refusal(served, models(namespace), model("a", **spec))
 
 
-async def test_a_tenant_s_keys_are_hashes_that_differ(served: Api) -> None:
+async def test_invalid_or_duplicate_tenant_keys_are_rejected(served: Api) -> None:
     assert "spec.keys[0].sha256" in await refusal(served, TENANTS, tenant("a", keys=[{"sha256": "secret"}]))
     twice = [{"sha256": HASH}, {"sha256": HASH}]
     assert "spec.keys[1]: Duplicate value" in await refusal(served, TENANTS, tenant("a", keys=twice))
@@ -368,7 +368,7 @@ async def test_a_tenant_s_keys_are_hashes_that_differ(served: Api) -> None:
     assert "spec.keys[0].expiresAt" in await refusal(served, TENANTS, tenant("a", keys=late))
 
 
-async def test_defaults_are_filled_in_and_mean_the_same(served: Api, namespace: str) -> None:
+async def test_defaults_are_filled_in_without_a_change_of_meaning(served: Api, namespace: str) -> None:
     sizes = {"gpu": {"memory": "20Gi"}, "queue": {"bytesMax": 1000}, "idleSeconds": 5}
     written = model("a", aliases=["org/name:tag"], tls={}, env={"A": "b", "C": {"valueFrom": {}}}, **sizes)
     made = await served.create(models(namespace), written)
@@ -380,7 +380,7 @@ async def test_defaults_are_filled_in_and_mean_the_same(served: Api, namespace: 
     assert read_document(document("Model", "a", spec=spec)) == read_document(written)
 
 
-async def test_unknown_keys_are_refused_by_those_who_ask_for_it(served: Api, namespace: str) -> None:
+async def test_unknown_keys_are_rejected_only_with_strict_validation(served: Api, namespace: str) -> None:
     with pytest.raises(ApiError, match=r'unknown field "spec.gpu.memori"') as caught:
         await served.create(f"{models(namespace)}?fieldValidation=Strict", model("a", gpu={"memori": "1Gi"}))
     assert caught.value.status == 400
@@ -388,7 +388,7 @@ async def test_unknown_keys_are_refused_by_those_who_ask_for_it(served: Api, nam
     assert "memori" not in made["spec"]["gpu"], "else it is dropped, as everywhere in Kubernetes"
 
 
-async def test_status_is_apart_from_spec(served: Api, namespace: str) -> None:
+async def test_status_and_spec_are_updated_separately(served: Api, namespace: str) -> None:
     path = models(namespace)
     made = await served.create(path, model("a") | {"status": {"observedGeneration": 7}})
     assert "status" not in made
@@ -408,7 +408,7 @@ async def test_status_is_apart_from_spec(served: Api, namespace: str) -> None:
     assert (changed["metadata"]["generation"], changed["spec"]["slots"]) == (2, 9)
 
 
-async def test_conditions_of_two_writers_are_kept_by_their_type(served: Api, namespace: str) -> None:
+async def test_conditions_of_two_writers_are_merged_by_type(served: Api, namespace: str) -> None:
     path = models(namespace)
     await served.create(path, model("a"))
     for owner, kind in (("one", "Ready"), ("two", "Adopted")):
@@ -426,7 +426,7 @@ async def listed(api: Api) -> list[Object]:
     return found
 
 
-async def test_columns_names_and_selectors(served: Api, plane: Plane, namespace: str) -> None:
+async def test_printer_columns_short_names_and_selectors_are_served(served: Api, plane: Plane, namespace: str) -> None:
     path = models(namespace)
     await served.create(path, model("a"))
     await served.create(path, model("b", engine="ollama", command=[], paused=True))
@@ -457,7 +457,7 @@ async def test_columns_names_and_selectors(served: Api, plane: Plane, namespace:
     assert not any(one["name"].endswith("/scale") for one in resources), "Replicas are the autoscaler's"
 
 
-async def test_a_tenant_as_small_as_it_can_be(served: Api) -> None:
+async def test_tenant_without_a_spec_gets_defaults(served: Api) -> None:
     name = f"t-{uuid.uuid4().hex[:8]}"
     made = await served.create(TENANTS, document("Tenant", name))
     assert made["spec"] == {"weight": 1, "keys": [], "priorityMax": 0}

@@ -91,7 +91,7 @@ async def served(api: Api) -> Api:
 
 
 @pytest.mark.standard
-async def test_models_come_change_and_go(served: Api, namespace: str) -> None:
+async def test_model_create_update_and_delete_are_followed(served: Api, namespace: str) -> None:
     path = models(namespace)
     made = await served.create(path, model("first", aliases=["one"]))
     await served.patch(f"{path}/first/status", {"status": {"learned": {"startSeconds": [1.5]}}}, MERGE)
@@ -113,7 +113,7 @@ async def test_models_come_change_and_go(served: Api, namespace: str) -> None:
         await found.until(lambda: found.names == ["of-files", "second"])
 
 
-async def test_what_only_its_status_says_is_no_news(served: Api, namespace: str) -> None:
+async def test_status_and_label_changes_of_a_model_cause_no_reload(served: Api, namespace: str) -> None:
     path = models(namespace)
     await served.create(path, model("a"))
     async with following(served, namespace) as found:
@@ -127,7 +127,7 @@ async def test_what_only_its_status_says_is_no_news(served: Api, namespace: str)
         assert len(found.told) == told + 1
 
 
-async def test_a_wrong_one_stops_nobody_and_keeps_what_it_said_before(served: Api, namespace: str) -> None:
+async def test_invalid_model_keeps_its_last_valid_spec_and_affects_no_other(served: Api, namespace: str) -> None:
     path, wrong = models(namespace), {"CUDA_VISIBLE_DEVICES": "0"}
     await served.create(path, model("never-right", env=wrong))
     await served.create(path, model("right", slots=3))
@@ -146,7 +146,7 @@ async def test_a_wrong_one_stops_nobody_and_keeps_what_it_said_before(served: Ap
         assert not found.customs.wrong
 
 
-async def test_a_name_goes_to_the_next_one_when_its_holder_goes(served: Api, namespace: str) -> None:
+async def test_model_name_passes_to_the_next_claimant_after_deletion(served: Api, namespace: str) -> None:
     other = f"{namespace}-z"
     await make_namespace(served, other)
     await served.create(models(namespace), model("x"))
@@ -164,7 +164,7 @@ async def test_a_name_goes_to_the_next_one_when_its_holder_goes(served: Api, nam
     await served.delete(f"/api/v1/namespaces/{other}")
 
 
-async def test_one_that_is_made_anew_says_what_its_own_status_is(served: Api, namespace: str) -> None:
+async def test_recreated_model_does_not_inherit_the_spec_of_its_predecessor(served: Api, namespace: str) -> None:
     path = models(namespace)
     await served.create(path, model("a", slots=2))
     async with following(served, namespace) as found:
@@ -177,7 +177,9 @@ async def test_one_that_is_made_anew_says_what_its_own_status_is(served: Api, na
         assert found.customs.models[key].model is None, "what its namesake said is not its own"
 
 
-async def test_many_at_once_are_told_as_few(served: Api, namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_simultaneous_changes_are_reported_in_batches(
+    served: Api, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(optional_kinds, "TOGETHER_S", 1.0)  # they come one by one, as fast as this machine makes them
     async with following(served, namespace) as found:
         await found.until(lambda: found.names == ["of-files"])
@@ -189,7 +191,7 @@ async def test_many_at_once_are_told_as_few(served: Api, namespace: str, monkeyp
         assert len(found.told) < 50
 
 
-async def test_tenants_are_told_and_a_wrong_one_is_there_without_keys(served: Api, namespace: str) -> None:
+async def test_invalid_tenant_is_reported_without_keys(served: Api, namespace: str) -> None:
     right, wrong = f"r-{uuid.uuid4().hex[:8]}", f"w-{uuid.uuid4().hex[:8]}"
     keys = [{"sha256": HASH, "name": "ci"}]
     await served.create(TENANTS, tenant(right, keys=keys, weight=2))
@@ -207,7 +209,7 @@ async def test_tenants_are_told_and_a_wrong_one_is_there_without_keys(served: Ap
         await found.until(lambda: not {right, wrong} & {one.name for one in found.told[-1].tenants})
 
 
-async def test_a_cluster_without_the_kinds_has_none_until_they_come(
+async def test_models_are_read_once_their_definitions_are_installed(
     served: Api, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     group = f"{namespace}.example"

@@ -109,7 +109,7 @@ def all_of(one: Slice) -> list[SliceShare]:
     return [SliceShare(one, one.memory_bytes, one.compute_percent)]
 
 
-async def test_a_gpu_that_is_pinned_is_the_one_that_is_given_and_no_other(bench: Bench) -> None:
+async def test_claim_for_a_specific_gpu_gets_only_that_gpu(bench: Bench) -> None:
     """The first in the driver's order has no UUID: that harms no claim for another, and it is pinned by its address."""
     nameless = gpu(7)
     nameless["attributes"]["resource.kubernetes.io/pciBusID"] = {"string": "0000:65:00.0"}
@@ -132,7 +132,7 @@ async def test_a_gpu_that_is_pinned_is_the_one_that_is_given_and_no_other(bench:
     assert find_slice(got, there.values()) == there["gpu-2"]
 
 
-async def test_parts_are_given_until_the_counters_are_used_up_and_again_when_one_ends(bench: Bench) -> None:
+async def test_partitions_are_allocated_until_the_counters_are_used_up(bench: Bench) -> None:
     await bench.publish(*partitionable(bench.node))
     at = f"{DRIVER}/{bench.node}"
     both = (f"{at}/{cut_name('3g.40gb', 0)}", f"{at}/{cut_name('3g.40gb', 4)}")
@@ -159,7 +159,7 @@ async def test_parts_are_given_until_the_counters_are_used_up_and_again_when_one
     assert {held[0].rpartition("/")[2], got.entry.rpartition("/")[2]} < set(after)
 
 
-async def test_a_part_is_given_at_its_place_where_the_driver_tells_places(bench: Bench) -> None:
+async def test_partition_is_allocated_at_its_published_position(bench: Bench) -> None:
     await bench.publish(*partitionable(bench.node, places=True))
     wanted = tuple(
         f"{DRIVER}/{bench.node}/{cut_name(*cut)}" for cut in (("1g.10gb", 6), ("2g.20gb", 2), ("1g.10gb", 4))
@@ -172,7 +172,7 @@ async def test_a_part_is_given_at_its_place_where_the_driver_tells_places(bench:
         assert find_slice(got, there.values()) == one, "not the first of its profile"
 
 
-async def test_memory_of_one_gpu_is_consumed_by_two_and_refused_to_a_third(bench: Bench) -> None:
+async def test_shared_gpu_memory_is_refused_to_a_third_claim_when_used_up(bench: Bench) -> None:
     await bench.publish(resource_slice(bench.node, "many", devices=[many(0)]))
     one = (await bench.slices(Dra()))["gpu-0"]
     assert one.shared
@@ -190,7 +190,7 @@ async def test_memory_of_one_gpu_is_consumed_by_two_and_refused_to_a_third(bench
     assert got.memory_bytes == 30 * GIB
 
 
-async def test_of_a_prioritized_list_the_first_that_is_free_is_given(bench: Bench) -> None:
+async def test_prioritized_list_allocates_the_first_free_device(bench: Bench) -> None:
     await bench.publish(resource_slice(bench.node, "gpus", devices=[gpu(0), gpu(1)]))
     there = await bench.slices(Dra())
     own = there["gpu-1"]
@@ -206,7 +206,7 @@ async def test_of_a_prioritized_list_the_first_that_is_free_is_given(bench: Benc
     await bench.refused("m-3")
 
 
-async def test_pods_that_share_a_gpu_have_one_claim(bench: Bench) -> None:
+async def test_pods_that_share_a_gpu_use_one_claim(bench: Bench) -> None:
     await bench.publish(resource_slice(bench.node, "gpus", devices=[gpu(0)]))
     slicer, slicing = Dra(), NodeSlicing(kind="dra", sharing="mps")
     bench.declared = NodeKind(
@@ -221,7 +221,7 @@ async def test_pods_that_share_a_gpu_have_one_claim(bench: Bench) -> None:
     assert sorted(pod["name"] for pod in claim["status"]["reservedFor"]) == ["m-1", "m-2"]
 
 
-async def test_a_gpu_that_is_tainted_is_closed_and_not_given(bench: Bench) -> None:
+async def test_tainted_gpu_is_closed_and_not_allocated(bench: Bench) -> None:
     bad = gpu(0, taints=[{"key": "xid", "value": "79", "effect": "NoSchedule"}])
     await bench.publish(resource_slice(bench.node, "gpus", devices=[bad]))
     one = (await bench.slices(Dra()))["gpu-0"]

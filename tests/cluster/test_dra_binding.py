@@ -45,7 +45,7 @@ async def write(bench: Bench, path: str, type: str, reason: str) -> None:
 
 
 @pytest.mark.parametrize("works", [True, False])
-async def test_a_pod_is_bound_when_its_device_is_ready_and_loses_it_when_that_fails(bench: Bench, works: bool) -> None:
+async def test_pod_is_bound_only_when_its_device_binding_condition_is_ready(bench: Bench, works: bool) -> None:
     plain = gpu(0)
     await bench.publish(resource_slice(bench.node, "gpus", devices=[plain]))
     pinned = (await bench.slices(Dra()))["gpu-0"]

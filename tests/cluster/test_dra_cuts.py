@@ -27,7 +27,7 @@ def house(tmp_path: Path, kubeconfig: Path, namespace: str) -> House:
     return House(tmp_path, kubeconfig, namespace)
 
 
-async def test_two_small_models_that_start_at_once_get_parts_of_one_gpu_and_one_that_needs_all_of_it_waits(
+async def test_two_small_models_share_one_gpu_and_leave_the_other_whole(
     house: House, api: Api, namespace: str, tmp_path: Path
 ) -> None:
     """Of two GPUs one stays whole, and one Model gets that; the next waits for the other."""
@@ -73,7 +73,7 @@ async def test_two_small_models_that_start_at_once_get_parts_of_one_gpu_and_one_
                 await api.delete(f"{RESOURCE}/resourceslices/{one['metadata']['name']}")
 
 
-async def test_who_needs_all_of_a_gpu_has_its_parts_left_and_nobody_comes_to_the_rest_of_it_meanwhile(
+async def test_gpu_drains_for_a_model_that_needs_all_of_its_memory(
     house: House, api: Api, namespace: str, tmp_path: Path
 ) -> None:
     """One part is left by who is idle, the other when its Call has ended."""
@@ -119,7 +119,7 @@ async def test_who_needs_all_of_a_gpu_has_its_parts_left_and_nobody_comes_to_the
                 await api.delete(f"{RESOURCE}/resourceslices/{one['metadata']['name']}")
 
 
-async def test_small_models_get_parts_of_one_gpu_each_as_small_as_holds_it_and_all_of_it_is_there_again_after_them(
+async def test_models_get_the_smallest_partition_and_free_the_gpu_afterwards(
     house: House, api: Api, namespace: str, tmp_path: Path
 ) -> None:
     for device_class in classes():

@@ -36,7 +36,7 @@ def reserved(claim: dict[str, Any]) -> set[str]:
     return {one["uid"] for one in claim.get("status", {}).get("reservedFor", ())}
 
 
-async def test_two_replicas_have_a_gpu_by_one_claim_a_third_waits_and_the_claim_goes_with_the_last(
+async def test_shared_claim_serves_two_replicas_and_is_deleted_with_the_last(
     house: House, api: Api, namespace: str, tmp_path: Path
 ) -> None:
     for device_class in classes():

@@ -39,7 +39,7 @@ class TestKubernetesDriver(DriverContract):
         return OwnRig(kubeconfig, tmp_path)
 
 
-async def test_a_namesake_is_neither_taken_nor_deleted(api: Api, namespace: str, node: Node) -> None:
+async def test_pod_with_the_same_name_but_another_uid_is_not_deleted(api: Api, namespace: str, node: Node) -> None:
     """A pod of the same name that another decision made."""
     pods = f"/api/v1/namespaces/{namespace}/pods"
     container = {"name": "other", "image": "x", "command": ["/bin/sleep", "60"]}

@@ -37,7 +37,7 @@ async def scene(api: Api, namespace: str, tmp_path: Path) -> AsyncIterator[Scene
 
 
 @pytest.mark.standard
-async def test_pods_pass_the_strictest_pod_security(scene: Scene) -> None:
+async def test_engine_pods_pass_restricted_pod_security(scene: Scene) -> None:
     enforce = {"pod-security.kubernetes.io/enforce": "restricted"}
     await scene.api.patch(f"/api/v1/namespaces/{scene.namespace}", {"metadata": {"labels": enforce}})
     one, model = scene.engine("r1")
@@ -63,7 +63,7 @@ async def is_there(scene: Scene, path: str) -> bool:
 
 
 @pytest.mark.standard
-async def test_a_finalizer_of_others_keeps_no_device(scene: Scene) -> None:
+async def test_pod_kept_by_a_foreign_finalizer_frees_its_device(scene: Scene) -> None:
     """Its containers have ended, and the pod's object stays. The scheduler counts its GPU as free, too."""
     (one, model), path, keeps = scene.engine("r1", gpu=0), f"{scene.pods}/r1", ["example.com/keeps"]
     driver = scene.driver()
@@ -87,9 +87,7 @@ async def test_a_finalizer_of_others_keeps_no_device(scene: Scene) -> None:
 
 
 @pytest.mark.standard
-async def test_a_volume_that_cannot_be_mounted_fails_the_start_and_is_named(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_unmountable_volume_fails_the_start_and_is_named(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pod_events, "LOOK_S", 0.1)
     monkeypatch.setattr(pod_events, "IMAGE_S_MAX", 0.5)
     one, model = scene.engine("r1")
@@ -113,7 +111,7 @@ async def test_a_volume_that_cannot_be_mounted_fails_the_start_and_is_named(
 
 
 @pytest.mark.standard
-async def test_no_room_is_waited_for_and_told(scene: Scene) -> None:
+async def test_unschedulable_pod_waits_and_the_reason_is_reported(scene: Scene) -> None:
     driver = scene.driver()
     async with running(driver) as observed:
         for gpu in (0, 1):
@@ -131,7 +129,7 @@ async def test_no_room_is_waited_for_and_told(scene: Scene) -> None:
         assert observed.words(third.id) == ["starting", "ready"]
 
 
-async def test_a_quota_that_is_used_up_is_waited_for_and_told(scene: Scene) -> None:
+async def test_start_waits_for_an_exhausted_quota_and_reports_the_reason(scene: Scene) -> None:
     quotas = f"/api/v1/namespaces/{scene.namespace}/resourcequotas"
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "q"}, "spec": {"hard": {"pods": "1"}}}
     await scene.api.create(quotas, quota)
@@ -153,7 +151,7 @@ async def test_a_quota_that_is_used_up_is_waited_for_and_told(scene: Scene) -> N
         assert observed.words(second.id) == ["starting", "ready"]
 
 
-async def test_a_start_that_waits_can_be_stopped(scene: Scene) -> None:
+async def test_waiting_start_can_be_stopped(scene: Scene) -> None:
     quotas = f"/api/v1/namespaces/{scene.namespace}/resourcequotas"
     spec = {"hard": {"pods": "0"}}
     await scene.api.create(
@@ -174,7 +172,7 @@ async def test_a_start_that_waits_can_be_stopped(scene: Scene) -> None:
 
 
 @pytest.mark.standard
-async def test_a_refused_start_is_allowed_when_a_limit_range_sets_what_the_quota_demands(scene: Scene) -> None:
+async def test_rejected_start_is_allowed_once_a_limit_range_sets_the_limits(scene: Scene) -> None:
     """Neither the Model nor its pods change."""
     core = f"/api/v1/namespaces/{scene.namespace}"
     quota = {
@@ -204,9 +202,7 @@ async def test_a_refused_start_is_allowed_when_a_limit_range_sets_what_the_quota
         await observed.until(other.id, Seen.READY)
 
 
-async def test_an_image_that_cannot_be_pulled_fails_the_start_after_a_while(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_failed_image_pull_fails_the_start_after_a_timeout(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(pods._PATIENCE_S, "ImagePullBackOff", 0.5)
     one, model = scene.engine("r1", annotations={IMAGE_ERROR: "1"})
     driver = scene.driver()
@@ -222,7 +218,7 @@ async def test_an_image_that_cannot_be_pulled_fails_the_start_after_a_while(
         await observed.until(one.id, Seen.CLEAN)
 
 
-async def test_an_image_that_comes_in_time_is_no_failure(scene: Scene) -> None:
+async def test_image_pulled_within_the_timeout_does_not_fail_the_start(scene: Scene) -> None:
     one, model = scene.engine("r1", annotations={IMAGE_ERROR: "1"})
     driver = scene.driver()
     async with running(driver) as observed:
@@ -234,7 +230,7 @@ async def test_an_image_that_comes_in_time_is_no_failure(scene: Scene) -> None:
         assert not driver._hoping
 
 
-async def test_a_name_that_is_no_image_fails_at_once(scene: Scene) -> None:
+async def test_invalid_image_name_fails_the_start_at_once(scene: Scene) -> None:
     one, model = scene.engine("r1", annotations={IMAGE_ERROR: "InvalidImageName"})
     driver = scene.driver()
     async with running(driver) as observed:
@@ -246,7 +242,7 @@ POLICY = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolic"
 
 
 @pytest.mark.standard
-async def test_a_policy_that_refuses_is_told_in_its_own_words_and_not_asked_again(
+async def test_policy_rejection_is_reported_verbatim_and_not_retried(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked, create = list[str](), Api.create
@@ -303,7 +299,7 @@ async def refuses_pods(scene: Scene) -> None:
             await asyncio.sleep(0.05)
 
 
-async def test_the_words_of_a_webhook_that_rejects_a_pod_are_reported(scene: Scene, tmp_path: Path) -> None:
+async def test_message_of_a_rejecting_webhook_is_reported(scene: Scene, tmp_path: Path) -> None:
     async with webhook(scene.api, scene.namespace, tmp_path, rejects="no GPUs for you"):
         await refuses_pods(scene)
         driver = scene.driver()
@@ -315,7 +311,7 @@ async def test_the_words_of_a_webhook_that_rejects_a_pod_are_reported(scene: Sce
 
 
 @pytest.mark.standard
-async def test_a_start_waits_for_a_webhook_that_is_away(scene: Scene, tmp_path: Path) -> None:
+async def test_start_waits_for_an_unavailable_webhook(scene: Scene, tmp_path: Path) -> None:
     """K01 and K02: the API server answers 500, and a moment later the same request succeeds."""
     async with webhook(scene.api, scene.namespace, tmp_path, listens=False) as listen:
         await refuses_pods(scene)
@@ -331,7 +327,7 @@ async def test_a_start_waits_for_a_webhook_that_is_away(scene: Scene, tmp_path: 
             assert observed.words(one.id) == ["starting", "ready"]
 
 
-async def test_a_namespace_that_is_being_deleted_starts_nothing(api: Api, scene: Scene) -> None:
+async def test_start_in_a_terminating_namespace_fails(api: Api, scene: Scene) -> None:
     name = f"goes-{uuid.uuid4().hex[:8]}"
     await make_namespace(api, name)
     held = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "held", "finalizers": ["test.example/hold"]}}
@@ -351,7 +347,7 @@ async def test_a_namespace_that_is_being_deleted_starts_nothing(api: Api, scene:
 # --- ends, and why ----------------------------------------------------------------------------------------------------
 
 
-async def test_an_engine_that_was_killed_for_memory_says_so(scene: Scene) -> None:
+async def test_engine_killed_for_memory_reports_oom_killed(scene: Scene) -> None:
     one, model = scene.engine("r1", annotations={OUT_OF_MEMORY: "1"})
     driver = scene.driver()
     async with running(driver) as observed:
@@ -362,7 +358,7 @@ async def test_an_engine_that_was_killed_for_memory_says_so(scene: Scene) -> Non
         await observed.until(one.id, Seen.CLEAN)
 
 
-async def test_an_engine_that_crashes_is_started_once_and_its_next_try_is_the_plans(scene: Scene) -> None:
+async def test_crashed_engine_is_not_restarted_by_the_driver(scene: Scene) -> None:
     one, model = scene.engine("r1", manner=Manner.DIES_ON_START)
     driver = scene.driver()
     async with running(driver) as observed:
@@ -373,7 +369,7 @@ async def test_an_engine_that_crashes_is_started_once_and_its_next_try_is_the_pl
         assert not (await scene.api.get(scene.pods))["items"]
 
 
-async def test_a_pod_that_somebody_deletes_gets_no_more_calls_and_ends(scene: Scene) -> None:
+async def test_evicted_pod_is_reported_as_taken_and_ends(scene: Scene) -> None:
     one, model = scene.engine("r1", manner=Manner.IGNORES_SIGTERM)
     driver = scene.driver()
     async with running(driver) as observed:
@@ -388,9 +384,7 @@ async def test_a_pod_that_somebody_deletes_gets_no_more_calls_and_ends(scene: Sc
         assert observed.words(one.id) == ["starting", "ready", "taken", "exited", "clean"]
 
 
-async def test_a_lost_node_takes_its_replicas_with_it_and_what_it_held_is_not_clean(
-    scene: Scene, tmp_path: Path
-) -> None:
+async def test_replica_on_a_lost_node_exits_but_its_device_is_not_clean(scene: Scene, tmp_path: Path) -> None:
     """Another node lives: where none does, the cluster blames its own network, and evicts nobody."""
     one, model = scene.engine("r1")
     driver = scene.driver()

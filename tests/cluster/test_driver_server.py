@@ -61,9 +61,8 @@ class Paused(Api):
             self.may_s = 0.0
 
 
-async def test_case_25_a_leader_paused_before_its_delete_deletes_nothing_that_another_took_over(
-    scene: Scene, kubeconfig: Path
-) -> None:
+@pytest.mark.case("25")
+async def test_paused_leader_does_not_delete_a_pod_adopted_by_the_next_leader(scene: Scene, kubeconfig: Path) -> None:
     one, model = scene.engine("r1")
     async with Paused(await load_api_access(kubeconfig)) as api:
         old = scene.driver(api)
@@ -85,8 +84,9 @@ async def test_case_25_a_leader_paused_before_its_delete_deletes_nothing_that_an
                 assert seen_by_new.words(one.id) == ["ready"]
 
 
+@pytest.mark.case("26")
 @pytest.mark.parametrize("heard", [True, False], ids=["its end is heard of", "its end is not heard of"])
-async def test_case_26_a_pod_that_a_leader_before_us_stops_leaves_and_has_not_failed(
+async def test_pod_stopped_by_a_former_leader_leaves_without_a_failure(
     scene: Scene, plane: Plane, kubeconfig: Path, heard: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that no condition of its Model tells of a failure. It ends within our own time to stop, and was not deleted by
@@ -127,7 +127,7 @@ async def until_unmarked(scene: Scene) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_who_may_not_write_starts_and_stops_nothing_and_blames_nobody(scene: Scene, kubeconfig: Path) -> None:
+async def test_driver_without_write_permission_starts_and_stops_nothing(scene: Scene, kubeconfig: Path) -> None:
     may_s = [math.inf]
     async with Api(await load_api_access(kubeconfig), lambda: may_s[0]) as api:
         driver = scene.driver(api)
@@ -159,7 +159,7 @@ async def test_who_may_not_write_starts_and_stops_nothing_and_blames_nobody(scen
 # --- the API server's moods -------------------------------------------------------------------------------------------
 
 
-async def test_a_start_and_a_stop_cost_few_requests(
+async def test_start_and_stop_cost_at_most_six_api_requests(
     scene: Scene, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watching, "SUSPECT_S", WAIT_S_MAX)  # a watch that is late is no matter of this
@@ -196,8 +196,9 @@ class Deaf(Api):
                 self.unheard.append(event[0])
 
 
+@pytest.mark.case("28")
 @pytest.mark.standard
-async def test_case_28_a_watch_that_is_open_and_silent_is_found_out(
+async def test_silent_open_watch_is_detected_by_a_list(
     scene: Scene, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A start, then an end (its DELETED is lost): both are seen by a list that our own write made us ask for."""
@@ -220,8 +221,9 @@ async def test_case_28_a_watch_that_is_open_and_silent_is_found_out(
             await observed.until(one.id, Seen.CLEAN)
 
 
+@pytest.mark.case("27")
 @pytest.mark.standard
-async def test_case_27_an_api_server_that_is_started_again_or_hangs_costs_no_start(scene: Scene, plane: Plane) -> None:
+async def test_api_server_restart_or_hang_causes_no_failed_start(scene: Scene, plane: Plane) -> None:
     driver = scene.driver()
     async with running(driver) as observed:
         one, model = scene.engine("r1")
@@ -245,9 +247,8 @@ async def test_case_27_an_api_server_that_is_started_again_or_hangs_costs_no_sta
         await observed.until(two.id, Seen.CLEAN)
 
 
-async def test_case_18_watches_that_are_cut_all_the_time_lose_nothing(
-    scene: Scene, plane: Plane, kubeconfig: Path
-) -> None:
+@pytest.mark.case("18")
+async def test_repeatedly_cut_watches_lose_no_change(scene: Scene, plane: Plane, kubeconfig: Path) -> None:
     cutter = Cutter(port_of(plane), 0.8)
     async with cutter.running() as port:
         way: ApiAccess = await load_api_access(kubeconfig)
@@ -292,7 +293,8 @@ class Noting(Api):
             raise
 
 
-async def test_case_28_etcd_is_compacted_while_the_driver_is_cut_off(
+@pytest.mark.case("28")
+async def test_driver_relists_after_etcd_compaction_during_a_disconnect(
     scene: Scene, plane: Plane, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Meanwhile a pod goes. The version that the driver has is too old then (410): it reads everything anew."""
@@ -351,7 +353,8 @@ async def runs_at(api: Api, path: str, ip: str, since: str) -> None:
     )  # fmt: skip
 
 
-async def test_case_19_an_address_that_was_given_to_another_pod_is_not_the_first_ones_any_more(
+@pytest.mark.case("19")
+async def test_pod_whose_address_was_reused_becomes_unready(
     api: Api, namespace: str, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No kubelet here: pods that nobody schedules, with statuses by hand. The first one's end is not heard of."""
@@ -385,8 +388,9 @@ async def test_case_19_an_address_that_was_given_to_another_pod_is_not_the_first
             assert observed.words(second.id) == ["starting", "ready"]
 
 
+@pytest.mark.case("18")
 @pytest.mark.standard
-async def test_case_18_an_evicted_pod_whose_address_is_cleared_has_ended(api: Api, namespace: str) -> None:
+async def test_evicted_pod_without_an_address_is_reported_as_exited(api: Api, namespace: str) -> None:
     path, ip = f"/api/v1/namespaces/{namespace}/pods", f"10.244.{next_number()}.9"
     driver = KubernetesDriver(api, namespace, launch, lambda _: "engine", assume_after_s=0.05, inventory=False)
     async with ready_at(ip, "r1"), running(driver) as observed:

@@ -82,7 +82,7 @@ async def until(what: Callable[[], Awaitable[bool]]) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_one_leads_and_a_release_lets_the_next_lead_at_once_in_a_higher_epoch(api: Api, namespace: str) -> None:
+async def test_released_lease_is_acquired_at_once_in_a_higher_epoch(api: Api, namespace: str) -> None:
     loop = asyncio.get_running_loop()
     a, b = Played(api, namespace, "a"), Played(api, namespace, "b")
     async with AsyncExitStack() as stack:
@@ -105,7 +105,7 @@ async def test_one_leads_and_a_release_lets_the_next_lead_at_once_in_a_higher_ep
     assert (await api.get(path(namespace)))["spec"]["holderIdentity"] == ""
 
 
-async def test_who_is_gone_without_a_word_is_followed_when_its_lease_has_run_out(api: Api, namespace: str) -> None:
+async def test_vanished_leader_is_replaced_after_its_lease_expires(api: Api, namespace: str) -> None:
     loop = asyncio.get_running_loop()
     a, b = Played(api, namespace, "a"), Played(api, namespace, "b")
     async with AsyncExitStack() as stack:
@@ -119,7 +119,7 @@ async def test_who_is_gone_without_a_word_is_followed_when_its_lease_has_run_out
         assert loop.time() - gone_s < 3 * D
 
 
-async def test_a_deleted_lease_is_made_anew_above_what_gateways_know(api: Api, namespace: str) -> None:
+async def test_deleted_lease_is_recreated_with_a_higher_epoch(api: Api, namespace: str) -> None:
     a = Played(api, namespace, "a")
     async with a.standing():
         await a.until(1)
@@ -129,7 +129,7 @@ async def test_a_deleted_lease_is_made_anew_above_what_gateways_know(api: Api, n
         await a.until(1, None, 8, None, 9)
 
 
-async def test_a_leader_whose_api_server_hangs_ends_and_its_writes_are_refused(
+async def test_leader_of_a_hanging_api_server_steps_down_and_cannot_write(
     plane: Plane, kubeconfig: Path, namespace: str
 ) -> None:
     way = await load_api_access(kubeconfig)
@@ -161,7 +161,7 @@ def gateway_pod(name: str, node: Node, *command: str) -> Object:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels}, "spec": spec}
 
 
-async def test_gateways_are_known_by_their_pods_and_gone_with_them(api: Api, namespace: str, node: Node) -> None:
+async def test_gateways_appear_and_disappear_with_their_pods(api: Api, namespace: str, node: Node) -> None:
     told: list[GatewaySeen | GatewayGone] = []
     pods = f"/api/v1/namespaces/{namespace}/pods"
     await api.create(pods, gateway_pod("g1", node, "/bin/sleep", "600"))
@@ -182,7 +182,7 @@ async def test_gateways_are_known_by_their_pods_and_gone_with_them(api: Api, nam
         task.cancel()
 
 
-async def test_a_gateway_whose_pod_ended_before_we_looked_is_gone_and_a_strangers_is_not(
+async def test_silent_gateway_without_a_pod_is_gone_but_foreign_names_are_kept(
     api: Api, namespace: str, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both are known from their reports alone and silent. A pod's name is `DEPLOYMENT-HASH-RANDOM`."""
@@ -209,7 +209,7 @@ async def test_a_gateway_whose_pod_ended_before_we_looked_is_gone_and_a_stranger
 # --- tokens ----------------------------------------------------------------------------------------------------------
 
 
-async def test_only_the_named_accounts_tokens_for_our_audience_are_let_in(
+async def test_only_tokens_of_named_accounts_with_our_audience_are_admitted(
     api: Api, namespace: str, plane: Plane
 ) -> None:
     for name in ("gateway", "agent", "other"):
@@ -252,9 +252,7 @@ async def test_only_the_named_accounts_tokens_for_our_audience_are_let_in(
     await until(lambda: taken(new))
 
 
-async def test_of_a_token_that_is_bound_to_a_pod_the_api_server_says_its_node(
-    api: Api, namespace: str, node: Node
-) -> None:
+async def test_pod_bound_token_yields_the_node_of_its_pod(api: Api, namespace: str, node: Node) -> None:
     await make_account(api, namespace, "agent")
     container = {"name": "a", "image": "a", "command": ["/bin/sleep", "600"]}
     spec = {"serviceAccountName": "agent", "nodeName": node.name, "containers": [container]}

@@ -44,7 +44,7 @@ async def running(house: House) -> int:
 
 
 @pytest.mark.parametrize("key", ["karpenter.sh/disrupted", "aws-node-termination-handler/spot-itn"])
-async def test_a_node_that_is_taken_during_an_answer_is_left_when_that_is_whole_and_the_next_is_given_elsewhere(
+async def test_disrupted_node_finishes_its_request_and_the_next_runs_elsewhere(
     house: House, api: Api, namespace: str, tmp_path: Path, key: str
 ) -> None:
     nodes = [

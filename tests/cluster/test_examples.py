@@ -212,7 +212,7 @@ FABRIC = {"example.com/fabric": "rack-1", "nvidia.com/gpu.present": "true"}
 
 
 @pytest.mark.parametrize("bed", [FABRIC], indirect=True)
-async def test_on_prem_a_gpu_is_attached_answers_and_is_detached_by_force_where_an_operator_says_so(
+async def test_onprem_example_attaches_a_gpu_and_detaches_by_force_on_drain(
     release: Release, plane: Plane, bed: Node
 ) -> None:
     api, one = release.api, Example(release, plane, "values-onprem-mig-fabric.yaml")
@@ -306,9 +306,7 @@ async def requests(release: Release) -> list[Object]:
 
 
 @pytest.mark.parametrize("bed", [ON_GKE], indirect=True)
-async def test_on_gke_the_node_that_comes_in_minutes_is_asked_for_and_answers_and_nobody_waits_for_the_queue(
-    release: Release, plane: Plane
-) -> None:
+async def test_gke_example_orders_the_atomic_node_instead_of_the_queue(release: Release, plane: Plane) -> None:
     api, one = release.api, Example(release, plane, "values-gke-dws.yaml")
     await definitions.install_foreign(api, "autoscaling")
     await one.install()
@@ -332,9 +330,7 @@ async def test_on_gke_the_node_that_comes_in_minutes_is_asked_for_and_answers_an
 
 
 @pytest.mark.parametrize("bed", [ON_GKE], indirect=True)
-async def test_on_gke_what_only_the_queue_may_bring_is_asked_of_it_once_and_every_call_is_told_so_at_once(
-    release: Release, plane: Plane
-) -> None:
+async def test_gke_example_orders_queued_capacity_once_and_fails_requests_fast(release: Release, plane: Plane) -> None:
     one = Example(release, plane, "values-gke-dws.yaml")
     await definitions.install_foreign(release.api, "autoscaling")
     await one.install()

@@ -23,8 +23,9 @@ __all__ = ["rack"]
 """A fixture, which pytest looks for here."""
 
 
+@pytest.mark.case("1")
 @pytest.mark.standard
-async def test_case_1_a_gpu_is_attached_where_a_node_would_be_added_and_no_pod_ever_waits(
+async def test_gpu_is_attached_instead_of_a_new_node_without_a_pending_pod(
     rack: Rack, api: Api, namespace: str
 ) -> None:
     """Who adds nodes is there, and would add one for any pod that waits: it hears of none."""
@@ -52,10 +53,9 @@ async def test_case_1_a_gpu_is_attached_where_a_node_would_be_added_and_no_pod_e
         assert group.brought == {"stranger": f"{namespace}-g0"}, "it was awake all the while"
 
 
+@pytest.mark.case("2")
 @pytest.mark.standard
-async def test_case_2_a_gpu_is_attached_where_a_node_is_wanted_and_the_group_is_at_its_maximum(
-    rack: Rack, api: Api, namespace: str
-) -> None:
+async def test_gpu_is_attached_when_the_node_group_is_at_its_maximum(rack: Rack, api: Api, namespace: str) -> None:
     """The node would be cheaper, and is asked for first."""
     rack.house.write(
         ada(), model("bob", idleSeconds=600, replicas={"max": 1}, queue={"waitSecondsMax": 300}),
@@ -73,10 +73,9 @@ async def test_case_2_a_gpu_is_attached_where_a_node_is_wanted_and_the_group_is_
         assert rack.diary.index(told) < rack.diary.index(came)
 
 
+@pytest.mark.case("3")
 @pytest.mark.standard
-async def test_case_3_of_a_node_that_nobody_needs_the_gpus_go_first_and_then_the_node(
-    rack: Rack, api: Api, namespace: str
-) -> None:
+async def test_gpus_are_detached_before_an_unneeded_node_is_removed(rack: Rack, api: Api, namespace: str) -> None:
     """It would be kept for long, for it is dear to have again: it goes since its node does."""
     rack.house.write(
         ada(), model("bob", idleSeconds=5, replicas={"max": 1}), **rack.settings(expected_s=300)
@@ -101,10 +100,9 @@ async def test_case_3_of_a_node_that_nobody_needs_the_gpus_go_first_and_then_the
         await rack.answered("ada")
 
 
+@pytest.mark.case("4")
 @pytest.mark.standard
-async def test_case_4_of_a_node_that_cannot_be_removed_only_the_idle_gpu_goes(
-    rack: Rack, api: Api, namespace: str
-) -> None:
+async def test_only_the_idle_gpu_of_an_unremovable_node_is_detached(rack: Rack, api: Api, namespace: str) -> None:
     """Somebody else's pod keeps it, and eve is on another of its GPUs, which ResourceSlices tell apart."""
     rack.dra, rack.nodes = {}, [rack.own]
     rack.house.write(
@@ -138,9 +136,7 @@ async def test_case_4_of_a_node_that_cannot_be_removed_only_the_idle_gpu_goes(
             assert await rack.where() == {"ada": rack.own.name, "eve": node}
 
 
-async def test_the_demonstration_of_fsas_a_gpu_is_attached_for_a_gpu_and_a_node_is_added_for_memory(
-    rack: Rack, api: Api, namespace: str
-) -> None:
+async def test_gpu_is_attached_for_gpu_demand_and_a_node_added_for_memory(rack: Rack, api: Api, namespace: str) -> None:
     """Two nodes, each with one GPU that is in use and a place for another."""
     nodes = [rack.node(name, 1, fabric=rack.name) for name in ("n1", "n2")]
     rack.nodes, rack.may_have = nodes, {one.name: one for one in nodes}

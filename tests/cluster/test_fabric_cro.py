@@ -161,7 +161,7 @@ class TestCroFabricOnServer(ProviderContract):
         return CroRig(kubeconfig)
 
 
-def test_what_the_operator_says_of_ours_is_heard_by_a_watch(kubeconfig: Path) -> None:
+def test_state_changes_of_fabric_orders_arrive_through_a_watch(kubeconfig: Path) -> None:
     """Nobody lists without news."""
     rig = CroRig(kubeconfig)
 

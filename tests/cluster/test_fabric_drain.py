@@ -18,7 +18,7 @@ __all__ = ["rack"]
 """A fixture, which pytest looks for here."""
 
 
-async def test_nothing_is_detached_before_streams_are_whole_engines_have_ended_and_memory_is_clean(
+async def test_gpu_is_detached_only_after_streams_engine_and_memory_are_done(
     rack: Rack, api: Api, namespace: str
 ) -> None:
     """A node is to go while an answer runs there: another GPU is attached elsewhere, new Calls go there, the answer
@@ -62,9 +62,7 @@ async def test_nothing_is_detached_before_streams_are_whole_engines_have_ended_a
         )
 
 
-async def test_calls_beyond_what_all_gpus_serve_have_one_attached_before_any_pod_waits(
-    rack: Rack, api: Api, namespace: str
-) -> None:
+async def test_excess_requests_attach_a_gpu_before_any_pod_is_pending(rack: Rack, api: Api, namespace: str) -> None:
     """While the Calls are as many as the GPUs that are there serve, none is."""
     rack.house.write(slow("bob", 40, slots=1, replicas={"max": 2}), **settings(rack, node_costs=9.0))
     group = Group(rack, gpus=1, most=2)

@@ -21,9 +21,7 @@ __all__ = ["rack"]
 """A fixture, which pytest looks for here."""
 
 
-async def test_a_machine_set_that_grows_is_waited_for_and_no_gpu_is_attached_beside_it(
-    rack: Rack, api: Api, namespace: str
-) -> None:
+async def test_growing_machine_set_is_awaited_instead_of_attaching_a_gpu(rack: Rack, api: Api, namespace: str) -> None:
     """A person raises it."""
     rack.house.write(
         ada(), model("bob", idleSeconds=600, replicas={"max": 1}), **settings(rack, node_costs=9.0)
@@ -50,7 +48,7 @@ async def test_a_machine_set_that_grows_is_waited_for_and_no_gpu_is_attached_bes
             assert not any(one.startswith("pilotlight-") for one in rack.waited), "no node was asked for"
 
 
-async def test_a_machine_set_that_grows_for_us_is_counted_once(rack: Rack, api: Api, namespace: str) -> None:
+async def test_machine_set_growth_for_a_placeholder_is_counted_once(rack: Rack, api: Api, namespace: str) -> None:
     """Two Models need two nodes: that which comes for the one's placeholder is not taken for the other's, too."""
     rack.nodes, names = [rack.own], ("bob", "eve")
     told = settings(rack, node_costs=0.1)
@@ -65,7 +63,7 @@ async def test_a_machine_set_that_grows_for_us_is_counted_once(rack: Rack, api: 
 
 
 @pytest.mark.parametrize("who", ["the Settings", "the node", "its MachineSet"])
-async def test_no_more_gpus_are_attached_to_a_node_than_somebody_says_that_it_can_have(
+async def test_attached_gpus_do_not_exceed_the_stated_maximum_of_the_node(
     rack: Rack, api: Api, namespace: str, who: str
 ) -> None:
     """`devicesMax`, or Cluster Autoscaler's annotation; Cluster API notes on a node of which set it is."""

@@ -19,9 +19,7 @@ __all__ = ["rack"]
 """A fixture, which pytest looks for here."""
 
 
-async def test_who_is_on_a_gpu_that_costs_moves_to_our_own_when_that_is_free_and_its_answer_is_whole(
-    rack: Rack, api: Api, namespace: str
-) -> None:
+async def test_replica_on_a_rented_gpu_moves_to_a_freed_owned_gpu(rack: Rack, api: Api, namespace: str) -> None:
     rack.house.write(slow("bob", 1600), **settings(rack, node_costs=9.0))  # who leads moves nobody in its first 2 min
     async with rack.running(), AsyncExitStack() as others, asyncio.timeout(6 * WAIT_S_MAX):
         await others.enter_async_context(held_by_others(api, rack.own.name))

@@ -148,7 +148,7 @@ async def yard(api: Api, house: House, namespace: str, tmp_path: Path) -> AsyncI
 
 
 @pytest.mark.standard
-async def test_a_claim_of_anybody_has_a_gpu_attached_that_the_scheduler_then_gives_it_and_that_goes_again(
+async def test_foreign_claim_gets_an_attached_gpu_that_is_detached_afterwards(
     yard: Yard,
 ) -> None:
     yard.fabric.hold = True
@@ -204,7 +204,7 @@ async def test_a_claim_of_anybody_has_a_gpu_attached_that_the_scheduler_then_giv
         await until(withdrawn)
 
 
-async def test_a_claim_is_told_that_its_device_could_not_be_attached_and_nothing_is_left_of_the_order(
+async def test_failed_attach_is_reported_on_the_claim_and_leaves_no_order(
     yard: Yard,
 ) -> None:
     yard.fabric.refuse = 400

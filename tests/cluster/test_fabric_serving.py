@@ -19,9 +19,7 @@ __all__ = ["rack"]
 
 
 @pytest.mark.standard
-async def test_calls_that_no_gpu_is_left_for_are_answered_from_one_that_is_attached_and_goes_again(
-    rack: Rack, namespace: str
-) -> None:
+async def test_request_without_a_free_gpu_is_served_by_an_attached_one(rack: Rack, namespace: str) -> None:
     """Case 1 of Dynamic Device Scaling: a node would be added, but a GPU on one that is there does."""
     rack.house.write(
         model("ada", replicas={"min": 1, "max": 1}), model("bob", idleSeconds=1, replicas={"max": 1}),
@@ -43,7 +41,7 @@ async def test_calls_that_no_gpu_is_left_for_are_answered_from_one_that_is_attac
 
 
 @pytest.mark.parametrize("rack", [1], indirect=True)
-async def test_as_few_gpus_are_attached_as_do_beside_those_that_a_node_has(rack: Rack, namespace: str) -> None:
+async def test_only_the_missing_gpus_are_attached_to_a_node(rack: Rack, namespace: str) -> None:
     """Case 2: no node can be added; one more GPU on a node that has one is found, tried one at a time."""
     rack.house.write(model("two", idleSeconds=600, gpu={"count": 2}), **rack.settings(most=4))
     async with rack.running(), asyncio.timeout(4 * WAIT_S_MAX):
@@ -54,9 +52,7 @@ async def test_as_few_gpus_are_attached_as_do_beside_those_that_a_node_has(rack:
         assert request["spec"]["resource"]["size"] == 1
 
 
-async def test_what_an_autoscaler_had_attached_that_is_gone_is_known_to_the_next_and_goes_when_it_is_idle(
-    rack: Rack, namespace: str
-) -> None:
+async def test_next_autoscaler_knows_attached_gpus_and_detaches_them_when_idle(rack: Rack, namespace: str) -> None:
     rack.house.write(
         model("ada", replicas={"min": 1, "max": 1}), model("bob", idleSeconds=5, replicas={"max": 1}),
         **rack.settings(),

@@ -26,8 +26,9 @@ GATEWAYS = ("g1", "g2")
 LIMIT_S = 240.0
 
 
+@pytest.mark.case("18")
 @pytest.mark.parametrize("how", ["evicted", "its end is not told", "watches are cut"])
-async def test_case_18_a_pod_that_is_gone_leaves_routes(
+async def test_deleted_pod_is_removed_from_routes_without_failed_requests(
     how: str, api: Api, namespace: str, kubeconfig: Path, tmp_path: Path
 ) -> None:
     """Two Replicas, and one is gone: by an eviction, which takes its address out of its status; without its DELETED;
@@ -87,7 +88,8 @@ def stranger(stage: Stage, port: int) -> Object:
     }  # fmt: skip
 
 
-async def test_case_19_an_address_that_is_a_strangers_at_once_while_nobody_tells(
+@pytest.mark.case("19")
+async def test_requests_never_reach_a_foreign_pod_that_reuses_an_address(
     api: Api, namespace: str, tmp_path: Path, estate: Estate
 ) -> None:
     """The autoscaler hangs, so no gateway is told that the pod is gone: all of them send Calls to its address. They are
@@ -128,7 +130,8 @@ async def refused_by_all(one: Estate) -> bool:
     return all(tried)
 
 
-async def test_case_19_two_models_take_turns_at_one_address(
+@pytest.mark.case("19")
+async def test_two_models_that_reuse_an_address_get_only_their_own_requests(
     api: Api, namespace: str, tmp_path: Path, estate: Estate
 ) -> None:
     """Each goes to zero before the other is called, and its address, which is free at once, is the other's next."""

@@ -11,6 +11,7 @@ import signal
 from pathlib import Path
 
 import aiohttp
+import pytest
 
 from autoscaler.kubernetes.api import Api
 from tests.cluster.calls import Answered, good
@@ -37,7 +38,8 @@ async def pods_of(house: Estate, name: str) -> int:
     return len(found["items"])
 
 
-async def test_case_27_the_api_server_is_away_under_load(estate: Estate, plane: Plane, node: Node) -> None:
+@pytest.mark.case("27")
+async def test_warm_requests_are_served_during_an_api_server_outage(estate: Estate, plane: Plane, node: Node) -> None:
     """Warm Calls go on; a cold one hears at its deadline when to come back; who leads then stops nothing before each
     gateway has told it what it has.
     """
@@ -74,7 +76,7 @@ async def test_case_27_the_api_server_is_away_under_load(estate: Estate, plane: 
     assert node.name
 
 
-async def test_watches_that_are_cut_all_the_time_cost_no_call(
+async def test_repeatedly_cut_watches_lose_no_request(
     plane: Plane, namespace: str, api: Api, tmp_path: Path, node: Node
 ) -> None:
     """Every connection of both autoscalers to the API server, three times in the duration of a Lease (every 10 s, as
@@ -105,7 +107,8 @@ async def lists(house: Estate, gateway: str) -> bool:
         return False
 
 
-async def test_case_30_an_upgrade_of_each_and_a_roll_back_lose_no_call(
+@pytest.mark.case("30")
+async def test_upgrade_and_rollback_of_each_component_lose_no_request(
     estate: Estate, tmp_path: Path, node: Node
 ) -> None:
     """Ours and the version before it side by side, leading in turn; then back to what was there before.

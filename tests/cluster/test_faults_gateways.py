@@ -38,8 +38,9 @@ async def stage(api: Api, namespace: str, tmp_path: Path) -> AsyncIterator[Stage
         yield one
 
 
+@pytest.mark.case("10")
 @pytest.mark.standard
-async def test_case_10_from_four_to_one_with_twenty_streams_on_each(stage: Stage, estate: Estate) -> None:
+async def test_scale_down_stops_no_replica_before_every_gateway_acknowledges(stage: Stage, estate: Estate) -> None:
     """Three gateways, and one of them hears nothing while the three Replicas drain: until it has acknowledged, none of
     them is stopped. Calls go on all the time, and none that comes after the acknowledgement of its gateway is sent to a
     Replica that drains.
@@ -88,7 +89,8 @@ def through(results: list[Result], gateways: set[str]) -> list[Result]:
     return [one for one in results if one.headers.get("x-request-id", "").rsplit("-", 3)[0] in gateways]
 
 
-async def test_case_14_a_rolling_update_of_gateways_with_streams(
+@pytest.mark.case("14")
+async def test_rolling_update_of_gateways_cuts_no_stream(
     stage: Stage, estate: Estate, api: Api, namespace: str
 ) -> None:
     """40 streams on each of two gateways, where the list has 200: engine, gateways and clients share two cores here.
@@ -129,8 +131,9 @@ async def test_case_14_a_rolling_update_of_gateways_with_streams(
         assert not any(call.aborted for call in stage.calls())
 
 
+@pytest.mark.case("15")
 @pytest.mark.parametrize("leader_too", [False, True])
-async def test_case_15_one_of_three_gateways_is_killed(
+async def test_killed_gateway_loses_only_its_own_requests(
     stage: Stage, estate: Estate, api: Api, namespace: str, leader_too: bool
 ) -> None:
     """What it had is lost, and nothing else: no stream of another, no newcomer, no Slot, and no work of an engine. Also
@@ -177,7 +180,8 @@ def aborted(stage: Stage) -> int:
 # --- baits ------------------------------------------------------------------------------------------------------------
 
 
-async def test_case_43_nothing_that_a_call_names_is_contacted(
+@pytest.mark.case("43")
+async def test_no_address_named_in_a_request_is_contacted_or_resolved(
     stage: Stage, estate: Estate, api: Api, namespace: str
 ) -> None:
     """Each bait leads to a canary on an address of pods, or by a name of the cluster to it. Engines may reach nothing

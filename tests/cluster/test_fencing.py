@@ -158,10 +158,9 @@ async def scene(
         yield one
 
 
+@pytest.mark.case("26")
 @pytest.mark.parametrize("moment", Moment)
-async def test_case_26_another_leads_at_every_write_and_the_world_is_as_one_leader_makes_it(
-    scene: Scene, moment: Moment
-) -> None:
+async def test_leader_change_at_any_write_gives_the_result_of_one_leader(scene: Scene, moment: Moment) -> None:
     for starts, stops in zip(UP, DOWN, strict=True):
         before = scene.ran.copy()
         await scene.through(starts, moment, scene.call(scene.ada, scene.emb), scene.up)
@@ -171,7 +170,8 @@ async def test_case_26_another_leads_at_every_write_and_the_world_is_as_one_lead
     assert await scene.woken() <= scene.ran["ada"] + len(UP), "at each hand-over one may have come to nothing"
 
 
+@pytest.mark.case("26")
 @pytest.mark.parametrize("moment", Moment)
-async def test_case_26_another_leads_when_a_workload_is_to_show_something(scene: Scene, moment: Moment) -> None:
+async def test_leader_change_at_a_condition_write_keeps_the_condition_correct(scene: Scene, moment: Moment) -> None:
     for value, shown in (("many", WRONG), (None, SCALED)):
         await scene.through(SHOWN, moment, scene.annotate(LOW, value), partial(scene.is_shown, shown))

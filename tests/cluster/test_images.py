@@ -14,7 +14,7 @@ from tests.unit.pilotlight.agent.kubelet.test_image_pull import Runtime
 ENGINE, FULL = "vllm/engine:1", "docker.io/vllm/engine:1"
 
 
-async def test_of_two_nodes_the_one_is_taken_whose_kubelet_has_the_image(
+async def test_placement_prefers_the_node_that_has_the_image(
     api: Api, tmp_path: Path, kubeconfig: Path, namespace: str
 ) -> None:
     house = House(tmp_path, kubeconfig, namespace)
@@ -24,7 +24,7 @@ async def test_of_two_nodes_the_one_is_taken_whose_kubelet_has_the_image(
         assert await one.answers_from(image=ENGINE) == one.second.name
 
 
-async def test_an_agent_has_the_image_pulled_of_a_model_that_is_always_wanted_before_its_pod_asks(
+async def test_agent_pre_pulls_the_image_of_a_model_with_minimum_replicas(
     house: House, node: Node, tmp_path: Path
 ) -> None:
     runtime = Runtime(tmp_path / "cri.sock")

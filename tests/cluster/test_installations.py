@@ -25,7 +25,7 @@ async def pods_of(api: Api, namespace: str) -> dict[str, Object]:
     return {one["metadata"]["labels"]["pilotlight.dev/model"]: one for one in found}
 
 
-async def test_each_leaves_the_pods_of_the_other_alone(
+async def test_installations_do_not_touch_the_pods_of_each_other(
     tmp_path: Path, kubeconfig: Path, namespace: str, api: Api, node: Node
 ) -> None:
     blue = house_of(tmp_path / "blue", kubeconfig, namespace)
@@ -48,7 +48,7 @@ async def test_each_leaves_the_pods_of_the_other_alone(
         assert all(pod["spec"]["nodeName"] == node.name for pod in after.values())
 
 
-async def test_pods_without_the_label_are_taken_over_and_serve_on(
+async def test_pods_without_the_installation_label_are_adopted(
     house: House, namespace: str, api: Api, node: Node
 ) -> None:
     house.write(model("ada", idleSeconds=600))
@@ -77,7 +77,7 @@ async def until_answers(house: House, name: str, status: int) -> None:
         await asyncio.sleep(0.05)
 
 
-async def test_of_two_installations_that_read_a_model_one_serves_it(
+async def test_model_read_by_two_installations_is_served_by_one(
     tmp_path: Path, kubeconfig: Path, namespace: str, api: Api, node: Node
 ) -> None:
     """A cluster-wide one, and one of the Model's namespace that came later. Then the Model names the latter."""

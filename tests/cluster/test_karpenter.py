@@ -174,7 +174,7 @@ async def ready(house: House) -> int:
 
 
 @pytest.mark.standard
-async def test_a_fourth_replica_on_a_time_slicing_node_yields_exactly_one_node_claim(
+async def test_fourth_replica_on_a_time_slicing_node_creates_one_node_claim(
     house: House, api: Api, namespace: str, tmp_path: Path
 ) -> None:
     labels = {"test": namespace, "node.kubernetes.io/instance-type": TYPE}
@@ -204,7 +204,7 @@ async def test_a_fourth_replica_on_a_time_slicing_node_yields_exactly_one_node_c
             assert machines.ever == [claim["status"]["nodeName"]]
 
 
-async def test_a_node_that_karpenter_takes_during_an_answer_goes_when_that_is_whole(
+async def test_deleted_node_claim_waits_for_the_running_request(
     house: House, api: Api, namespace: str, tmp_path: Path
 ) -> None:
     """Its NodeClaim is deleted, as by consolidation, drift or a person: Karpenter drains, and waits for our pod."""
@@ -237,7 +237,7 @@ async def asks(api: Api, namespace: str, node: str) -> list[bool]:
     return ["karpenter.sh/do-not-disrupt" in one for one in there]
 
 
-async def test_fault_a_consolidation_during_a_stream_waits_for_it(
+async def test_node_disruption_waits_for_the_running_stream(
     house: House, api: Api, namespace: str, tmp_path: Path
 ) -> None:
     """Karpenter may take what is empty, hardly used or out of date: not while its Replica starts, at once when that
@@ -281,7 +281,7 @@ async def test_fault_a_consolidation_during_a_stream_waits_for_it(
                 await asyncio.sleep(0.05)
 
 
-async def test_a_pod_that_is_evicted_while_nobody_leads_ends_when_its_call_has(
+async def test_pod_evicted_without_a_leader_ends_after_its_request(
     house: House, api: Api, namespace: str, tmp_path: Path
 ) -> None:
     """Nobody asks Karpenter to wait then: the pod itself does."""
@@ -325,7 +325,7 @@ def unix_s(moment: str) -> float:
     return datetime.fromisoformat(moment).timestamp()
 
 
-async def test_a_node_that_expires_is_replaced_and_left_before_it_does(
+async def test_expiring_node_is_replaced_and_vacated_before_its_expiry(
     house: House, api: Api, namespace: str, tmp_path: Path
 ) -> None:
     """Its NodePool's `expireAfter` is the end of the Lease: another node comes ahead of it, and a Call that runs then

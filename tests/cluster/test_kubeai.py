@@ -95,7 +95,7 @@ async def install(api: Api) -> None:
                 return
 
 
-async def test_models_of_kubeai_are_followed_from_a_cluster_without_the_kind_to_the_last_that_goes(
+async def test_kubeai_models_are_followed_once_their_kind_is_installed(
     api: Api, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(optional_kinds, "ABSENT_S", 0.05)

@@ -146,7 +146,7 @@ def whole(events: list[str]) -> bool:
     return events[-1] == "[DONE]" and sum('"content"' in one for one in events) >= TOKENS
 
 
-async def test_a_replica_whose_quota_kueue_gives_to_another_ends_its_stream_first(queue: Queue) -> None:
+async def test_replica_preempted_by_kueue_finishes_its_stream_first(queue: Queue) -> None:
     words = command("--host", "{host}", "--port", "{port}", "--name", "ada", "--tokens-per-s", "10",
                     "--tokens", str(TOKENS))  # fmt: skip
     house = queue.house

@@ -20,7 +20,7 @@ LONG_S = 60
 
 
 @pytest.mark.standard
-async def test_the_next_leads_when_one_was_killed_and_when_one_stops(estate: Estate, node: Node) -> None:
+async def test_leadership_passes_on_after_a_kill_and_after_a_stop(estate: Estate, node: Node) -> None:
     """A Call at zero waits for the next leader; a stopped one hands over without its Lease running out."""
     loop = asyncio.get_running_loop()
     documents = model("ada"), model("bob")
@@ -62,7 +62,8 @@ async def follows(house: Estate, name: str) -> bool:
     return not await house.leads(name)
 
 
-async def test_case_25_leaders_paused_in_turn_follow_before_they_do_anything(estate: Estate, node: Node) -> None:
+@pytest.mark.case("25")
+async def test_resumed_former_leaders_become_followers_before_any_write(estate: Estate, node: Node) -> None:
     """SIGSTOP for longer than the Lease with a Call that both would act on, then SIGCONT; the same to the other.
 
     Their clocks are two hours apart.
@@ -83,7 +84,8 @@ async def test_case_25_leaders_paused_in_turn_follow_before_they_do_anything(est
     assert node.name
 
 
-async def test_case_27_warm_calls_go_on_while_the_api_server_hangs_and_nobody_leads(
+@pytest.mark.case("27")
+async def test_warm_requests_are_served_without_a_leader_or_api_server(
     estate: Estate, plane: Plane, node: Node
 ) -> None:
     async with estate.open(model("ada", slots=64), model("bob"), gateways=2) as house, asyncio.timeout(LIMIT_S):
@@ -109,7 +111,8 @@ async def test_case_27_warm_calls_go_on_while_the_api_server_hangs_and_nobody_le
     assert node.name
 
 
-async def test_case_29_everything_restarts_twice_at_zero_while_calls_arrive(estate: Estate, node: Node) -> None:
+@pytest.mark.case("29")
+async def test_restarts_of_all_components_at_zero_cause_only_one_start(estate: Estate, node: Node) -> None:
     """Both autoscalers and two of three gateways are killed twice, and Calls come all the time. What is parked at the
     third is answered, without a word of it; clients of the others come back until they are served. All by one start.
     """

@@ -114,7 +114,7 @@ def holder(scene: Scene) -> dict[str, Any]:
     }  # fmt: skip
 
 
-async def test_an_order_is_told_to_mig_manager_and_read_by_whoever_leads_next(place: Scene) -> None:
+async def test_repartition_order_is_written_and_read_by_the_next_leader(place: Scene) -> None:
     async with place.cutter() as (one, seen):
         began_s = asyncio.get_running_loop().time()
         one.cut(place.order)
@@ -136,8 +136,9 @@ async def test_an_order_is_told_to_mig_manager_and_read_by_whoever_leads_next(pl
         assert other.refused == []
 
 
+@pytest.mark.case("24")
 @pytest.mark.standard
-async def test_case_24_a_node_on_which_a_pod_has_a_device_is_never_told(place: Scene) -> None:
+async def test_node_with_a_device_in_use_is_not_repartitioned(place: Scene) -> None:
     pods = f"/api/v1/namespaces/{place.namespace}/pods"
     async with place.cutter() as (one, seen):
         await place.api.create(pods, holder(place))
@@ -151,7 +152,7 @@ async def test_case_24_a_node_on_which_a_pod_has_a_device_is_never_told(place: S
 
 
 @pytest.mark.parametrize("what", [{"config": "by-a-person"}, {"state": "pending"}, {"state": "rebooting"}])
-async def test_a_node_that_somebody_else_has_cut_is_left_alone(place: Scene, what: dict[str, str]) -> None:
+async def test_node_repartitioned_by_others_is_not_changed(place: Scene, what: dict[str, str]) -> None:
     async with place.cutter() as (one, seen):
         await place.say(**what)
         labels = await place.labels()
@@ -165,7 +166,7 @@ async def test_a_node_that_somebody_else_has_cut_is_left_alone(place: Scene, wha
         )
 
 
-async def test_what_others_have_in_the_configmap_stays(place: Scene) -> None:
+async def test_foreign_entries_in_the_configmap_are_kept(place: Scene) -> None:
     theirs = [{"devices": "all", "mig-enabled": True, "mig-devices": {"7g.80gb": 1}}]
     text = yaml.safe_dump({"version": "v1", "mig-configs": {"all-7g.80gb": theirs}})
     made = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "mig"}, "data": {FILE: text, "more": "x"}}
@@ -179,7 +180,7 @@ async def test_what_others_have_in_the_configmap_stays(place: Scene) -> None:
         assert (await place.api.get(f"{place.config_maps}/mig"))["data"]["more"] == "x"
 
 
-async def test_a_configmap_of_something_else_is_not_touched_and_garbage_is_no_order(place: Scene) -> None:
+async def test_foreign_configmap_is_not_changed_and_invalid_order_is_ignored(place: Scene) -> None:
     made = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "mig"}, "data": {FILE: "- a\n- b\n"}}
     await place.api.create(place.config_maps, made)
     await place.api.patch(f"{NODES}/{place.node}", {"metadata": {"annotations": {ANNOTATION: "{"}}})
@@ -192,7 +193,7 @@ async def test_a_configmap_of_something_else_is_not_touched_and_garbage_is_no_or
         assert (await place.api.get(f"{place.config_maps}/mig"))["data"] == {FILE: "- a\n- b\n"}
 
 
-async def test_who_leads_no_more_tells_nobody(place: Scene) -> None:
+async def test_former_leader_writes_no_repartition_order(place: Scene) -> None:
     async with place.cutter() as (one, seen):
         one.cut(place.order)
         await one.follow()

@@ -60,7 +60,7 @@ def declared(node: Node, **device: Any) -> Object:
 
 
 @pytest.mark.standard
-async def test_the_scheduler_places_what_is_declared_and_what_is_off_is_listed(alone: Alone, node: Node) -> None:
+async def test_model_is_scheduled_on_declared_devices_without_reading_nodes(alone: Alone, node: Node) -> None:
     two: Object = {"gpu": {"count": 2, "models": ["t4"]}, "residencySeconds": 0}
     nodes = [declared(node, count=2)]
     alone.write(model("ada", **two, idleSeconds=600), nodes=nodes)
@@ -75,9 +75,7 @@ async def test_the_scheduler_places_what_is_declared_and_what_is_off_is_listed(a
             await asyncio.sleep(0.05)
 
 
-async def test_while_the_scheduler_finds_no_node_nothing_more_is_ordered_and_calls_wait(
-    alone: Alone, node: Node
-) -> None:
+async def test_unschedulable_pod_blocks_further_pods_of_the_same_kind(alone: Alone, node: Node) -> None:
     """Three nodes are declared, and there is one GPU, then more."""
     await node.has({GPU: "1"})
     alone.write(*(model(name, idleSeconds=600) for name in ("ada", "bob", "eve")), nodes=[declared(node)] * 3)
@@ -95,7 +93,7 @@ async def test_while_the_scheduler_finds_no_node_nothing_more_is_ordered_and_cal
         assert [(await bob)[0], (await eve)[0]] == [200, 200]
 
 
-async def test_what_a_quota_leaves_is_used_and_what_others_have_is_waited_for(
+async def test_request_waits_while_others_use_the_whole_gpu_quota(
     alone: Alone, api: Api, namespace: str, node: Node
 ) -> None:
     """Nothing is declared: the quota says how many devices there are, and another's pod has the only one."""
@@ -123,7 +121,7 @@ async def test_what_a_quota_leaves_is_used_and_what_others_have_is_waited_for(
     assert node.name
 
 
-async def test_weights_that_no_pod_could_see_are_told_before_any_start(alone: Alone, node: Node) -> None:
+async def test_weights_that_need_volume_rights_are_reported_before_any_start(alone: Alone, node: Node) -> None:
     """Volumes of nodes' stores need a right of the whole cluster."""
     artifact: Object = {"artifact": "oci://registry.example/llama:8b"}
     alone.write(model("ada", **artifact), nodes=[declared(node)], weights={"mount": "volume"})

@@ -81,7 +81,7 @@ def settings(namespace: str, **fields: object) -> dict[str, object]:
 
 
 @pytest.mark.standard
-async def test_a_call_that_waits_brings_a_node_by_a_placeholder_whose_room_its_replica_takes(
+async def test_placeholder_pod_adds_a_node_for_a_waiting_request(
     house: House, api: Api, namespace: str, tmp_path: Path
 ) -> None:
     """The namespace holds pods to `restricted`, and both are admitted."""
@@ -104,7 +104,7 @@ async def test_a_call_that_waits_brings_a_node_by_a_placeholder_whose_room_its_r
             assert kept in {name, None}, "its keeper is there, or went with a placeholder that the Replica overtook"
 
 
-async def test_headroom_is_a_node_held_by_a_placeholder_before_anybody_calls_and_another_when_it_is_taken(
+async def test_headroom_keeps_a_placeholder_node_ready_and_replaces_a_used_one(
     house: House, api: Api, namespace: str, tmp_path: Path
 ) -> None:
     name = f"node-{namespace}"

@@ -92,21 +92,21 @@ async def held_by_others(api: Api, node: str, gpus: str = "1", **more: str) -> A
 
 
 @pytest.mark.standard
-async def test_a_device_that_a_pod_of_others_has_is_left_alone(
+async def test_device_used_by_a_foreign_pod_is_not_chosen(
     api: Api, house: House, namespace: str, tmp_path: Path
 ) -> None:
     async with pair(api, house, namespace, tmp_path) as one, held_by_others(api, one.first.name):
         assert (await one.answers_from(), one.moved) == (one.second.name, False)
 
 
-async def test_a_tainted_node_is_for_those_who_tolerate_it(
+async def test_tainted_node_is_not_chosen_without_a_toleration(
     api: Api, house: House, namespace: str, tmp_path: Path
 ) -> None:
     async with pair(api, house, namespace, tmp_path, LAB) as one:
         assert (await one.answers_from(), one.moved) == (one.second.name, False)
 
 
-async def test_who_tolerates_a_taint_is_placed_on_its_node(
+async def test_model_with_a_toleration_is_placed_on_the_tainted_node(
     api: Api, house: House, namespace: str, tmp_path: Path
 ) -> None:
     async with pair(api, house, namespace, tmp_path, LAB) as one:
@@ -114,7 +114,7 @@ async def test_who_tolerates_a_taint_is_placed_on_its_node(
         assert await one.answers_from(pod=tolerates) == one.first.name
 
 
-async def test_a_pod_that_its_node_does_not_take_moves_where_there_is_room(
+async def test_pod_that_does_not_fit_its_node_moves_to_another(
     api: Api, house: House, namespace: str, tmp_path: Path
 ) -> None:
     """The plan does not know of a node's disk; the scheduler does."""
@@ -123,7 +123,7 @@ async def test_a_pod_that_its_node_does_not_take_moves_where_there_is_room(
         assert (await one.answers_from(resources=wants), one.moved) == (one.second.name, True)
 
 
-async def test_a_node_whose_cpu_others_have_gets_nobody_though_its_gpu_is_free(
+async def test_node_without_free_cpu_is_not_chosen_despite_a_free_gpu(
     api: Api, house: House, namespace: str, tmp_path: Path
 ) -> None:
     async with pair(api, house, namespace, tmp_path) as one, held_by_others(api, one.first.name, "0", cpu="30"):
@@ -131,7 +131,7 @@ async def test_a_node_whose_cpu_others_have_gets_nobody_though_its_gpu_is_free(
         assert (await one.answers_from(resources=wants), one.moved) == (one.second.name, False)
 
 
-async def test_where_others_have_the_cpu_of_all_nodes_a_call_waits_until_one_of_them_goes(
+async def test_request_waits_until_a_foreign_pod_frees_its_cpu(
     api: Api, house: House, namespace: str, tmp_path: Path
 ) -> None:
     async with AsyncExitStack() as stack:
@@ -154,7 +154,9 @@ async def test_where_others_have_the_cpu_of_all_nodes_a_call_waits_until_one_of_
             assert await one.where() == one.second.name
 
 
-async def test_a_priority_is_a_priority_class(api: Api, house: House, namespace: str, tmp_path: Path) -> None:
+async def test_model_priority_selects_the_matching_priority_class(
+    api: Api, house: House, namespace: str, tmp_path: Path
+) -> None:
     classes = "/apis/scheduling.k8s.io/v1/priorityclasses"
     kind = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": namespace}}
     await api.create(classes, {**kind, "value": 4711})
@@ -176,7 +178,7 @@ async def scene(api: Api, namespace: str, tmp_path: Path) -> AsyncIterator[Scene
         yield one
 
 
-async def test_devices_of_others_are_counted_as_they_come_and_go_and_ours_are_not(scene: Scene) -> None:
+async def test_devices_of_foreign_pods_are_counted_but_own_pods_are_not(scene: Scene) -> None:
     driver, node = scene.driver(), scene.node.name
     async with running(driver) as observed, asyncio.timeout(WAIT_S_MAX):
         ours, of = scene.engine("r1")

@@ -51,7 +51,7 @@ def scene(namespace: str, **fields: Any) -> Scene:
 
 @pytest.mark.usefixtures("served")
 @pytest.mark.standard
-async def test_an_admin_finds_everything_there(api: Api, namespace: str, node: Node) -> None:
+async def test_doctor_finds_no_blocker_with_admin_rights(api: Api, namespace: str, node: Node) -> None:
     findings = await check_cluster(api, scene(namespace))
     found = by_check(findings)
     assert not has_blocker(findings), findings
@@ -65,7 +65,7 @@ async def test_an_admin_finds_everything_there(api: Api, namespace: str, node: N
 
 
 @pytest.mark.usefixtures("served")
-async def test_a_service_account_without_rights_hears_each_that_is_missing(
+async def test_each_missing_right_of_a_service_account_is_reported(
     api: Api, kubeconfig: Path, namespace: str, tmp_path: Path
 ) -> None:
     path = await account_kubeconfig(api, kubeconfig, namespace, "bare", tmp_path)
@@ -85,7 +85,7 @@ async def test_a_service_account_without_rights_hears_each_that_is_missing(
 
 
 @pytest.mark.usefixtures("served")
-async def test_how_many_gpus_a_node_can_have_its_machine_set_may_say(api: Api, namespace: str, node: Node) -> None:
+async def test_machine_set_annotation_satisfies_the_device_maximum_check(api: Api, namespace: str, node: Node) -> None:
     await definitions.install_foreign(api, "cro")
     at = scene(namespace, capacity=("cro",))
     assert NO_MOST in [one.says for one in await check_cluster(api, at)]
@@ -96,7 +96,7 @@ async def test_how_many_gpus_a_node_can_have_its_machine_set_may_say(api: Api, n
     await api.delete(f"{SETS.format(namespace)}/{namespace}")
 
 
-async def test_a_namespace_that_admits_no_engine_is_a_blocker(api: Api, namespace: str) -> None:
+async def test_namespace_that_admits_no_engine_pod_is_a_blocker(api: Api, namespace: str) -> None:
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}}
     await api.create(f"/api/v1/namespaces/{namespace}/resourcequotas", quota)
     async with asyncio.timeout(90):
@@ -109,13 +109,13 @@ async def test_a_namespace_that_admits_no_engine_is_a_blocker(api: Api, namespac
 
 
 @pytest.mark.standard
-async def test_the_command_says_it_line_by_line(kubeconfig: Path, namespace: str) -> None:
+async def test_doctor_command_prints_one_line_per_check(kubeconfig: Path, namespace: str) -> None:
     words = ["doctor", "--driver", "kubernetes", "--kubeconfig", str(kubeconfig), "--namespace", namespace]
     done = await asyncio.to_thread(CliRunner().invoke, cli, words, prog_name="pilotlight")
     assert "ok       API server" in done.output
 
 
-async def test_a_server_that_is_not_there_is_one_blocker(tmp_path: Path) -> None:
+async def test_unreachable_api_server_is_the_only_blocker(tmp_path: Path) -> None:
     config = {
         "apiVersion": "v1", "kind": "Config", "current-context": "x",
         "clusters": [{"name": "x", "cluster": {"server": "http://127.0.0.1:9"}}],
@@ -147,7 +147,7 @@ capacity:
 
 
 @pytest.mark.usefixtures("served")
-async def test_each_provider_that_settings_name_is_looked_at(
+async def test_each_capacity_provider_in_the_settings_is_checked(
     api: Api, kubeconfig: Path, namespace: str, node: Node, tmp_path: Path
 ) -> None:
     for foreign in ("cro", "autoscaling"):

@@ -56,7 +56,7 @@ async def pods(api: Api, namespace: str) -> AsyncIterator[Pods]:
 
 
 @pytest.mark.standard
-async def test_a_changed_spec_replaces_the_old_one_without_a_call_lost(house: House, pods: Pods, node: Node) -> None:
+async def test_changed_spec_replaces_the_pod_without_losing_a_request(house: House, pods: Pods, node: Node) -> None:
     """Calls go on all the time; the new one starts on the free GPU first."""
     house.write(model("ada", idleSeconds=600, image="one"))
     answers: list[int] = []
@@ -80,9 +80,7 @@ async def test_a_changed_spec_replaces_the_old_one_without_a_call_lost(house: Ho
     assert old["metadata"]["name"] != new["metadata"]["name"]
 
 
-async def test_a_model_that_goes_answers_who_waits_404_and_drains_who_is_served(
-    house: House, pods: Pods, node: Node
-) -> None:
+async def test_removed_model_drains_running_and_rejects_queued_requests(house: House, pods: Pods, node: Node) -> None:
     """The Call that runs (for 16 s) gets its answer, although its Model has left."""
     words = command("--host", "{host}", "--port", "{port}", "--name", "slow", "--tokens", "80", "--tokens-per-s", "5")
     slow = model("slow", idleSeconds=600, image="slow", command=words)

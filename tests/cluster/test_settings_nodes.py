@@ -11,7 +11,7 @@ from tests.cluster.kubelet.node import Node
 WAIT_S_MAX = 180.0
 
 
-async def test_what_the_settings_say_of_a_node_counts_at_once_and_a_models_selector_chooses_it(
+async def test_node_devices_in_settings_apply_at_once_to_the_selected_node(
     house: House, api: Api, namespace: str, node: Node
 ) -> None:
     """No label tells the memory of its GPUs, so nothing large fits until the Settings do; other nodes are no choice."""

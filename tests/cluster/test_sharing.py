@@ -83,7 +83,7 @@ async def reasons(house: House) -> str:
 
 @pytest.mark.parametrize("teller", ["settings", "config map"])
 @pytest.mark.standard
-async def test_a_gpu_that_is_offered_three_times_is_for_three_replicas_and_the_next_waits_for_one_to_go(
+async def test_gpu_shared_three_ways_serves_three_replicas_and_queues_the_fourth(
     house: House, api: Api, namespace: str, tmp_path: Path, teller: str
 ) -> None:
     async with g4dn(api, tmp_path) as node, asyncio.timeout(WAIT_S_MAX):
@@ -120,7 +120,7 @@ async def test_a_gpu_that_is_offered_three_times_is_for_three_replicas_and_the_n
 # --- what the driver says ---------------------------------------------------------------------------------------------
 
 
-async def test_a_device_that_is_sliced_under_a_replica_is_open_when_that_one_is_gone(
+async def test_device_resliced_during_use_opens_after_its_replica_ends(
     api: Api, namespace: str, tmp_path: Path
 ) -> None:
     """Its pod goes on and ends as if its Slice were still there; new ones get shares, and their engines are told so."""

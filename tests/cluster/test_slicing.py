@@ -79,7 +79,7 @@ def kept(name: str, node: Node, memory: str, **spec: object) -> dict[str, object
 
 
 @pytest.mark.standard
-async def test_a_model_gets_a_mig_cut_that_holds_it_and_none_that_a_pod_of_others_has(
+async def test_model_gets_a_fitting_mig_slice_that_no_foreign_pod_uses(
     house: House, api: Api, namespace: str, tmp_path: Path
 ) -> None:
     async with noded(api, tmp_path, **{SMALL: "1", LARGE: "2"}) as node, asyncio.timeout(WAIT_S_MAX):
@@ -101,7 +101,7 @@ async def test_a_model_gets_a_mig_cut_that_holds_it_and_none_that_a_pod_of_other
 
 
 @pytest.mark.standard
-async def test_a_model_gets_the_device_that_the_plan_chose_by_a_claim_that_goes_with_its_pod(
+async def test_model_gets_its_chosen_device_through_a_claim_owned_by_the_pod(
     house: House, api: Api, namespace: str, tmp_path: Path
 ) -> None:
     """Of two GPUs others have one by a claim of theirs, of which the plan hears."""
@@ -161,7 +161,7 @@ async def test_a_model_gets_the_device_that_the_plan_chose_by_a_claim_that_goes_
 
 
 @pytest.mark.standard
-async def test_a_model_gets_the_card_of_hami_on_which_others_leave_enough(
+async def test_model_gets_the_hami_card_with_enough_free_memory(
     house: House, api: Api, namespace: str, tmp_path: Path
 ) -> None:
     """HAMi's scheduler is played by the test: it binds a pod to its node."""
@@ -222,7 +222,7 @@ SHARED = {
 
 @pytest.mark.standard
 @pytest.mark.parametrize("kind", SHARED)
-async def test_a_model_gets_a_part_of_a_gpu_that_another_scheduler_or_the_device_plugin_shares(
+async def test_model_gets_a_share_of_a_gpu_from_each_sharing_mechanism(
     house: House, api: Api, namespace: str, tmp_path: Path, kind: str
 ) -> None:
     """The schedulers of KAI and Volcano do not run here: the test binds in their place."""
@@ -260,7 +260,7 @@ async def bound(api: Api, pods: str, pod: dict[str, Any], node: Node, uuid: str)
     )
 
 
-async def test_a_model_that_may_grow_asks_for_what_is_of_no_use_to_others_and_who_comes_later_has_its_room(
+async def test_growing_model_requests_only_memory_unused_by_other_models(
     house: House, api: Api, namespace: str, tmp_path: Path
 ) -> None:
     """HAMi's scheduler is played by the test. The engine is told, too: it writes to a file named after that."""
@@ -300,8 +300,9 @@ async def waiting(api: Api, pods: str, known: set[str]) -> dict[str, Any]:
         await asyncio.sleep(0.05)
 
 
+@pytest.mark.case("23")
 @pytest.mark.standard
-async def test_case_23_who_got_another_card_than_was_chosen_leaves_it_to_the_older_and_starts_elsewhere(
+async def test_pod_on_a_wrong_card_yields_to_the_older_pod_and_restarts(
     house: House, api: Api, namespace: str, tmp_path: Path
 ) -> None:
     """HAMi's scheduler is played by the test, and gives the second pod the card of the first."""
@@ -332,7 +333,8 @@ async def test_case_23_who_got_another_card_than_was_chosen_leaves_it_to_the_old
             assert len(known) == 3
 
 
-async def test_case_23_a_device_of_a_pod_deleted_by_force_is_not_used_again_before_its_claim_is_free(
+@pytest.mark.case("23")
+async def test_device_of_a_force_deleted_pod_is_not_reused_unmeasured(
     house: House, api: Api, namespace: str, tmp_path: Path
 ) -> None:
     """Nor as soon as it is: nobody told of the end of its processes. What measures is not there."""

@@ -47,7 +47,9 @@ async def models(api: Api, namespace: str) -> str:
 
 
 @pytest.mark.standard
-async def test_a_model_shows_how_it_is_from_zero_and_back(api: Api, counted: Api, namespace: str, models: str) -> None:
+async def test_model_status_follows_the_model_from_zero_to_serving_and_back(
+    api: Api, counted: Api, namespace: str, models: str
+) -> None:
     await api.create(models, model("ada", idleSeconds=5, residencySeconds=0))
     async with House(counted, namespace).running() as house:
         idle = await until(api, f"{models}/ada", says("Ready", "Idle"))
@@ -74,7 +76,7 @@ async def test_a_model_shows_how_it_is_from_zero_and_back(api: Api, counted: Api
         assert last["metadata"]["generation"] == 1, "a status is no change of the spec"
 
 
-async def test_a_persons_edit_never_conflicts_with_the_status(
+async def test_manual_edits_do_not_conflict_with_status_updates(
     api: Api, counted: Api, namespace: str, models: str
 ) -> None:
     ada = model("ada")
@@ -96,7 +98,7 @@ async def test_a_persons_edit_never_conflicts_with_the_status(
     assert ("pilotlight", "") not in owners
 
 
-async def test_who_is_not_in_force_is_told_why(api: Api, counted: Api, namespace: str, models: str) -> None:
+async def test_model_with_a_taken_name_shows_the_reason(api: Api, counted: Api, namespace: str, models: str) -> None:
     await api.create(models, model("ada"))
     await api.create(models, model("ben", aliases=["ada"]))
     async with House(counted, namespace).running() as house:
@@ -107,7 +109,7 @@ async def test_who_is_not_in_force_is_told_why(api: Api, counted: Api, namespace
         await until(api, f"{models}/ben", says("Ready", "Idle"))
 
 
-async def test_a_model_that_is_made_anew_is_another_one(api: Api, counted: Api, namespace: str, models: str) -> None:
+async def test_recreated_model_gets_its_own_status(api: Api, counted: Api, namespace: str, models: str) -> None:
     await api.create(models, model("ada"))
     async with House(counted, namespace).running() as house:
         await until(api, f"{models}/ada", says("Ready", "Idle"))
@@ -121,7 +123,7 @@ async def test_a_model_that_is_made_anew_is_another_one(api: Api, counted: Api, 
 # --- what it costs ----------------------------------------------------------------------------------------------------
 
 
-async def test_models_at_rest_cost_nothing_not_even_after_a_restart(
+async def test_idle_models_cause_no_requests_even_after_a_restart(
     api: Api, counted: Api, namespace: str, models: str
 ) -> None:
     for number in range(40):
@@ -140,7 +142,7 @@ async def test_models_at_rest_cost_nothing_not_even_after_a_restart(
     assert [one["metadata"]["resourceVersion"] for one in (await api.get(models))["items"]] == versions
 
 
-async def test_a_model_is_written_once_a_second_for_news_and_once_a_minute_for_what_merely_changes(
+async def test_status_writes_are_limited_per_second_and_per_minute(
     api: Api, counted: Api, namespace: str, models: str
 ) -> None:
     await api.create(models, model("ada"))
@@ -172,7 +174,7 @@ async def test_a_model_is_written_once_a_second_for_news_and_once_a_minute_for_w
     assert (await api.get(f"{models}/ada"))["status"]["demand"]["waiting"] == 8, "the end does not wait for its minute"
 
 
-async def test_who_does_not_lead_writes_nothing_and_takes_over_from_what_is_there(
+async def test_follower_writes_no_status_until_leading_and_synced(
     kubeconfig: Path, api: Api, counted: Api, namespace: str, models: str
 ) -> None:
     await api.create(models, model("ada"))
@@ -200,7 +202,7 @@ async def test_who_does_not_lead_writes_nothing_and_takes_over_from_what_is_ther
 # --- what survives a restart ------------------------------------------------------------------------------------------
 
 
-async def test_a_back_off_is_kept_to_after_a_restart(api: Api, counted: Api, namespace: str, models: str) -> None:
+async def test_back_off_survives_a_restart(api: Api, counted: Api, namespace: str, models: str) -> None:
     """Its episode failed before; the next process, with another clock, starts nothing until the time that was said."""
     await api.create(models, model("ada", start={"retries": 0}))
     async with House(counted, namespace).running() as house:
@@ -229,7 +231,7 @@ async def test_a_back_off_is_kept_to_after_a_restart(api: Api, counted: Api, nam
         assert [one.model for one in house.stepped.driver.started] == ["ada"]
 
 
-async def test_who_takes_over_keeps_to_the_back_off_of_the_leader_before(
+async def test_new_leader_keeps_the_back_off_of_the_former_leader(
     api: Api, counted: Api, namespace: str, models: str
 ) -> None:
     """It was there all the time, and saw nothing of the failed start itself."""
@@ -257,7 +259,7 @@ async def test_who_takes_over_keeps_to_the_back_off_of_the_leader_before(
 # --- Events -----------------------------------------------------------------------------------------------------------
 
 
-async def test_events_tell_a_models_day_where_kubectl_describe_looks(
+async def test_events_of_a_model_life_cycle_are_recorded_on_the_model(
     api: Api, counted: Api, namespace: str, models: str
 ) -> None:
     uid = (await api.create(models, model("ada", idleSeconds=5, residencySeconds=0)))["metadata"]["uid"]
@@ -283,7 +285,7 @@ async def test_events_tell_a_models_day_where_kubectl_describe_looks(
     assert by_reason["Woken"]["lastTimestamp"] == "2027-01-15T08:00:00Z"
 
 
-async def test_a_model_that_flaps_is_a_count_and_few_requests(
+async def test_repeated_failures_are_one_event_with_a_count(
     api: Api, counted: Api, namespace: str, models: str
 ) -> None:
     await api.create(models, model("ada"))

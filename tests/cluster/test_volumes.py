@@ -106,7 +106,7 @@ async def until_gone(api: Api, path: str) -> None:
             await asyncio.sleep(LOOK_S)
 
 
-async def test_an_engine_reads_its_copy_from_a_volume_of_its_node_that_goes_with_the_node(
+async def test_engine_reads_weights_from_a_node_volume_deleted_with_the_node(
     api: Api, node: Node, disk: Path, restricted: str, kubeconfig: Path
 ) -> None:
     assert disk.is_dir()
@@ -127,7 +127,7 @@ async def test_an_engine_reads_its_copy_from_a_volume_of_its_node_that_goes_with
     await until_gone(api, f"{VOLUMES}/{volume}")
 
 
-async def test_a_claim_that_somebody_deleted_is_made_and_bound_again(api: Api, node: Node, restricted: str) -> None:
+async def test_deleted_claim_is_recreated_and_bound(api: Api, node: Node, restricted: str) -> None:
     weights = await seen(api, node, restricted)
     claim = f"{claims_path(restricted)}/{weights.objects[1]['metadata']['name']}"
     volume = f"{VOLUMES}/{weights.objects[0]['metadata']['name']}"
@@ -140,7 +140,7 @@ async def test_a_claim_that_somebody_deleted_is_made_and_bound_again(api: Api, n
     assert (await until(api, claim, "Bound"))["metadata"]["uid"] != first["metadata"]["uid"]
 
 
-async def test_a_volume_is_bound_to_no_other_node_and_no_other_claim(api: Api, node: Node, restricted: str) -> None:
+async def test_volume_is_not_bound_to_another_node_or_claim(api: Api, node: Node, restricted: str) -> None:
     """A pod that names the claim is held by where its volume is."""
     elsewhere = NodeMountFacts(node.name, "another-host")
     objects = build_node_volume(restricted, elsewhere, STORE)
@@ -168,7 +168,7 @@ async def test_a_volume_is_bound_to_no_other_node_and_no_other_claim(api: Api, n
     assert (await api.get(f"{claims_path(restricted)}/greedy"))["status"]["phase"] == "Pending"
 
 
-async def test_restricted_lets_in_volumes_and_images_and_no_host_path(api: Api, node: Node, restricted: str) -> None:
+async def test_restricted_pod_security_allows_volumes_but_no_host_path(api: Api, node: Node, restricted: str) -> None:
     path = f"/api/v1/namespaces/{restricted}/pods?dryRun=All"
     image = Settings(weights=Weights(mount="image"))
     for found, settings in ((COPY, Settings()), (COPY._replace(image="models"), image)):
@@ -180,14 +180,14 @@ async def test_restricted_lets_in_volumes_and_images_and_no_host_path(api: Api, 
     assert refused.value.status == 403
 
 
-async def test_without_a_right_to_volumes_that_is_known_before_any_start(api: Api) -> None:
+async def test_missing_right_to_volumes_is_detected_in_advance(api: Api) -> None:
     assert (await volumes.query_cluster_facts(api, "cluster")).volumes
     found = await volumes.query_cluster_facts(api, "namespace")
     assert (found.volumes, found.server) == (False, (1, 36))
 
 
 @pytest.mark.standard
-async def test_a_model_in_a_claim_is_served_from_zero(
+async def test_model_stored_in_a_claim_is_served_from_zero(
     api: Api, node: Node, disk: Path, namespace: str, house: House
 ) -> None:
     """The claim of somebody's share, here a folder of the node."""
@@ -212,7 +212,7 @@ async def autoscaler(api: Api, kubeconfig: Path, namespace: str) -> AsyncIterato
         yield acting
 
 
-async def test_autoscalers_make_volumes_of_stores_and_no_other(
+async def test_autoscaler_may_create_only_volumes_of_weight_stores(
     api: Api, autoscaler: Api, node: Node, namespace: str
 ) -> None:
     """Else who acts as one could read, and write, every folder of every node."""

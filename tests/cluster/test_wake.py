@@ -16,7 +16,7 @@ from tests.cluster.webhook import webhook
 
 
 @pytest.mark.standard
-async def test_a_call_at_zero_makes_a_pod_and_zero_comes_back(
+async def test_request_at_zero_creates_a_pod_that_later_scales_to_zero(
     house: House, api: Api, namespace: str, node: Node
 ) -> None:
     house.write(model("ada", idleSeconds=600, residencySeconds=0))
@@ -31,7 +31,7 @@ async def test_a_call_at_zero_makes_a_pod_and_zero_comes_back(
             await asyncio.sleep(0.05)
 
 
-async def test_pods_outlive_their_autoscaler_and_are_adopted(
+async def test_pods_survive_an_autoscaler_restart_and_are_adopted(
     house: House, api: Api, namespace: str, node: Node
 ) -> None:
     house.write(model("ada", idleSeconds=600))
@@ -47,7 +47,7 @@ async def test_pods_outlive_their_autoscaler_and_are_adopted(
         assert node.name == second["spec"]["nodeName"]
 
 
-async def test_a_call_is_answered_after_webhooks_that_take_longer_than_the_lease(
+async def test_request_is_answered_after_a_webhook_delay_longer_than_the_lease(
     house: House, api: Api, namespace: str, node: Node, tmp_path: Path
 ) -> None:
     """K11, kubernetes#128162: a webhook that hangs, with failurePolicy Ignore, for 20 s; the Lease has 15 s."""
@@ -58,7 +58,7 @@ async def test_a_call_is_answered_after_webhooks_that_take_longer_than_the_lease
         assert len((await api.get(f"/api/v1/namespaces/{namespace}/pods"))["items"]) == 1, node.name
 
 
-async def test_a_call_is_answered_although_etcd_changes_its_leader(
+async def test_request_is_answered_despite_an_etcd_leader_change(
     api: Api, kubeconfig: Path, namespace: str, node: Node, tmp_path: Path
 ) -> None:
     """K02, carvel-dev/kapp#106: the first write of the pod gets 500 `etcdserver: leader changed`."""
@@ -75,7 +75,7 @@ async def test_a_call_is_answered_although_etcd_changes_its_leader(
     ]
 
 
-async def test_a_call_is_answered_when_a_webhook_that_was_away_is_back(
+async def test_request_is_answered_once_an_unavailable_webhook_returns(
     house: House, api: Api, namespace: str, node: Node, tmp_path: Path
 ) -> None:
     """K01, istio#10983: its Service has no endpoint for a moment."""

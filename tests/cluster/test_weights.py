@@ -109,7 +109,7 @@ def layout(folder: Path) -> Path:
 
 
 @pytest.mark.standard
-async def test_weights_are_brought_by_the_agent_of_the_node_and_stay_for_the_next_start(
+async def test_agent_pulls_weights_once_and_keeps_them_for_the_next_start(
     house: House, served: Api, namespace: str, node: Node, tmp_path: Path
 ) -> None:
     scene = Scene(house, served, namespace, node, tmp_path)
@@ -130,7 +130,7 @@ async def test_weights_are_brought_by_the_agent_of_the_node_and_stay_for_the_nex
             await scene.answers()
 
 
-async def test_every_phase_of_a_start_is_told_from_gone_and_from_cached(
+async def test_coldstart_measures_every_phase_with_and_without_cached_weights(
     house: House, served: Api, namespace: str, node: Node, tmp_path: Path
 ) -> None:
     """The image comes when the weights are there: each is a phase, and together they are what the Call waited."""
@@ -151,7 +151,7 @@ async def test_every_phase_of_a_start_is_told_from_gone_and_from_cached(
             assert {"decide", "pull", "place", *PARTS, "image", "load"} == set(told["phases"])
 
 
-async def test_an_agent_that_dies_in_the_midst_of_a_pull_goes_on_where_it_was(
+async def test_pull_resumes_after_the_agent_was_killed(
     house: House, api: Api, namespace: str, node: Node, tmp_path: Path
 ) -> None:
     scene = Scene(house, api, namespace, node, tmp_path)
@@ -184,7 +184,7 @@ async def test_an_agent_that_dies_in_the_midst_of_a_pull_goes_on_where_it_was(
             assert "failed" not in str(await scene.ops("explain/model/ada")), "it is the same try"
 
 
-async def test_a_pull_that_fails_is_a_failed_start_with_its_reason(
+async def test_failed_pull_is_a_failed_start_with_its_reason(
     house: House, api: Api, namespace: str, node: Node, tmp_path: Path
 ) -> None:
     scene = Scene(house, api, namespace, node, tmp_path)
@@ -198,7 +198,7 @@ async def test_a_pull_that_fails_is_a_failed_start_with_its_reason(
             assert not await scene.pods()
 
 
-async def test_a_models_pull_secret_is_the_login_that_its_node_pulls_with(
+async def test_agent_pulls_with_the_pull_secret_of_the_model(
     house: House, api: Api, namespace: str, node: Node, tmp_path: Path
 ) -> None:
     """From the real registry."""
@@ -224,7 +224,7 @@ async def test_a_models_pull_secret_is_the_login_that_its_node_pulls_with(
             assert docker_registry.PASSWORD not in (tmp_path / "agent.log").read_text()
 
 
-async def test_weights_at_the_hub_and_in_a_bucket_are_brought_by_the_agent_too(
+async def test_agent_pulls_weights_from_the_hub_and_from_a_bucket(
     house: House, served: Api, namespace: str, node: Node, tmp_path: Path, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By Models that the API server admits; another test's Model `ada` may not be gone yet."""
@@ -269,7 +269,7 @@ def llama(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.usefixtures("llama")
-async def test_an_adapter_out_of_a_registry_and_what_is_unsafe_come_to_the_node_with_the_models_own_weights(
+async def test_adapter_and_allowed_unsafe_files_are_pulled_with_the_weights(
     house: House, api: Api, namespace: str, node: Node, tmp_path: Path
 ) -> None:
     scene = Scene(house, api, namespace, node, tmp_path)
@@ -308,7 +308,7 @@ async def test_an_adapter_out_of_a_registry_and_what_is_unsafe_come_to_the_node_
 IMAGES = {"mount": "image"}
 
 
-async def test_an_image_is_mounted_by_its_digest_and_no_node_brings_anything_of_it(
+async def test_weights_image_is_mounted_by_digest_without_a_pull_by_the_agent(
     house: House, api: Api, namespace: str, node: Node, tmp_path: Path
 ) -> None:
     scene = Scene(house, api, namespace, node, tmp_path)
@@ -339,7 +339,7 @@ async def test_an_image_is_mounted_by_its_digest_and_no_node_brings_anything_of_
                 await asyncio.sleep(0.1)
 
 
-async def test_what_a_model_needs_is_read_of_its_header_in_the_registry_before_any_call(
+async def test_memory_need_is_read_from_the_registry_header_before_any_request(
     house: House, api: Api, namespace: str, node: Node, tmp_path: Path
 ) -> None:
     scene = Scene(house, api, namespace, node, tmp_path)

@@ -54,7 +54,7 @@ async def nobody_failed(scene: Scene) -> None:
     assert [row.record.private for row in Store(scene.store).rows()] == [True], "it is one Copy all the time"
 
 
-async def test_models_go_to_zero_and_wake_while_the_registry_of_their_weights_is_away_and_hangs(
+async def test_models_restart_from_stored_weights_during_a_registry_outage(
     house: House, api: Api, namespace: str, node: Node, tmp_path: Path
 ) -> None:
     """The real registry, of weights that need a login: they start by what it said before, also under the next leader

@@ -84,7 +84,7 @@ class Late(Pace):
 class BucketContract:
     """The promises of `artifacts.sources.s3`, where a store keeps its own."""
 
-    async def test_all_below_a_prefix_comes_under_its_names(self, rig: Rig, tmp_path: Path) -> None:
+    async def test_all_objects_below_a_prefix_are_fetched_by_name(self, rig: Rig, tmp_path: Path) -> None:
         below = {"model.safetensors": as_safetensors(WEIGHTS), "empty.txt": b""} | {
             name: name.encode() for name in NAMES
         }
@@ -98,12 +98,12 @@ class BucketContract:
             assert copy.record.private
 
     @pytest.mark.parametrize("name", ["one.gguf", "a b+c/ünï %25&=?#'().gguf"])
-    async def test_one_object_is_a_model(self, rig: Rig, tmp_path: Path, name: str) -> None:
+    async def test_single_object_is_fetched_as_a_model(self, rig: Rig, tmp_path: Path, name: str) -> None:
         await rig.put(name, WEIGHTS)
         with await _bring(rig, tmp_path, name) as copy:
             assert _held(copy) == {name.rpartition("/")[2]: WEIGHTS}
 
-    async def test_more_objects_than_a_page_has_are_all_found(self, rig: Rig) -> None:
+    async def test_listing_spans_several_pages(self, rig: Rig) -> None:
         names = [f"part {at:04}.txt" for at in range(MANY)]
         for at in range(0, MANY, 16):
             await asyncio.gather(*(rig.put(f"many/{name}", b"x") for name in names[at : at + 16]))
@@ -111,14 +111,14 @@ class BucketContract:
         async with _looked(rig, "many/") as (found, _):
             assert [one.entry.path for one in found.taken] == ["model.gguf", *names]
 
-    async def test_parts_of_an_object_are_read(self, rig: Rig) -> None:
+    async def test_byte_ranges_of_an_object_are_read(self, rig: Rig) -> None:
         await rig.put("one.gguf", WEIGHTS)
         async with _looked(rig, "one.gguf") as (found, place):
             size = len(WEIGHTS)
             for first, end in ((0, None), (1000, 200_000), (size - 1, None), (0, 1)):
                 assert await _read(place, found, first, end) == WEIGHTS[first : end or size]
 
-    async def test_an_object_that_changes_after_it_was_listed_is_an_error(self, rig: Rig) -> None:
+    async def test_object_changed_after_listing_is_an_error(self, rig: Rig) -> None:
         await rig.put("one.gguf", WEIGHTS)
         async with _looked(rig, "one.gguf") as (found, place):
             await rig.put("one.gguf", OTHERS)
@@ -126,7 +126,7 @@ class BucketContract:
                 with pytest.raises(MismatchError, match="has changed while it was pulled; pull again"):
                     await _read(place, found, first, end)
 
-    async def test_an_object_that_changes_between_two_pulls_is_another_copy(self, rig: Rig, tmp_path: Path) -> None:
+    async def test_object_changed_between_pulls_becomes_another_copy(self, rig: Rig, tmp_path: Path) -> None:
         await rig.put("m/one.gguf", WEIGHTS)
         with await _bring(rig, tmp_path, "m/") as copy:
             first = copy.record.key
@@ -139,9 +139,7 @@ class BucketContract:
             assert _held(copy) == {"one.gguf": OTHERS}
             assert [one.digest for one in copy.record.laid] == [digest.compute_digest(OTHERS)]
 
-    async def test_the_sum_that_was_learned_first_is_held_to_when_it_comes_again(
-        self, rig: Rig, tmp_path: Path
-    ) -> None:
+    async def test_digest_of_the_first_pull_identifies_a_later_pull(self, rig: Rig, tmp_path: Path) -> None:
         await rig.put("m/one.gguf", WEIGHTS)
         with await _bring(rig, tmp_path, "m/") as copy:
             key, unpacked = copy.record.key, copy.record.unpacked
@@ -151,7 +149,7 @@ class BucketContract:
             assert [one.digest for one in unpacked] == [one.digest for one in copy.record.laid]
             assert not copy.record.unpacked, "it is known by its sum now"
 
-    async def test_a_sum_that_the_store_keeps_is_what_an_object_is_known_by(self, rig: Rig, tmp_path: Path) -> None:
+    async def test_digest_kept_by_the_store_identifies_the_object(self, rig: Rig, tmp_path: Path) -> None:
         await rig.put("m/one.gguf", WEIGHTS, summed=True)
         for key in ("m/", "m/one.gguf"):
             async with _looked(rig, key) as (found, _):
@@ -159,7 +157,7 @@ class BucketContract:
             with await _bring(rig, tmp_path, key) as copy:
                 assert not copy.record.unpacked
 
-    async def test_one_that_was_written_in_parts_comes_whole(self, rig: Rig, tmp_path: Path) -> None:
+    async def test_multipart_object_is_fetched_whole(self, rig: Rig, tmp_path: Path) -> None:
         parts = [as_gguf(hashlib.shake_128(b"part").digest(5 << 20)), b"the rest"]
         await rig.put_parts("m/one.gguf", parts)
         for name in ("m/", "m/one.gguf"):
@@ -173,7 +171,7 @@ class BucketContract:
 
     @pytest.mark.parametrize("key", ["m/", "m/one.gguf"])
     @pytest.mark.parametrize(("name", "value", "said"), WRONG)
-    async def test_whoever_may_not_is_told_so_in_one_line(
+    async def test_access_denial_is_reported_in_one_line(
         self, rig: Rig, key: str, name: str, value: str, said: str
     ) -> None:
         await rig.put("m/one.gguf", WEIGHTS)
@@ -183,7 +181,7 @@ class BucketContract:
                 pass
         _one_line(caught.value, env)
 
-    async def test_what_one_pulled_is_kept_for_whoever_may_read_it(self, rig: Rig, tmp_path: Path) -> None:
+    async def test_stored_copy_is_available_only_with_valid_keys(self, rig: Rig, tmp_path: Path) -> None:
         await rig.put("m/one.gguf", WEIGHTS)
         (await _bring(rig, tmp_path, "m/")).close()
         of, store = source_uri.Bucket(rig.bucket, "m/"), Store(tmp_path / "store", spare_bytes=0).open()
@@ -195,7 +193,7 @@ class BucketContract:
         found.close()
 
     @pytest.mark.parametrize("key", ["m/", "m/one.gguf"])
-    async def test_another_region_is_named(self, rig: Rig, key: str) -> None:
+    async def test_wrong_region_error_names_the_bucket_region(self, rig: Rig, key: str) -> None:
         await rig.put("m/one.gguf", WEIGHTS)
         with pytest.raises(RegistryError, match=f"set AWS_REGION={REGION}") as caught:
             async with _looked(rig, key, rig.env() | {"AWS_REGION": "us-west-2"}):
@@ -203,13 +201,13 @@ class BucketContract:
         _one_line(caught.value, rig.env())
 
     @pytest.mark.parametrize("key", ["m/", "m/one.gguf"])
-    async def test_a_clock_that_is_wrong_is_said(self, rig: Rig, key: str) -> None:
+    async def test_wrong_local_clock_is_reported(self, rig: Rig, key: str) -> None:
         await rig.put("m/one.gguf", WEIGHTS)
         with pytest.raises(DeniedError, match="the clock of this machine is wrong"):
             async with _looked(rig, key, pace=Late()):
                 pass
 
-    async def test_keys_that_end_are_taken_with_their_token(self, rig: Rig, tmp_path: Path) -> None:
+    async def test_temporary_keys_require_their_session_token(self, rig: Rig, tmp_path: Path) -> None:
         await rig.put("m/one.gguf", WEIGHTS)
         env = await rig.session()
         with await _bring(rig, tmp_path, "m/", env) as copy:
@@ -224,14 +222,14 @@ class BucketContract:
         ("key", "said"),
         [("m", "there is no object m; where all below it is meant it ends with /"), ("n/", "there are no weights")],
     )
-    async def test_what_is_not_there_is_said(self, rig: Rig, key: str, said: str) -> None:
+    async def test_missing_object_or_prefix_is_reported(self, rig: Rig, key: str, said: str) -> None:
         await rig.put("m/one.gguf", WEIGHTS)
         with pytest.raises((AbsentError, RefusedError), match=said):
             async with _looked(rig, key):
                 pass
 
     @pytest.mark.parametrize("key", ["m/", "one.gguf"])
-    async def test_a_bucket_that_is_not_there_is_said(self, rig: Rig, key: str) -> None:
+    async def test_missing_bucket_is_reported(self, rig: Rig, key: str) -> None:
         rig.bucket = "no-such-bucket"
         with pytest.raises(
             AbsentError, match=r"there is no (object|list of objects below .*; there is no such bucket)"
@@ -239,14 +237,14 @@ class BucketContract:
             async with _looked(rig, key):
                 pass
 
-    async def test_an_open_bucket_is_read_without_keys(self, rig: Rig, tmp_path: Path) -> None:
+    async def test_public_bucket_is_read_without_keys(self, rig: Rig, tmp_path: Path) -> None:
         await rig.put("m/one.gguf", WEIGHTS)
         await rig.show_all()
         with await _bring(rig, tmp_path, "m/", rig.env() | {"AWS_ACCESS_KEY_ID": ""}) as copy:
             assert _held(copy) == {"one.gguf": WEIGHTS}
             assert not copy.record.private
 
-    async def test_it_becomes_an_artifact_of_a_registry(self, rig: Rig, tmp_path: Path) -> None:
+    async def test_bucket_model_is_pushed_to_a_registry(self, rig: Rig, tmp_path: Path) -> None:
         await rig.put("m 1/one é.gguf", WEIGHTS)
         await rig.put("m 1/LICENSE", b"free")
         nobody = {"HOME": str(tmp_path), "REGISTRY_AUTH_FILE": str(tmp_path / "none.json")}

@@ -62,7 +62,7 @@ class Rig(Protocol):
 class DriverContract:
     """The suite."""
 
-    def test_the_inventory_comes_first_and_synced_after_all_that_exists(self, rig: Rig) -> None:
+    def test_inventory_is_first_and_synced_follows_existing_replicas(self, rig: Rig) -> None:
         async def scenario() -> None:
             async with running(rig.driver()) as observed:
                 assert isinstance(observed.all[0], SlicesSeen)
@@ -74,7 +74,7 @@ class DriverContract:
 
         rig.run(scenario())
 
-    def test_a_replica_starts_gets_ready_stops_and_is_clean(self, rig: Rig) -> None:
+    def test_replica_starts_becomes_ready_stops_and_is_clean(self, rig: Rig) -> None:
         replica, model = rig.replica("r1", Manner.GOOD)
 
         async def scenario() -> None:
@@ -95,7 +95,7 @@ class DriverContract:
 
         rig.run(scenario())
 
-    def test_starting_what_runs_starts_nothing_and_tells_its_state_again(self, rig: Rig) -> None:
+    def test_starting_a_running_replica_only_repeats_its_state(self, rig: Rig) -> None:
         replica, model = rig.replica("r1", Manner.GOOD)
 
         async def scenario() -> None:
@@ -112,7 +112,7 @@ class DriverContract:
 
         rig.run(scenario())
 
-    def test_stopping_what_is_gone_is_clean_at_once(self, rig: Rig) -> None:
+    def test_stopping_an_absent_replica_is_clean_immediately(self, rig: Rig) -> None:
         replica, model = rig.replica("r1", Manner.GOOD)
 
         async def scenario() -> None:
@@ -131,7 +131,7 @@ class DriverContract:
 
         rig.run(scenario())
 
-    def test_a_replica_that_is_killed_is_seen_to_exit_and_cleaned_up(self, rig: Rig) -> None:
+    def test_killed_replica_is_reported_as_exited_and_cleaned_up(self, rig: Rig) -> None:
         replica, model = rig.replica("r1", Manner.GOOD)
 
         async def scenario() -> None:
@@ -146,7 +146,7 @@ class DriverContract:
 
         rig.run(scenario())
 
-    def test_an_engine_that_dies_on_start_says_why(self, rig: Rig) -> None:
+    def test_engine_exit_on_start_is_reported_with_its_reason(self, rig: Rig) -> None:
         replica, model = rig.replica("r1", Manner.DIES_ON_START)
 
         async def scenario() -> None:
@@ -160,7 +160,7 @@ class DriverContract:
 
         rig.run(scenario())
 
-    def test_a_start_that_is_impossible_is_an_exit_with_a_reason(self, rig: Rig) -> None:
+    def test_impossible_start_is_reported_as_exit_with_a_reason(self, rig: Rig) -> None:
         replica, model = rig.replica("r1", Manner.CANNOT_START)
 
         async def scenario() -> None:
@@ -172,7 +172,7 @@ class DriverContract:
 
         rig.run(scenario())
 
-    def test_an_engine_that_ignores_sigterm_is_killed_after_its_grace(self, rig: Rig) -> None:
+    def test_engine_that_ignores_sigterm_is_killed_after_its_grace(self, rig: Rig) -> None:
         replica, model = rig.replica("r1", Manner.IGNORES_SIGTERM)
 
         async def scenario() -> None:
@@ -189,7 +189,7 @@ class DriverContract:
 
         rig.run(scenario())
 
-    def test_what_runs_outlives_its_driver_and_is_adopted_without_a_second_start(self, rig: Rig) -> None:
+    def test_running_replica_is_adopted_by_the_next_driver(self, rig: Rig) -> None:
         replica, model = rig.replica("r1", Manner.GOOD)
         slow, slow_model = rig.replica("r2", Manner.NEVER_READY)
 
@@ -221,7 +221,7 @@ class DriverContract:
 
         rig.run(scenario())
 
-    def test_what_ended_between_two_drivers_is_clean(self, rig: Rig) -> None:
+    def test_replica_that_ended_between_two_drivers_is_clean(self, rig: Rig) -> None:
         replica, model = rig.replica("r1", Manner.GOOD)
 
         async def scenario() -> None:

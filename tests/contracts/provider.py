@@ -73,7 +73,7 @@ async def one(provider: Provider) -> Listed:
 class ProviderContract:
     """The promises of `autoscaler.providers.provider.Provider`."""
 
-    def test_what_is_ordered_is_listed_with_its_name_owner_and_epoch(self, rig: Rig) -> None:
+    def test_acquired_order_is_listed_with_name_owner_and_epoch(self, rig: Rig) -> None:
         async def scenario() -> None:
             provider = rig.provider()
             offer = (await provider.offers())[0]
@@ -89,7 +89,7 @@ class ProviderContract:
 
         rig.run(scenario())
 
-    def test_the_same_name_again_is_success_without_a_second_whoever_says_it(self, rig: Rig) -> None:
+    def test_repeated_order_name_succeeds_without_a_second_order(self, rig: Rig) -> None:
         async def scenario() -> None:
             provider, other = rig.provider(), rig.provider()
             made = order((await provider.offers())[0])
@@ -100,7 +100,7 @@ class ProviderContract:
 
         rig.run(scenario())
 
-    def test_offers_are_of_what_is_free_and_more_is_refused(self, rig: Rig) -> None:
+    def test_order_beyond_free_capacity_is_rejected_and_not_offered(self, rig: Rig) -> None:
         async def scenario() -> None:
             provider = rig.provider()
             offer = (await provider.offers())[0]
@@ -113,7 +113,7 @@ class ProviderContract:
 
         rig.run(scenario())
 
-    def test_what_is_given_back_is_gone_and_what_is_not_there_is_success(self, rig: Rig) -> None:
+    def test_release_removes_an_order_and_succeeds_for_an_absent_one(self, rig: Rig) -> None:
         async def scenario() -> None:
             provider = rig.provider()
             made = order((await provider.offers())[0])
@@ -132,7 +132,7 @@ class ProviderContract:
 
         rig.run(scenario())
 
-    def test_what_has_come_is_not_taken_back_by_an_order_for_what_has_not(self, rig: Rig) -> None:
+    def test_uncommitted_release_keeps_delivered_capacity(self, rig: Rig) -> None:
         async def scenario() -> None:
             provider = rig.provider()
             made = order((await provider.offers())[0])
@@ -143,7 +143,7 @@ class ProviderContract:
 
         rig.run(scenario())
 
-    def test_what_is_used_stays(self, rig: Rig) -> None:
+    def test_release_keeps_capacity_in_use(self, rig: Rig) -> None:
         async def scenario() -> None:
             provider = rig.provider()
             made = order((await provider.offers())[0])
@@ -155,7 +155,7 @@ class ProviderContract:
 
         rig.run(scenario())
 
-    def test_what_cannot_be_known_raises_and_is_no_refusal(self, rig: Rig) -> None:
+    def test_unreachable_provider_raises_an_error_other_than_refused(self, rig: Rig) -> None:
         async def scenario() -> None:
             provider = rig.provider()
             made = order((await provider.offers())[0])

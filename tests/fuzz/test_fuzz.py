@@ -32,14 +32,14 @@ CASES = 5_000
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_seeds_and_what_was_found_before(name: str) -> None:
+def test_seeds_and_earlier_findings_pass(name: str) -> None:
     one_input = target(name).limited()
     for data in (*target(name).seeds, *found(name)):
         one_input(data)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_inputs_near_the_seeds(name: str) -> None:
+def test_mutated_seeds_pass(name: str) -> None:
     one_input = target(name).limited()
 
     @settings(derandomize=True, deadline=None, max_examples=examples(EXAMPLES), database=None)
@@ -52,7 +52,7 @@ def test_inputs_near_the_seeds(name: str) -> None:
 
 @pytest.mark.deep
 @pytest.mark.parametrize("name", STRUCTURED)
-def test_many_inputs_made_by_structure(name: str) -> None:
+def test_many_structured_inputs_pass(name: str) -> None:
     one_input, case = target(name).limited(), target(name).case
     assert case is not None
     for number in range(CASES):

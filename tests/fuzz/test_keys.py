@@ -25,13 +25,13 @@ def run(places: Iterable[tuple[str, keys.Path, int]]) -> None:
             raise
 
 
-def test_hostile_values_at_some_keys() -> None:
+def test_hostile_values_at_sampled_keys_are_handled() -> None:
     run(islice(keys.places(keys.KINDS), 0, None, SHARE))
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("kind", keys.KINDS)
-def test_hostile_values_at_every_key(kind: str) -> None:
+def test_hostile_values_at_every_key_are_handled(kind: str) -> None:
     run(keys.places([kind]))
 
 
@@ -39,7 +39,7 @@ def test_the_deep_tier_has_enough_cases() -> None:
     assert sum(1 for _ in keys.places(keys.KINDS)) >= CASES_MIN
 
 
-def test_values_are_put_where_their_path_says() -> None:
+def test_values_are_inserted_at_their_path() -> None:
     text = keys.document("Model", ("spec", "replicas", "schedule", keys.LIST, "min"), "x")
     assert b'"replicas":{"schedule":[{"min":"x"}]}' in text
     assert b'"env":{"a":{"valueFrom":1}}' in keys.document("Model", ("spec", "env", keys.ANY, "valueFrom"), 1)

@@ -8,5 +8,5 @@ from tests.fuzz import port
 
 
 @pytest.mark.parametrize("data", port.SEEDS, ids=[" ".join(command) for command in port.COMMANDS])
-def test_responses_of_pilotlight_are_shown(data: bytes) -> None:
+def test_seed_responses_of_the_operations_port_are_displayed(data: bytes) -> None:
     port.port(data)

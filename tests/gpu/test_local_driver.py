@@ -43,7 +43,7 @@ def test_memory_that_the_driver_reserves_is_not_counted_as_usable(simulated: Mod
     assert gpu.used_bytes == GIB
 
 
-def test_driver_that_does_not_report_reserved_memory_is_asked_for_the_total(
+def test_driver_without_reserved_memory_query_reports_the_total(
     simulated: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def old(handle: str, version: int = 1) -> object:
@@ -56,7 +56,7 @@ def test_driver_that_does_not_report_reserved_memory_is_asked_for_the_total(
     assert (gpu.memory_bytes, gpu.used_bytes) == (8 * GIB, GIB)
 
 
-def test_replica_that_exceeds_its_claim_is_reported_once_until_it_has_grown(
+def test_replica_over_its_claim_is_reported_once_per_growth(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("autoscaler.drivers.local.readiness.WEIGH_READY_S", 0.01)

@@ -56,7 +56,7 @@ async def test_every_gpu_is_a_healthy_slice(nvml: Nvml) -> None:
     assert all(s.healthy and s.memory_bytes > 1 << 30 and s.product and s.id.startswith("GPU-") for s in slices)
 
 
-async def test_memory_of_a_process_is_told_and_told_to_be_back(nvml: Nvml, holder: subprocess.Popen[str]) -> None:
+async def test_process_memory_is_reported_until_the_process_ends(nvml: Nvml, holder: subprocess.Popen[str]) -> None:
     inventory = Devices((), lambda: nvml)
     slices = [s.id for s in await inventory.open()]
     held = await inventory.holding(slices, [holder.pid])

@@ -58,7 +58,7 @@ def test_engines_with_torch_run_on_the_cpu(tmp_path: Path) -> None:
     assert ran.returncode == 0
 
 
-def test_engines_measure_themselves_without_bindings_of_nvml() -> None:
+def test_engine_memory_is_zero_without_nvml_bindings() -> None:
     """The machine's own Python, which has torch, may have none."""
     code = "import sys; sys.modules.update(pynvml=None, torch=type(sys)('torch')); sys.path.insert(0, {!r}); "
     code += "import torch_model; assert torch_model._listed_bytes() == 0"
@@ -66,7 +66,7 @@ def test_engines_measure_themselves_without_bindings_of_nvml() -> None:
     assert subprocess.run(argv, check=False).returncode == 0
 
 
-def test_a_run_that_is_cut_short_is_not_good_and_says_why(tmp_path: Path) -> None:
+def test_incomplete_run_is_not_good_and_lists_the_reasons(tmp_path: Path) -> None:
     report = Report(tmp_path / "result.json", {})
     report.figure("kill", "requests lost", 0.0, "0", holds=True)
     assert (report.good, report.verdict()) == (True, "all figures that were measured hold")
@@ -80,7 +80,7 @@ def test_a_run_that_is_cut_short_is_not_good_and_says_why(tmp_path: Path) -> Non
     )
 
 
-def test_whether_memory_was_free_is_not_measured_where_nvml_lists_no_engine(
+def test_memory_reuse_is_not_measured_for_processes_not_in_nvml(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in a container whose process ids are not the driver's."""
@@ -95,19 +95,19 @@ def test_whether_memory_was_free_is_not_measured_where_nvml_lists_no_engine(
     assert [one["holds"] for one in bed.report.figures] == [True, None]
 
 
-def test_sampling_that_ended_is_a_gap() -> None:
+def test_ended_sampling_counts_as_a_gap() -> None:
     watch = Watch.__new__(Watch)
     watch.samples = [Sample(time.time() - 60.0, 0, {}, frozenset()), Sample(time.time() - 59.99, 0, {}, frozenset())]
     assert watch.gap_s(0.0) > 59.0
 
 
-def test_unknown_step_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_step_is_rejected_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main.options(["--steps", "inventory,hot"])
     assert "no step is called hot" in capsys.readouterr().err
 
 
-def test_missing_driver_is_one_line() -> None:
+def test_missing_driver_is_reported_in_one_line() -> None:
     found = prerequisites.check(simulated=False, driver="libno-such-driver.so")
     (line,) = (line for line in found.fatal if "driver" in line)
     assert line == (
@@ -116,7 +116,7 @@ def test_missing_driver_is_one_line() -> None:
     )
 
 
-def test_driver_older_than_torch_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_driver_older_than_torch_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prerequisites, "driver_cuda", lambda _: (12, 4))
     monkeypatch.setattr(prerequisites, "torch_cuda", lambda: (13, 0))
     (line,) = (line for line in prerequisites.check(simulated=False).fatal if "driver" in line)
@@ -126,7 +126,7 @@ def test_driver_older_than_torch_is_one_line(monkeypatch: pytest.MonkeyPatch) ->
     )
 
 
-def test_missing_torch_and_nvcc_are_one_line_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_torch_and_nvcc_are_reported_in_one_line_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prerequisites, "driver_cuda", lambda _: (13, 0))
     monkeypatch.setattr(prerequisites, "torch_cuda", lambda: None)
     monkeypatch.setattr("shutil.which", lambda *_, **__: None)
@@ -136,7 +136,7 @@ def test_missing_torch_and_nvcc_are_one_line_each(monkeypatch: pytest.MonkeyPatc
     assert not found.nvcc
 
 
-def test_torch_version_is_read_without_importing_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_version_is_read_without_importing_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "torch"
     package.mkdir()
     (package / "__init__.py").write_text("raise RuntimeError('imported')\n")
@@ -147,7 +147,7 @@ def test_torch_version_is_read_without_importing_it(tmp_path: Path, monkeypatch:
     assert prerequisites.torch_cuda() is None
 
 
-def test_kit_takes_the_part_of_the_source_that_the_server_needs(tmp_path: Path) -> None:
+def test_kit_contains_only_sources_that_the_server_needs(tmp_path: Path) -> None:
     """Also of names longer than 100 bytes, which a tar file keeps in an extended header."""
     long = "ggml/src/ggml-cuda/template-instances/fattn-mma-f16-instance-ncols1_16-ncols2_2.cu"
     wanted = [long, "CMakeLists.txt", "tools/server/server.cpp"]
@@ -163,7 +163,7 @@ def test_kit_takes_the_part_of_the_source_that_the_server_needs(tmp_path: Path) 
         assert sorted(packed.getnames()) == sorted(wanted)
 
 
-def test_start_over_memory_of_an_ended_process_is_found() -> None:
+def test_start_over_memory_of_an_ended_process_is_detected() -> None:
     """Process 7 ended before the start at 1.0 and still held memory after it; 8 ended later and held it for no look."""
     watch = Watch.__new__(Watch)
     watch.samples = [

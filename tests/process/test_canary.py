@@ -160,8 +160,9 @@ def form(*parts: tuple[str, str]) -> bytes:
     return f"{''.join(lines)}--{BOUNDARY}--\r\n".encode()
 
 
+@pytest.mark.case("43")
 @pytest.mark.standard
-async def test_case_43_what_a_body_points_to_is_text(tmp_path: Path) -> None:
+async def test_urls_in_request_bodies_are_passed_on_as_text(tmp_path: Path) -> None:
     """OpenAI's chat, completions, embeddings and responses, and Anthropic's messages."""
     async with cage(tmp_path) as one:
         for bait in one.baits():
@@ -176,7 +177,8 @@ async def test_case_43_what_a_body_points_to_is_text(tmp_path: Path) -> None:
                 await passed(one, path, json.dumps({"model": "tiny", **body}).encode())
 
 
-async def test_case_43_so_it_is_where_the_body_is_a_stream_or_a_form(tmp_path: Path) -> None:
+@pytest.mark.case("43")
+async def test_urls_in_streamed_requests_and_forms_are_passed_on_as_text(tmp_path: Path) -> None:
     async with cage(tmp_path) as one:
         for bait in one.baits():
             (chat, *_) = chats(bait)
@@ -194,7 +196,8 @@ async def test_case_43_so_it_is_where_the_body_is_a_stream_or_a_form(tmp_path: P
             await passed(one, IMAGES, form((f'image[]"; filename="{quoted}"', bait), ('image_url"', bait)), FORM)
 
 
-async def test_case_43_a_body_that_says_where_to_go_is_refused(tmp_path: Path) -> None:
+@pytest.mark.case("43")
+async def test_body_fields_that_name_a_remote_host_are_rejected_with_400(tmp_path: Path) -> None:
     async with cage(tmp_path) as one:
         bait = one.baits()[0]
         for name in sorted(PLACES):
@@ -208,7 +211,8 @@ async def test_case_43_a_body_that_says_where_to_go_is_refused(tmp_path: Path) -
                 assert (await refused(one, sent, 400, "invalid_request"))["param"] == name
 
 
-async def test_case_43_a_model_named_like_a_place_is_no_model(tmp_path: Path) -> None:
+@pytest.mark.case("43")
+async def test_model_names_that_look_like_urls_are_rejected_with_404(tmp_path: Path) -> None:
     async with cage(tmp_path) as one:
         for bait in one.baits():
             body = json.dumps({"model": bait, "messages": []}).encode()
@@ -233,7 +237,8 @@ POINTERS = (
 )  # fmt: skip
 
 
-async def test_case_43_neither_a_head_nor_a_redirect_leads_elsewhere(tmp_path: Path) -> None:
+@pytest.mark.case("43")
+async def test_headers_and_redirects_cause_no_request_to_another_host(tmp_path: Path) -> None:
     async with cage(tmp_path) as one:
         address = f"127.0.0.1:{one.canary.port}"
         body = b'{"model":"tiny","messages":[]}'
@@ -253,7 +258,8 @@ async def test_case_43_neither_a_head_nor_a_redirect_leads_elsewhere(tmp_path: P
         assert "location" not in fields
 
 
-async def test_case_43_a_client_does_not_choose_its_cache_salt(tmp_path: Path) -> None:
+@pytest.mark.case("43")
+async def test_client_cache_salt_is_removed_from_the_request_body(tmp_path: Path) -> None:
     """The one member that is taken out; what stands around it stays as it was written."""
     async with cage(tmp_path) as one:
         for name in (b"cache_salt", b"cache\\u005fsalt"):

@@ -32,7 +32,7 @@ def run(words: tuple[str, ...], folder: Path) -> Ended:
     [pytest.param(words, marks=pytest.mark.standard if words in STANDARD else pytest.mark.deep) for words in KNOWN],
     ids=" ".join,
 )
-def test_a_generated_case_of_each_command_ends_with_one_clear_line(tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_generated_arguments_of_each_command_end_with_one_clear_line(tmp_path: Path, words: tuple[str, ...]) -> None:
     command_cases.lay_files(tmp_path)
     number = KNOWN.index(words)
     case = list(command_cases.cases(4711, number + 1))[number]
@@ -41,7 +41,7 @@ def test_a_generated_case_of_each_command_ends_with_one_clear_line(tmp_path: Pat
 
 
 @pytest.mark.standard
-def test_control_characters_of_a_weight_file_do_not_reach_the_terminal(tmp_path: Path) -> None:
+def test_control_characters_in_a_weights_file_are_not_printed(tmp_path: Path) -> None:
     command_cases.lay_files(tmp_path)
     line = ("serve", "control.gguf", "--print-config")
     ended = run(line, tmp_path)

@@ -24,7 +24,7 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.standard
-async def test_an_alias_is_as_good_as_the_name(tmp_path: Path) -> None:
+async def test_commands_accept_an_alias_instead_of_the_model_name(tmp_path: Path) -> None:
     ada = fake(tmp_path, "ada", "--tokens-per-s", "0", aliases=["al-ada"], idleSeconds=0.1)
     async with serving(tmp_path, ada) as one:
         to = ("--url", one.url, "--model", "al-ada")
@@ -41,7 +41,7 @@ async def test_an_alias_is_as_good_as_the_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.standard
-def test_the_configuration_of_another_program_is_printed_as_documents(tmp_path: Path) -> None:
+def test_import_prints_a_llama_swap_configuration_as_documents(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text("models: {ada: {cmd: 'llama-server --port ${PORT} --parallel 2 -m /models/ada.gguf', ttl: 300}}")
     done = run("import", "llama-swap", str(file))
@@ -52,7 +52,7 @@ def test_the_configuration_of_another_program_is_printed_as_documents(tmp_path: 
     )  # fmt: skip
 
 
-async def test_a_model_that_failed_is_not_measured_and_not_waited_for(tmp_path: Path) -> None:
+async def test_coldstart_measurement_of_a_failed_model_ends_with_an_error(tmp_path: Path) -> None:
     bad = fake(tmp_path, "bad", "--fail", "dies-on-start", start={"retries": 0})
     async with serving(tmp_path, bad) as one:
         first = await one.call("bad")
@@ -78,7 +78,7 @@ def watch(one: Serving, folder: Path, *words: str) -> subprocess.Popen[bytes]:
             signal.signal(signal.SIGINT, before)
 
 
-async def test_a_watch_into_a_file_tells_each_change(tmp_path: Path) -> None:
+async def test_status_watch_writes_each_state_change_to_a_file(tmp_path: Path) -> None:
     ada = fake(tmp_path, "ada", "--tokens-per-s", "0")
     async with serving(tmp_path, ada) as one:
         process = watch(one, tmp_path, "--output", "json")
@@ -95,7 +95,7 @@ async def test_a_watch_into_a_file_tells_each_change(tmp_path: Path) -> None:
 
 
 @pytest.mark.standard
-async def test_how_much_memory_a_model_needs_is_explained_before_it_ever_ran_and_measured_after(tmp_path: Path) -> None:
+async def test_explain_fit_shows_estimated_and_later_measured_memory(tmp_path: Path) -> None:
     """The host's memory is the Device here: Settings that declare none."""
     shapes.attending(tmp_path / "ada.gguf", layers=6, window=256)
     weights = {"artifact": f"file://{tmp_path}/ada.gguf", "args": ["--threads=1"], "contextTokens": 1024}

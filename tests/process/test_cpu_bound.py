@@ -83,7 +83,7 @@ def documents(folder: Path) -> tuple[Document, Document]:
 
 
 @pytest.mark.standard
-async def test_a_model_that_holds_a_gpu_for_nothing_is_told_and_served(folder: Path) -> None:
+async def test_model_on_a_gpu_with_a_cpu_only_wheel_logs_a_warning_and_serves(folder: Path) -> None:
     async with serving(folder, *documents(folder)) as one:
         line = f"Model ada holds a GPU and computes on the CPU: {NO_GPU}; {LLAMA_CPP.programs[0].for_gpus}"
         await until("it is said at the start", lambda: f"pilotlight: {line}" in one.said().splitlines())
@@ -92,7 +92,7 @@ async def test_a_model_that_holds_a_gpu_for_nothing_is_told_and_served(folder: P
         assert one.said().count(NO_GPU) == 1
 
 
-async def test_llama_server_goes_before_the_wheel(folder: Path) -> None:
+async def test_llama_server_is_preferred_to_the_cpu_only_wheel(folder: Path) -> None:
     """A false one: it writes down how it was called, and fails."""
     (folder / "llama-server").write_text(f'#!/bin/sh\necho "$CUDA_VISIBLE_DEVICES $@" >> {folder}/called\nexit 1\n')
     (folder / "llama-server").chmod(0o755)

@@ -77,14 +77,14 @@ def run() -> Iterator[Run]:
         process.communicate()
 
 
-def test_it_ends_well_and_its_last_two_lines_say_so(run: Run) -> None:
+def test_demo_succeeds_and_prints_a_two_line_summary(run: Run) -> None:
     assert run.status == 0, run.out + run.err
     last = LAST_TWO.fullmatch("".join(run.out.splitlines(keepends=True)[-2:]))
     assert last is not None, run.out
     assert 0 < float(last[1]) < float(last[2])
 
 
-def test_no_process_and_no_file_of_it_is_left(run: Run) -> None:
+def test_demo_leaves_no_process_and_no_state_directory(run: Run) -> None:
     assert run.left == []
     state = re.search(r"state in (\S+)", run.err)
     assert state is not None
@@ -93,13 +93,13 @@ def test_no_process_and_no_file_of_it_is_left(run: Run) -> None:
 
 
 @pytest.mark.parametrize("model", ["ada", "bob"])
-def test_each_model_is_seen_to_wake_answer_and_go_back_to_zero(run: Run, model: str) -> None:
+def test_each_model_starts_answers_and_scales_to_zero_three_times(run: Run, model: str) -> None:
     assert run.steps(model, told=True)[:6] == 3 * ["parked", "answered"]
     assert run.steps(model, told=False)[:15] == THREE_TIMES_FROM_ZERO
     assert run.steps(model, told=False)[-1] == "gone"
 
 
-def test_the_engine_that_is_killed_while_it_starts_is_seen_and_started_again(run: Run) -> None:
+def test_engine_killed_during_start_is_reported_and_restarted(run: Run) -> None:
     assert run.steps("bob", told=True)[6:] == ["SIGKILL"]
     steps = [step for step in run.steps("bob", told=False) if step != "stopping"]  # it can come after `gone`
     at = steps.index("failed")
@@ -110,7 +110,7 @@ def test_the_engine_that_is_killed_while_it_starts_is_seen_and_started_again(run
     assert reason.startswith("was killed by SIGKILL"), "what it printed last, if it had begun to load, comes behind"
 
 
-def test_the_two_are_seen_to_take_turns_on_the_device(run: Run) -> None:
+def test_one_model_drains_to_make_room_for_the_other(run: Run) -> None:
     reasons = {(model, reason.split(":")[0]) for model, step, reason in STEP.findall(run.out) if step == "draining"}
     # Which of them is served first depends on how soon the killed engine is found; the other gets the device after it.
     assert reasons & {("bob", "make room for ada"), ("ada", "make room for bob")}

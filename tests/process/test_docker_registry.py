@@ -52,7 +52,9 @@ async def read(client: Client, blob: Blob, first: int = 0, end: int | None = Non
 
 
 @pytest.mark.parametrize("manner", ["password", "token"])
-async def test_push_pull_ranges_and_mount(tmp_path: Path, weights: tuple[Path, Blob], manner: str) -> None:
+async def test_push_mount_and_range_reads_work_with_a_real_registry(
+    tmp_path: Path, weights: tuple[Path, Blob], manner: str
+) -> None:
     path, blob = weights
     content, source = path.read_bytes(), push.FileSource(path)
     async with served(tmp_path, manner) as (site, realm), Client(site, login(site)) as client:
@@ -93,7 +95,7 @@ async def test_push_pull_ranges_and_mount(tmp_path: Path, weights: tuple[Path, B
 
 
 @pytest.mark.parametrize("manner", ["password", "token"])
-async def test_a_wrong_password_and_none(tmp_path: Path, manner: str) -> None:
+async def test_wrong_or_missing_password_is_denied(tmp_path: Path, manner: str) -> None:
     async with served(tmp_path, manner) as (site, _):
         for keychain, said in ((login(site, "wrong"), "refuses the login"), (None, "nothing without a login|none for")):
             async with Client(site, keychain) as client:

@@ -88,7 +88,7 @@ def chat_bytes(**members: object) -> bytes:
 
 
 @pytest.mark.standard
-def test_it_says_its_sentence_and_no_more_than_max_tokens(tmp_path: Path) -> None:
+def test_answer_is_the_sentence_limited_to_max_tokens(tmp_path: Path) -> None:
     with fake_engine(tmp_path, "--name", "ada", "--tokens-per-s", "0") as engine:
         choice = json.loads(post(engine)[1])["choices"][0]
         assert (choice["message"]["content"], choice["finish_reason"]) == (SENTENCE, "stop")
@@ -96,12 +96,12 @@ def test_it_says_its_sentence_and_no_more_than_max_tokens(tmp_path: Path) -> Non
         assert (choice["message"]["content"], choice["finish_reason"]) == ("Hello, I am", "length")
 
 
-def test_tokens_repeat_the_sentence_up_to_their_number(tmp_path: Path) -> None:
+def test_sentence_repeats_up_to_the_token_count(tmp_path: Path) -> None:
     with fake_engine(tmp_path, "--sentence", "a b", "--tokens", "5", "--tokens-per-s", "0") as engine:
         assert json.loads(post(engine)[1])["choices"][0]["message"]["content"] == "a b a b a"
 
 
-def test_a_stream_is_chunked_events_with_usage_only_when_asked_for(tmp_path: Path) -> None:
+def test_stream_includes_usage_only_on_request(tmp_path: Path) -> None:
     with fake_engine(tmp_path, "--name", "ada", "--tokens-per-s", "0") as engine:
         plain = post(engine, stream=True)[1]
         asked = post(engine, stream=True, stream_options={"include_usage": True})[1]
@@ -112,14 +112,14 @@ def test_a_stream_is_chunked_events_with_usage_only_when_asked_for(tmp_path: Pat
         assert "".join(e["choices"][0]["delta"].get("content") or "" for e in events[:-1]) == SENTENCE
 
 
-def test_tokens_come_at_the_rate(tmp_path: Path) -> None:
+def test_tokens_are_sent_at_the_configured_rate(tmp_path: Path) -> None:
     with fake_engine(tmp_path, "--name", "ada", "--tokens-per-s", "100") as engine:
         began_s = time.monotonic()
         post(engine, stream=True)
         assert time.monotonic() - began_s > 0.07
 
 
-def test_more_calls_than_slots_wait_inside_first_come_first_served(tmp_path: Path) -> None:
+def test_requests_beyond_the_slots_queue_in_arrival_order(tmp_path: Path) -> None:
     with fake_engine(tmp_path, "--slots", "1", "--tokens-per-s", "10", "--tokens", "1000") as engine:
         connections = []
         for number, tokens in enumerate((1000, 2, 2)):
@@ -138,7 +138,7 @@ def test_more_calls_than_slots_wait_inside_first_come_first_served(tmp_path: Pat
         assert float(str(calls[2]["after_s"])) - waits[2] >= 0.2
 
 
-def test_a_client_that_leaves_frees_its_slot_and_the_transcript_says_so(tmp_path: Path) -> None:
+def test_client_disconnect_frees_the_slot_and_is_recorded_as_aborted(tmp_path: Path) -> None:
     with fake_engine(tmp_path, "--slots", "1", "--tokens-per-s", "10", "--tokens", "1000") as engine:
         first = begin(engine, stream=True)
         response = first.getresponse()
@@ -165,14 +165,12 @@ def test_a_client_that_leaves_frees_its_slot_and_the_transcript_says_so(tmp_path
         b"POST /v1/chat/completions HTTP/1.1\r\nX: " + b"x" * 70_000,
     ],
 )
-def test_what_is_not_plain_http_and_json_is_refused_and_the_connection_closed(
-    tmp_path: Path, request_bytes: bytes
-) -> None:
+def test_malformed_request_is_rejected_with_400_and_connection_closed(tmp_path: Path, request_bytes: bytes) -> None:
     with fake_engine(tmp_path) as engine, raw(engine, request_bytes) as connection:
         assert to_the_end(connection).startswith(b"HTTP/1.1 400 ")
 
 
-def test_requests_that_come_early_are_answered_in_turn(tmp_path: Path) -> None:
+def test_pipelined_requests_are_answered_in_order(tmp_path: Path) -> None:
     with fake_engine(tmp_path, "--tokens-per-s", "500") as engine:
         last = chat_bytes().replace(b"Host: x", b"Host: x\r\nConnection: close")
         with raw(engine, chat_bytes() + b"GET /health HTTP/1.1\r\n\r\n" + last) as connection:
@@ -186,14 +184,14 @@ def test_embeddings_have_one_vector_per_input(tmp_path: Path) -> None:
 
 
 @pytest.mark.standard
-def test_nothing_listens_until_it_is_ready(tmp_path: Path) -> None:
+def test_start_delay_postpones_listening_until_ready(tmp_path: Path) -> None:
     began_s = time.monotonic()
     with fake_engine(tmp_path, "--start-delay", "0.2") as engine:
         assert time.monotonic() - began_s > 0.2
         assert get(engine, "/health") == (200, '{"status": "ok"}')
 
 
-def test_with_loading_503_it_listens_at_once_and_says_that_it_loads(tmp_path: Path) -> None:
+def test_loading_503_listens_at_once_and_answers_503_while_loading(tmp_path: Path) -> None:
     with fake_engine(tmp_path, "--start-delay", "3600", "--loading-503") as engine:
         assert get(engine, "/health") == (503, '{"status": "loading"}')
         assert post(engine)[0] == 503
@@ -205,7 +203,7 @@ def test_with_loading_503_it_listens_at_once_and_says_that_it_loads(tmp_path: Pa
 
 
 @pytest.mark.standard
-def test_sigterm_ends_it_at_once_finishing_nothing(tmp_path: Path) -> None:
+def test_sigterm_ends_the_engine_without_finishing_running_requests(tmp_path: Path) -> None:
     with fake_engine(tmp_path, "--tokens-per-s", "0.1") as engine, closing(begin(engine, stream=True)):
         get(engine, "/health")
         engine.process.terminate()
@@ -214,7 +212,7 @@ def test_sigterm_ends_it_at_once_finishing_nothing(tmp_path: Path) -> None:
         assert (line["finished"], line["aborted"]) == (False, False)
 
 
-def test_a_taken_port_is_one_line(tmp_path: Path) -> None:
+def test_port_in_use_fails_with_a_one_line_error(tmp_path: Path) -> None:
     with fake_engine(tmp_path) as engine:
         port = str(urlsplit(engine.url).port)
         done = subprocess.run(command("--port", port), capture_output=True, text=True, timeout=WITHIN_S, check=False)
@@ -222,19 +220,19 @@ def test_a_taken_port_is_one_line(tmp_path: Path) -> None:
         assert f"cannot listen on 127.0.0.1:{port}" in done.stderr
 
 
-def test_an_unknown_fault_names_those_that_exist() -> None:
+def test_unknown_fault_is_rejected_and_known_faults_are_listed() -> None:
     done = subprocess.run(command("--fail", "explodes"), capture_output=True, text=True, timeout=WITHIN_S, check=False)
     assert done.returncode == 2
     assert "no such fault 'explodes'; there are never-ready" in done.stderr
 
 
-def test_never_ready_is_loading_for_ever(tmp_path: Path) -> None:
+def test_never_ready_keeps_health_at_503(tmp_path: Path) -> None:
     with fake_engine(tmp_path, "--fail", "never-ready", "--loading-503") as engine:
         time.sleep(0.1)
         assert get(engine, "/health")[0] == 503
 
 
-def test_dies_on_start_with_its_exit_code_after_the_delay() -> None:
+def test_dies_on_start_exits_with_its_code_after_the_delay() -> None:
     began_s = time.monotonic()
     done = subprocess.run(
         command("--start-delay", "0.2", "--fail", "dies-on-start:7"), capture_output=True, timeout=WITHIN_S, check=False
@@ -243,7 +241,7 @@ def test_dies_on_start_with_its_exit_code_after_the_delay() -> None:
     assert time.monotonic() - began_s > 0.2
 
 
-def test_dies_after_some_seconds_also_while_it_starts(tmp_path: Path) -> None:
+def test_dies_after_exits_on_time_even_during_start(tmp_path: Path) -> None:
     with fake_engine(tmp_path, "--fail", "dies-after:0.2") as engine:  # which has said that it listens
         assert engine.process.wait(WITHIN_S) == 1
     done = subprocess.run(
@@ -252,7 +250,7 @@ def test_dies_after_some_seconds_also_while_it_starts(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (1, b"")
 
 
-def test_dies_mid_stream_after_so_many_tokens(tmp_path: Path) -> None:
+def test_dies_mid_stream_exits_after_the_given_number_of_tokens(tmp_path: Path) -> None:
     with fake_engine(tmp_path, "--fail", "dies-mid-stream:3") as engine:
         with raw(engine, chat_bytes(stream=True)) as connection:
             received = to_the_end(connection)
@@ -262,7 +260,7 @@ def test_dies_mid_stream_after_so_many_tokens(tmp_path: Path) -> None:
         assert engine.calls()[0]["bytes"] == len(received)
 
 
-def test_dies_before_the_first_byte(tmp_path: Path) -> None:
+def test_dies_before_first_byte_closes_the_connection_without_data(tmp_path: Path) -> None:
     with fake_engine(tmp_path, "--fail", "dies-before-first-byte") as engine:
         with raw(engine, chat_bytes()) as connection:
             assert to_the_end(connection) == b""
@@ -271,7 +269,7 @@ def test_dies_before_the_first_byte(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("fault", "some"), [("hangs-before-first-byte", False), ("hangs-after-first-byte", True)])
 @pytest.mark.parametrize("stream", [False, True])
-def test_hangs_before_or_after_the_first_byte_but_is_healthy(
+def test_hang_before_or_after_the_first_byte_keeps_health_at_200(
     tmp_path: Path, fault: str, some: bool, stream: bool
 ) -> None:
     with fake_engine(tmp_path, "--tokens-per-s", "0", "--fail", fault) as engine:
@@ -285,7 +283,7 @@ def test_hangs_before_or_after_the_first_byte_but_is_healthy(
         assert until(engine, 1)[0]["aborted"]
 
 
-def test_closes_keepalive_after_a_stream_that_it_promised_to_keep(tmp_path: Path) -> None:
+def test_connection_closes_after_a_stream_despite_the_keep_alive_header(tmp_path: Path) -> None:
     with fake_engine(tmp_path, "--tokens-per-s", "0", "--fail", "closes-keepalive-after-stream") as engine:
         with raw(engine, chat_bytes(stream=True)) as connection:
             received = to_the_end(connection)
@@ -293,14 +291,14 @@ def test_closes_keepalive_after_a_stream_that_it_promised_to_keep(tmp_path: Path
         assert received.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
 
 
-def test_ignores_sigterm(tmp_path: Path) -> None:
+def test_ignores_sigterm_keeps_the_engine_running(tmp_path: Path) -> None:
     with fake_engine(tmp_path, "--fail", "ignores-sigterm") as engine:
         engine.process.terminate()
         assert get(engine, "/health")[0] == 200
         assert engine.process.poll() is None
 
 
-def test_leaves_a_child_in_a_session_of_its_own(tmp_path: Path) -> None:
+def test_leaves_child_keeps_a_child_running_in_its_own_session(tmp_path: Path) -> None:
     with fake_engine(tmp_path, "--fail", "leaves-child:20") as engine:
         mine = psutil.Process(engine.process.pid).cmdline()
         engine.process.kill()
@@ -312,12 +310,12 @@ def test_leaves_a_child_in_a_session_of_its_own(tmp_path: Path) -> None:
             child.send_signal(signal.SIGKILL)
 
 
-def test_busy_503_and_error_500_strike_every_nth_call(tmp_path: Path) -> None:
+def test_busy_503_and_error_500_apply_to_every_nth_request(tmp_path: Path) -> None:
     with fake_engine(tmp_path, "--tokens-per-s", "0", "--fail", "busy-503:2", "--fail", "error-500:3") as engine:
         assert [post(engine)[0] for _ in range(6)] == [200, 503, 500, 503, 200, 503]
 
 
-def test_slow_health_is_slow_and_calls_are_not(tmp_path: Path) -> None:
+def test_slow_health_delays_health_but_not_requests(tmp_path: Path) -> None:
     with fake_engine(tmp_path, "--tokens-per-s", "0", "--fail", f"slow-health:{2 * WITHIN_S}") as engine:
         assert post(engine)[0] == 200, "nobody waits so long here"
     with fake_engine(tmp_path, "--tokens-per-s", "0", "--fail", "slow-health:1") as engine:
@@ -332,14 +330,14 @@ def test_bad_chunk_breaks_the_framing_after_the_first_token(tmp_path: Path) -> N
         assert to_the_end(connection).endswith(b"zz\r\nnot a chunk\r\n")
 
 
-def test_cl_mismatch_promises_more_than_comes(tmp_path: Path) -> None:
+def test_cl_mismatch_sends_less_than_the_content_length(tmp_path: Path) -> None:
     with fake_engine(tmp_path, "--tokens-per-s", "0", "--fail", "cl-mismatch") as engine:
         with raw(engine, chat_bytes()) as connection:
             head, _, body = to_the_end(connection).partition(b"\r\n\r\n")
         assert f"Content-Length: {len(body) + 10}".encode() in head
 
 
-def test_flood_1xx_comes_before_the_answer(tmp_path: Path) -> None:
+def test_flood_1xx_precedes_the_final_response(tmp_path: Path) -> None:
     with fake_engine(tmp_path, "--tokens-per-s", "0", "--fail", "flood-1xx:50") as engine:
         with raw(engine, chat_bytes().replace(b"Host: x", b"Host: x\r\nConnection: close")) as connection:
             received = to_the_end(connection)
@@ -347,7 +345,7 @@ def test_flood_1xx_comes_before_the_answer(tmp_path: Path) -> None:
         assert received.count(b"HTTP/1.1 200 OK\r\n") == 1
 
 
-def test_with_once_the_fault_strikes_one_time_for_all_processes(tmp_path: Path) -> None:
+def test_once_limits_the_fault_to_one_occurrence_across_processes(tmp_path: Path) -> None:
     knobs = ("--fail", "dies-on-start", "--once", str(tmp_path / "struck"))
     done = subprocess.run(command(*knobs), capture_output=True, timeout=WITHIN_S, check=False)
     assert done.returncode == 1

@@ -87,9 +87,7 @@ def queued_s(result: Result) -> float:
 
 
 @pytest.mark.parametrize("how", ["hangs", "dies"])
-async def test_a_gateway_that_comes_back_while_no_autoscaler_answers_serves_warm_calls_at_once(
-    tmp_path: Path, how: str
-) -> None:
+async def test_restarted_gateway_serves_warm_requests_without_an_autoscaler(tmp_path: Path, how: str) -> None:
     """It need not find out for itself that the leader is silent: what it kept says nothing of holds anyway."""
     async with serving(tmp_path, fake(tmp_path, "ada", "--tokens-per-s", "0")) as one:
         assert (await one.call("ada")).ending is Ending.COMPLETED
@@ -105,7 +103,7 @@ async def test_a_gateway_that_comes_back_while_no_autoscaler_answers_serves_warm
         assert one.starts("ada") == 1
 
 
-async def test_a_gateway_that_is_killed_in_its_first_second_comes_back_knowing_the_models(tmp_path: Path) -> None:
+async def test_gateway_killed_soon_after_its_start_still_lists_all_models(tmp_path: Path) -> None:
     async with serving(tmp_path, fake(tmp_path, "ada"), fake(tmp_path, "bob")) as one:
         await until("it is kept", (one.state / "run" / "gateway-1.kept.json").exists)
         async with no_autoscaler(one, "hangs"):
@@ -113,7 +111,7 @@ async def test_a_gateway_that_is_killed_in_its_first_second_comes_back_knowing_t
             assert await asyncio.to_thread(listed, one.url) == ["ada", "bob"]
 
 
-async def test_a_gateway_that_nobody_tells_anything_ends_when_it_is_told_to(tmp_path: Path) -> None:
+async def test_gateway_without_an_autoscaler_exits_on_sigterm(tmp_path: Path) -> None:
     """It does not wait to be informed first."""
     ops = f"127.0.0.1:{free_port()}"
     words = ["gateway", "--autoscaler", f"unix:{tmp_path}/none.sock", "--listen", "127.0.0.1:0", "--ops", ops]
@@ -153,7 +151,7 @@ async def start_into(one: Serving, stdout: int, stderr: int) -> None:
     await until("a gateway knows the Model", knows_the_model)
 
 
-async def test_full_pipes_that_nobody_reads_hold_up_nothing(tmp_path: Path) -> None:
+async def test_full_output_pipes_do_not_block_serve(tmp_path: Path) -> None:
     """Not the start, not a Call, not a move of a Replica, not a gateway that has something to log, not the stop."""
     out, err = full_pipe(), full_pipe()
     async with serving(tmp_path, fake(tmp_path, "ada", "--tokens-per-s", "0"), start=False) as one:
@@ -169,7 +167,7 @@ async def test_full_pipes_that_nobody_reads_hold_up_nothing(tmp_path: Path) -> N
         os.close(fd)
 
 
-async def test_a_reader_that_goes_away_after_the_first_line_holds_up_nothing(tmp_path: Path) -> None:
+async def test_closed_output_pipe_does_not_block_serve(tmp_path: Path) -> None:
     """`serve 2>&1 | head -1`."""
     reader, writer = os.pipe()
     async with serving(tmp_path, fake(tmp_path, "ada", "--tokens-per-s", "0"), start=False) as one:

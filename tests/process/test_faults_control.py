@@ -86,8 +86,9 @@ def _took(death: Death, ended_s: float, hurt: Result) -> bool:
     return its and hurt.at_s + hurt.lateness_s <= death.dead_s and ended_s >= death.killed_s
 
 
+@pytest.mark.case("7")
 @pytest.mark.standard
-async def test_case_07_gateway_with_running_calls_is_killed(tmp_path: Path) -> None:
+async def test_killed_gateway_loses_only_its_running_requests(tmp_path: Path) -> None:
     slots = 16
     ada = fake(tmp_path, "ada", "--tokens-per-s", "5", "--tokens", "60", slots=slots)
     async with serving(tmp_path, ada, options=("--gateways", "3")) as one:
@@ -112,7 +113,7 @@ async def test_case_07_gateway_with_running_calls_is_killed(tmp_path: Path) -> N
     assert most_at_once(calls) <= slots
 
 
-async def test_one_gateway_of_two_is_killed_and_no_new_call_is_refused(tmp_path: Path) -> None:
+async def test_killing_one_of_two_gateways_rejects_no_new_request(tmp_path: Path) -> None:
     ada = fake(tmp_path, "ada", "--tokens-per-s", "100")
     async with serving(tmp_path, ada, options=("--gateways", "2")) as one:
         assert (await one.call("ada")).ending is Ending.COMPLETED
@@ -124,7 +125,7 @@ async def test_one_gateway_of_two_is_killed_and_no_new_call_is_refused(tmp_path:
         assert one.starts("ada") == 1
 
 
-async def test_serve_is_killed_and_started_again(tmp_path: Path) -> None:
+async def test_restart_after_sigkill_of_serve_adopts_running_engines(tmp_path: Path) -> None:
     ada = fake(tmp_path, "ada", "--tokens-per-s", "1", idleSeconds=25)
     bob = fake(tmp_path, "bob", "--start-delay", "8", "--tokens-per-s", "0", idleSeconds=5)
     async with serving(tmp_path, ada, bob, options=("--gateways", "2")) as one:
@@ -148,7 +149,7 @@ async def test_serve_is_killed_and_started_again(tmp_path: Path) -> None:
     assert {call.pid for call in transcript(tmp_path, "ada")} == set(before[0])
 
 
-async def test_serve_is_killed_and_its_engine_dies_before_the_next_start(tmp_path: Path) -> None:
+async def test_restart_removes_the_orphan_of_an_engine_that_died_meanwhile(tmp_path: Path) -> None:
     ada = fake(tmp_path, "ada", "--tokens-per-s", "0", "--fail", "leaves-child:60")
     async with serving(tmp_path, ada) as one:
         assert (await one.call("ada")).ending is Ending.COMPLETED
@@ -164,7 +165,7 @@ async def test_serve_is_killed_and_its_engine_dies_before_the_next_start(tmp_pat
 
 
 @pytest.mark.parametrize("same_start_time", [False, True])
-async def test_a_pid_that_was_reused_is_never_signalled(tmp_path: Path, same_start_time: bool) -> None:
+async def test_reused_pid_is_never_signalled(tmp_path: Path, same_start_time: bool) -> None:
     ada = fake(tmp_path, "ada", "--tokens-per-s", "0")
     async with serving(tmp_path, ada) as one:
         assert (await one.call("ada")).ending is Ending.COMPLETED
@@ -199,8 +200,9 @@ def keeps_ready(one: Serving, gateway: str) -> bool:
     return b'"ready"' in kept(one, gateway)
 
 
+@pytest.mark.case("29")
 @pytest.mark.standard
-async def test_case_29_the_autoscaler_is_killed_twice_under_warm_traffic(tmp_path: Path) -> None:
+async def test_killing_the_autoscaler_twice_loses_no_warm_request(tmp_path: Path) -> None:
     slots = 6
     ada = fake(tmp_path, "ada", "--tokens-per-s", "100", slots=slots, idleSeconds=6)
     bob = fake(tmp_path, "bob", "--tokens-per-s", "0", idleSeconds=6)
@@ -229,7 +231,7 @@ async def test_case_29_the_autoscaler_is_killed_twice_under_warm_traffic(tmp_pat
     assert [call.pid for call in calls].count(engine) == 101 + 3 * slots
 
 
-async def test_the_autoscaler_is_killed_while_an_engine_starts(tmp_path: Path) -> None:
+async def test_killing_the_autoscaler_during_a_cold_start_loses_no_request(tmp_path: Path) -> None:
     ada = fake(tmp_path, "ada", "--start-delay", "2", "--tokens-per-s", "0")
     async with serving(tmp_path, ada, options=("--gateways", "2")) as one:
         waiting = one.begin(*(shot("ada", stream=i % 2 == 0) for i in range(10)))
@@ -243,8 +245,9 @@ async def test_the_autoscaler_is_killed_while_an_engine_starts(tmp_path: Path) -
         assert (one.engines(), one.starts("ada")) == (before, 1)
 
 
+@pytest.mark.case("25")
 @pytest.mark.standard
-async def test_case_25_the_autoscaler_is_paused_while_warm_traffic_runs(tmp_path: Path) -> None:
+async def test_warm_requests_are_served_while_the_autoscaler_is_paused(tmp_path: Path) -> None:
     """Static stability, through the silent-leader rule after 5 s; cold Calls are answered at their deadline."""
     slots, seconds = 4, 20
     ada = fake(tmp_path, "ada", "--tokens-per-s", "100", slots=slots)
@@ -281,8 +284,9 @@ async def test_case_25_the_autoscaler_is_paused_while_warm_traffic_runs(tmp_path
     assert most_at_once(transcript(tmp_path, "ada")) <= bound
 
 
+@pytest.mark.case("30")
 @pytest.mark.standard
-async def test_case_30_serve_is_upgraded_and_rolled_back_and_keeps_its_engine(tmp_path: Path) -> None:
+async def test_upgrade_and_rollback_of_serve_keep_the_running_engine(tmp_path: Path) -> None:
     """Whichever version stops, the other one takes over engine, Models and what was learnt from the state directory."""
     ada = fake(tmp_path, "ada", "--tokens-per-s", "0")
     tree = older(tmp_path)

@@ -44,7 +44,7 @@ def tells(file: Path, word: bytes) -> bool:
 
 @pytest.mark.parametrize("name", FIXES)
 @pytest.mark.standard
-async def test_a_broken_small_file_is_refused_in_one_line_and_engines_are_left_alone(tmp_path: Path, name: str) -> None:
+async def test_corrupt_state_file_fails_the_start_and_keeps_engines_running(tmp_path: Path, name: str) -> None:
     """Guessed at, engines that run would no longer be known as ours, or gateways would ignore the leader."""
     async with serving(tmp_path, fake(tmp_path, "ada", "--tokens-per-s", "0")) as one:
         engine = await warm(one)
@@ -67,7 +67,7 @@ async def test_a_broken_small_file_is_refused_in_one_line_and_engines_are_left_a
         assert await warm(one) == engine, "adopted"
 
 
-async def test_an_autoscaler_that_cannot_start_to_stop_the_engines_makes_serve_say_so(tmp_path: Path) -> None:
+async def test_serve_reports_engines_that_no_autoscaler_could_stop(tmp_path: Path) -> None:
     async with serving(tmp_path, fake(tmp_path, "ada", "--tokens-per-s", "0")) as one:
         engine = await warm(one)
         epoch = one.state / "epoch"
@@ -86,7 +86,7 @@ async def test_an_autoscaler_that_cannot_start_to_stop_the_engines_makes_serve_s
         assert one.marked() == []
 
 
-async def test_histories_that_cannot_be_written_or_read_cost_a_line_each(tmp_path: Path) -> None:
+async def test_unusable_history_file_only_logs_a_warning(tmp_path: Path) -> None:
     async with serving(tmp_path, fake(tmp_path, "ada", "--tokens-per-s", "0")) as one:
         await warm(one)
         file, aside = one.state / "histories.json", one.state / "histories.broken"
@@ -110,7 +110,7 @@ async def test_histories_that_cannot_be_written_or_read_cost_a_line_each(tmp_pat
         assert one.said().count("what was learnt cannot be kept") == 2
 
 
-async def test_an_events_file_that_cannot_be_opened_costs_events_and_no_calls(tmp_path: Path) -> None:
+async def test_unusable_events_file_loses_events_but_no_requests(tmp_path: Path) -> None:
     async with serving(tmp_path, fake(tmp_path, "ada", "--tokens-per-s", "0"), start=False) as one:
         file = one.state / "calls" / "gateway-1.log"
         file.parent.mkdir()
@@ -122,7 +122,7 @@ async def test_an_events_file_that_cannot_be_opened_costs_events_and_no_calls(tm
 
 
 @pytest.mark.parametrize("blocked", [False, True], ids=["replaced", "cannot be replaced"])
-async def test_an_events_file_over_its_bound_begins_anew(tmp_path: Path, blocked: bool) -> None:
+async def test_events_file_over_its_size_limit_is_rotated_or_emptied(tmp_path: Path, blocked: bool) -> None:
     """It becomes FILE.1; where it cannot, it is emptied, for the bound holds on every disk."""
     async with serving(tmp_path, fake(tmp_path, "ada", "--tokens-per-s", "0"), start=False) as one:
         file = one.state / "calls" / "gateway-1.log"

@@ -19,7 +19,7 @@ from tests.kit.waiting import until
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.standard
-async def test_sigterm_drains(tmp_path: Path, number: signal.Signals) -> None:
+async def test_stop_signal_drains_running_and_rejects_queued_requests(tmp_path: Path, number: signal.Signals) -> None:
     ada = fake(tmp_path, "ada", "--tokens-per-s", "1", slots=4)
     async with serving(tmp_path, ada, options=("--gateways", "2")) as one:
         streams = one.begin(*(shot("ada", stream=i % 2 == 0) for i in range(4)))
@@ -40,7 +40,7 @@ async def test_sigterm_drains(tmp_path: Path, number: signal.Signals) -> None:
     assert [call.finished for call in transcript(tmp_path, "ada")] == [True] * 4
 
 
-async def test_a_parked_stream_that_has_its_head_is_told_in_the_stream(tmp_path: Path) -> None:
+async def test_queued_stream_with_sent_headers_gets_the_shutdown_error_in_stream(tmp_path: Path) -> None:
     ada = fake(tmp_path, "ada", "--start-delay", "3600")
     documents = (ada, settings(stream={"keepaliveSeconds": 0.3}))
     async with serving(tmp_path, *documents) as one:
@@ -58,7 +58,7 @@ async def test_a_parked_stream_that_has_its_head_is_told_in_the_stream(tmp_path:
         assert one.starts("ada") == 1
 
 
-async def test_what_runs_longer_than_the_grace_is_cut_with_one_error(tmp_path: Path) -> None:
+async def test_requests_running_past_the_grace_period_are_cut_with_one_error(tmp_path: Path) -> None:
     ada = fake(tmp_path, "ada", "--tokens-per-s", "5", "--tokens", "200", slots=4)
     async with serving(tmp_path, ada, options=("--grace", "1.5")) as one:
         async with gates(one.url) as gate:
@@ -75,7 +75,7 @@ async def test_what_runs_longer_than_the_grace_is_cut_with_one_error(tmp_path: P
         assert [(result.status, result.code) for result in await document] == [(503, "shutting_down")]
 
 
-async def test_a_second_signal_ends_at_once_and_the_next_start_cleans_up(tmp_path: Path) -> None:
+async def test_second_signal_exits_at_once_and_the_next_start_cleans_up(tmp_path: Path) -> None:
     ada = fake(tmp_path, "ada", "--tokens-per-s", "0.2", idleSeconds=0.5)
     async with serving(tmp_path, ada) as one:
         calling = one.begin(shot("ada"))
@@ -95,7 +95,7 @@ async def test_a_second_signal_ends_at_once_and_the_next_start_cleans_up(tmp_pat
         await until("nothing is left", lambda: one.marked() == [])
 
 
-async def test_a_second_signal_while_engines_stop_leaves_none_untold(tmp_path: Path) -> None:
+async def test_second_signal_during_engine_stop_reports_the_remaining_engine(tmp_path: Path) -> None:
     """The gateways have ended by then, and the autoscaler waits for an engine that takes its time."""
     ada = fake(tmp_path, "ada", "--tokens-per-s", "0", "--fail", "ignores-sigterm")
     async with serving(tmp_path, ada) as one:
@@ -114,7 +114,7 @@ async def test_a_second_signal_while_engines_stop_leaves_none_untold(tmp_path: P
         assert one.marked() == []
 
 
-async def test_engines_are_kept_when_asked_and_adopted(tmp_path: Path) -> None:
+async def test_keep_engines_leaves_engines_running_for_adoption(tmp_path: Path) -> None:
     ada = fake(tmp_path, "ada", "--tokens-per-s", "0")
     async with serving(tmp_path, ada, options=("--keep-engines",)) as one:
         assert (await one.call("ada")).ending is Ending.COMPLETED
@@ -129,7 +129,7 @@ async def test_engines_are_kept_when_asked_and_adopted(tmp_path: Path) -> None:
         assert one.marked() == []
 
 
-async def test_an_engine_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
+async def test_engine_that_ignores_sigterm_is_killed_after_its_grace_period(tmp_path: Path) -> None:
     ada = fake(tmp_path, "ada", "--tokens-per-s", "0", "--fail", "ignores-sigterm", idleSeconds=0.5)
     async with serving(tmp_path, ada) as one:
         assert (await one.call("ada")).ending is Ending.COMPLETED
@@ -144,7 +144,7 @@ async def test_an_engine_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
         assert not running(second)
 
 
-async def test_an_engine_that_leaves_a_child(tmp_path: Path) -> None:
+async def test_child_left_by_an_engine_is_killed_before_its_slice_is_reused(tmp_path: Path) -> None:
     gpu = {"memory": "64Mi"}
     ada = fake(tmp_path, "ada", "--tokens-per-s", "0", "--fail", "leaves-child:60", gpu=gpu, idleSeconds=5)
     bob = fake(tmp_path, "bob", "--tokens-per-s", "0", gpu=gpu)
@@ -162,7 +162,7 @@ async def test_an_engine_that_leaves_a_child(tmp_path: Path) -> None:
         assert "bob" in moves[-1], moves
 
 
-async def test_a_gateway_that_hangs_does_not_keep_serve_from_ending(tmp_path: Path) -> None:
+async def test_hanging_gateway_is_killed_when_serve_stops(tmp_path: Path) -> None:
     ada = fake(tmp_path, "ada", "--tokens-per-s", "0")
     async with serving(tmp_path, ada, options=("--gateways", "2", "--grace", "1")) as one:
         assert (await one.call("ada")).ending is Ending.COMPLETED

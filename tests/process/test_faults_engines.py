@@ -23,8 +23,9 @@ def models(folder: Path) -> list[Document]:
     return [fake(folder, name, "--tokens-per-s", "0", *knobs, gpu=small) for name, knobs in FAULTS.items()]
 
 
+@pytest.mark.case("41")
 @pytest.mark.standard
-async def test_case_41_each_bad_answer_is_one_clear_error_or_the_engines_own(tmp_path: Path) -> None:
+async def test_bad_engine_answers_yield_one_clear_error_or_the_engine_response(tmp_path: Path) -> None:
     documents = [*models(tmp_path), fake(tmp_path, "good", "--tokens-per-s", "0", gpu={"memory": "10Mi"}), settings()]
     async with serving(tmp_path, *documents, options=("--gateways", "2")) as one:
         names = [*FAULTS, "good"]

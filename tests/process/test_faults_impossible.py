@@ -38,7 +38,7 @@ def impossible(folder: Path, how: str) -> tuple[Document, str]:
 
 
 @pytest.mark.parametrize("how", ["no-file", "no-gguf", "no-program"])
-async def test_it_is_told_at_the_start_and_displaces_nobody(tmp_path: Path, how: str) -> None:
+async def test_model_that_cannot_start_is_reported_and_evicts_no_other(tmp_path: Path, how: str) -> None:
     good = fake(tmp_path, "good", "--tokens-per-s", "0", gpu=MEMORY, residencySeconds=0)
     bad, why = impossible(tmp_path, how)
     async with serving(tmp_path, bad, good) as one:
@@ -59,7 +59,7 @@ async def test_it_is_told_at_the_start_and_displaces_nobody(tmp_path: Path, how:
         assert one.said().count("cannot start: ") == 2, "once at the start, once for its Calls"
 
 
-async def test_a_file_that_goes_just_before_a_call_displaces_nobody(tmp_path: Path) -> None:
+async def test_weights_file_deleted_before_a_request_causes_no_eviction(tmp_path: Path) -> None:
     """Nobody can have looked since: it is looked at again before anything makes room."""
     good = fake(tmp_path, "good", "--tokens-per-s", "0", gpu=MEMORY, residencySeconds=0)
     bad, why = impossible(tmp_path, "no-file")
@@ -72,7 +72,7 @@ async def test_a_file_that_goes_just_before_a_call_displaces_nobody(tmp_path: Pa
         await until("it is said", lambda: f"Model bad cannot start: {why}" in one.said())
 
 
-async def test_a_file_that_comes_is_seen_by_itself_and_served_with_its_own_memory(tmp_path: Path) -> None:
+async def test_weights_file_that_appears_later_is_detected_and_served(tmp_path: Path) -> None:
     """Nothing of it is known before: the memory that it needs is in its header. Beside it another Model stays."""
     good = fake(tmp_path, "good", "--tokens-per-s", "0", gpu={"memory": "1Mi"})
     late = model("late", engine="llama.cpp", artifact=f"file://{tmp_path}/late.gguf", gpu={}, contextTokens=64)
@@ -90,7 +90,7 @@ async def test_a_file_that_comes_is_seen_by_itself_and_served_with_its_own_memor
         assert 0 < row["memory_bytes"] < 1 << 30
 
 
-async def test_a_changed_document_whose_model_is_missing_leaves_the_old_one_serving(tmp_path: Path) -> None:
+async def test_reload_with_a_missing_program_keeps_the_running_engine_serving(tmp_path: Path) -> None:
     ada = fake(tmp_path, "ada", "--tokens-per-s", "0", gpu=MEMORY)
     async with serving(tmp_path, ada) as one:
         assert (await one.call("ada")).ending is Ending.COMPLETED

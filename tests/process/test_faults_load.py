@@ -66,10 +66,11 @@ async def nothing_moves(one: Serving, *, warm: bool) -> AsyncIterator[None]:
                 os.kill(engine, signal.SIGCONT)
 
 
+@pytest.mark.case("3")
 @BURST
 @pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
 @pytest.mark.standard
-async def test_case_03_queue_full(tmp_path: Path, warm: bool) -> None:
+async def test_full_queue_rejects_only_the_surplus_requests_with_429(tmp_path: Path, warm: bool) -> None:
     """The capacity is the queue: the Model starts, or its one Slot is busy.
 
     Exactly the surplus is refused, while all others still wait, with one clear error; who came first keeps its turn;
@@ -130,9 +131,10 @@ def attempts(one: Serving, name: str) -> int:
     return int(told.rpartition("requests_total ")[2].split()[0])
 
 
+@pytest.mark.case("42")
 @BURST
 @pytest.mark.standard
-async def test_case_42_half_of_the_answers_are_503_at_ten_times_the_load(tmp_path: Path) -> None:
+async def test_retries_to_a_busy_engine_stay_within_the_retry_budget(tmp_path: Path) -> None:
     """400 official clients with their two retries come at once to 4 Slots and a queue of 36; every second answer of
     the engine is `busy`.
 

@@ -27,8 +27,9 @@ TOLD_S = 20.0
 # --- B: stopping and moving -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.case("10")
 @pytest.mark.standard
-async def test_case_10_scale_down_cuts_no_stream(tmp_path: Path) -> None:
+async def test_scale_down_cuts_no_stream(tmp_path: Path) -> None:
     knobs = ("--tokens-per-s", "5", "--tokens", "80")
     ada = fake(tmp_path, "ada", *knobs, slots=2, idleSeconds=0.15, replicas={"max": 2}, residencySeconds=0)
     async with serving(tmp_path, ada, options=("--gateways", "2")) as one:
@@ -46,7 +47,8 @@ async def test_case_10_scale_down_cuts_no_stream(tmp_path: Path) -> None:
     assert not any(call.aborted for call in transcript(tmp_path, "ada"))
 
 
-async def test_case_10_a_victim_ends_its_streams_before_it_makes_room(tmp_path: Path) -> None:
+@pytest.mark.case("10")
+async def test_evicted_replica_finishes_its_streams_before_making_room(tmp_path: Path) -> None:
     gpu = {"memory": "64Mi"}
     ada = fake(tmp_path, "ada", "--tokens-per-s", "1", gpu=gpu, residencySeconds=0.2)
     bob = fake(tmp_path, "bob", "--tokens-per-s", "0", gpu=gpu)
@@ -61,8 +63,9 @@ async def test_case_10_a_victim_ends_its_streams_before_it_makes_room(tmp_path: 
     assert all(call.finished for call in transcript(tmp_path, "ada"))
 
 
+@pytest.mark.case("11")
 @pytest.mark.standard
-async def test_case_11_a_call_arrives_around_the_last_drain(tmp_path: Path) -> None:
+async def test_requests_that_arrive_around_a_drain_all_complete(tmp_path: Path) -> None:
     rounds, tries, idle_s = 30, 300, 0.3
     ada = fake(tmp_path, "ada", "--tokens-per-s", "0", idleSeconds=idle_s, residencySeconds=0)
     async with serving(tmp_path, ada, options=("--gateways", "2")) as one:
@@ -78,9 +81,10 @@ async def test_case_11_a_call_arrives_around_the_last_drain(tmp_path: Path) -> N
 # --- C: replicas ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.case("16")
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.standard
-async def test_case_16_killed_before_the_first_byte(tmp_path: Path, stream: bool) -> None:
+async def test_requests_without_a_first_byte_are_retried_after_an_engine_kill(tmp_path: Path, stream: bool) -> None:
     once = ("--once", str(tmp_path / "once"))
     ada = fake(tmp_path, "ada", "--tokens-per-s", "0", "--fail", "hangs-before-first-byte", *once, slots=1)
     async with serving(tmp_path, ada, options=("--gateways", "2")) as one:
@@ -95,7 +99,8 @@ async def test_case_16_killed_before_the_first_byte(tmp_path: Path, stream: bool
     assert len([call for call in transcript(tmp_path, "ada") if call.finished]) == 5
 
 
-async def test_case_16_dies_by_itself_before_the_first_byte(tmp_path: Path) -> None:
+@pytest.mark.case("16")
+async def test_requests_are_retried_when_the_engine_dies_before_the_first_byte(tmp_path: Path) -> None:
     once = ("--once", str(tmp_path / "once"))
     ada = fake(tmp_path, "ada", "--tokens-per-s", "0", "--fail", "dies-before-first-byte", *once, slots=8)
     async with serving(tmp_path, ada) as one:
@@ -104,7 +109,8 @@ async def test_case_16_dies_by_itself_before_the_first_byte(tmp_path: Path) -> N
         assert one.starts("ada") == 2
 
 
-async def test_case_16_killed_mid_stream(tmp_path: Path) -> None:
+@pytest.mark.case("16")
+async def test_engine_killed_mid_stream_gives_each_stream_one_error(tmp_path: Path) -> None:
     ada = fake(tmp_path, "ada", "--tokens-per-s", "1", idleSeconds=1)
     async with serving(tmp_path, ada, options=("--gateways", "2")) as one:
         async with gates(one.url) as gate:
@@ -126,7 +132,8 @@ async def test_case_16_killed_mid_stream(tmp_path: Path) -> None:
         assert one.starts("ada") == 2
 
 
-async def test_case_16_killed_inside_a_document(tmp_path: Path) -> None:
+@pytest.mark.case("16")
+async def test_engine_killed_inside_a_document_resets_the_connection(tmp_path: Path) -> None:
     """The head promised a length: what is cut must not look whole."""
     ada = fake(
         tmp_path, "ada", "--tokens-per-s", "0", "--fail", "hangs-after-first-byte", "--once", str(tmp_path / "o")
@@ -141,7 +148,8 @@ async def test_case_16_killed_inside_a_document(tmp_path: Path) -> None:
         assert (await one.call("ada", stream=False)).text == SENTENCE
 
 
-async def test_case_16_killed_between_last_byte_and_finish(tmp_path: Path) -> None:
+@pytest.mark.case("16")
+async def test_engine_killed_after_the_last_byte_leaves_the_answer_complete(tmp_path: Path) -> None:
     ada = fake(tmp_path, "ada", "--tokens-per-s", "0")
     async with serving(tmp_path, ada) as one:
         for stream in (True, False):

@@ -81,7 +81,8 @@ def reference(held: Held, tag: str) -> str:
     return f"oci://{held.fake.host}/{NAME}:{tag}"
 
 
-async def test_point_13_and_case_48_the_disk_becomes_full_during_a_pull(tmp_path: Path) -> None:
+@pytest.mark.point("13")
+async def test_pull_resumes_after_a_full_disk_and_keeps_other_copies(tmp_path: Path) -> None:
     """One line with the fix; nothing half can be seen; other Copies are as they came; the next goes on from there."""
     if (able := why_no_mount()) is not None:
         pytest.skip(f"no mount namespace of its own here: {able}")
@@ -126,7 +127,8 @@ async def test_point_13_and_case_48_the_disk_becomes_full_during_a_pull(tmp_path
     assert (len(ranges), last) == (2, len(LARGE["b.gguf"]) - 1)
 
 
-async def test_case_48_killed_again_and_again_a_pull_goes_on_and_ends_whole(tmp_path: Path) -> None:
+@pytest.mark.case("48")
+async def test_pull_killed_repeatedly_resumes_and_completes(tmp_path: Path) -> None:
     """SIGKILL before the first byte, within a part, between parts, before the last byte; one store all the time. Each
     goes on where the sidecar says, which is less than a mark behind what came.
     """

@@ -32,7 +32,7 @@ def refused(one: Serving) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("what", ["file-in-the-way", "file-above", "unwritable", "newer", "foreign"])
-async def test_state_directory_cannot_be_used(tmp_path: Path, what: str) -> None:
+async def test_unusable_state_directory_fails_the_start_with_one_line(tmp_path: Path, what: str) -> None:
     async with serving(tmp_path, fake(tmp_path, "ada"), start=False) as one:
         mine, one.state = one.state, one.state / "it"
         why = "--state"
@@ -54,7 +54,7 @@ async def test_state_directory_cannot_be_used(tmp_path: Path, what: str) -> None
         one.state = mine
 
 
-async def test_state_directory_becomes_unwritable_while_it_serves(tmp_path: Path) -> None:
+async def test_unwritable_state_directory_fails_only_new_starts(tmp_path: Path) -> None:
     good, bad = (fake(tmp_path, name, "--tokens-per-s", "0") for name in ("good", "bad"))
     async with serving(tmp_path, good, bad) as one:
         assert (await one.call("good")).ending is Ending.COMPLETED
@@ -71,7 +71,7 @@ async def test_state_directory_becomes_unwritable_while_it_serves(tmp_path: Path
 
 @pytest.mark.parametrize("which", ["listen", "ops"])
 @pytest.mark.standard
-async def test_port_taken(tmp_path: Path, which: str) -> None:
+async def test_port_in_use_fails_the_start(tmp_path: Path, which: str) -> None:
     async with serving(tmp_path, fake(tmp_path, "ada"), start=False) as one:
         url = one.url if which == "listen" else one.ops
         host, port = url.removeprefix("http://").split(":")
@@ -83,7 +83,7 @@ async def test_port_taken(tmp_path: Path, which: str) -> None:
         assert (await one.call("ada")).ending is Ending.COMPLETED
 
 
-async def test_operations_port_of_an_autoscaler_that_others_could_reach(tmp_path: Path) -> None:
+async def test_public_operations_port_of_an_autoscaler_is_rejected_without_auth(tmp_path: Path) -> None:
     one = Serving(tmp_path, [fake(tmp_path, "ada"), settings()])
     (tmp_path / "file").write_text("no directory")
     nowhere = str(tmp_path / "file" / "state")
@@ -99,7 +99,7 @@ async def test_operations_port_of_an_autoscaler_that_others_could_reach(tmp_path
     await one.close()
 
 
-async def test_port_of_another_serve_is_taken_although_it_shares_it_with_its_gateways(tmp_path: Path) -> None:
+async def test_port_shared_by_the_gateways_of_another_serve_is_rejected(tmp_path: Path) -> None:
     ada = fake(tmp_path, "ada")
     async with (
         serving(tmp_path, ada, options=("--gateways", "2")) as one,
@@ -109,7 +109,7 @@ async def test_port_of_another_serve_is_taken_although_it_shares_it_with_its_gat
         assert refused(two)[0] == 1
 
 
-async def test_two_serves_on_one_state_directory(tmp_path: Path) -> None:
+async def test_second_serve_on_the_same_state_directory_is_rejected(tmp_path: Path) -> None:
     ada = fake(tmp_path, "ada", "--tokens-per-s", "0")
     async with serving(tmp_path, ada) as one, serving(tmp_path / "two", ada, start=False) as two:
         assert (await one.call("ada")).ending is Ending.COMPLETED
@@ -156,7 +156,7 @@ WRONG = (
 
 @pytest.mark.parametrize("what", WRONG)
 @pytest.mark.standard
-async def test_configuration_that_is_wrong(tmp_path: Path, what: str) -> None:
+async def test_invalid_configuration_fails_the_start_with_one_line(tmp_path: Path, what: str) -> None:
     documents, named = wrong(what, tmp_path)
     async with serving(tmp_path, start=False) as one:
         one.config.write_text(documents if isinstance(documents, str) else yaml.safe_dump_all(documents))
@@ -167,7 +167,9 @@ async def test_configuration_that_is_wrong(tmp_path: Path, what: str) -> None:
         assert not list(one.state.iterdir()), "nothing was touched"
 
 
-async def test_a_wrong_environment_variable_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unknown_environment_variable_is_named_in_the_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PILOTLIGHT_AUHT", "none")
     async with serving(tmp_path, fake(tmp_path, "ada"), start=False) as one:
         status, line = refused(one)
@@ -175,7 +177,7 @@ async def test_a_wrong_environment_variable_is_named(tmp_path: Path, monkeypatch
         assert "PILOTLIGHT_AUHT" in line
 
 
-async def test_a_listener_for_everybody_needs_a_tenant(tmp_path: Path) -> None:
+async def test_public_listen_address_without_a_tenant_is_rejected(tmp_path: Path) -> None:
     async with serving(tmp_path, fake(tmp_path, "ada"), start=False) as one:
         one.url = one.url.replace("127.0.0.1", "0.0.0.0")
         status, line = refused(one)
@@ -190,7 +192,7 @@ def listed(one: Serving) -> set[str]:
         return {entry["id"] for entry in json.load(response)["data"]}
 
 
-async def test_wrong_documents_at_a_reload_leave_the_last_good_ones_in_force(tmp_path: Path) -> None:
+async def test_reload_of_invalid_documents_keeps_the_last_valid_ones(tmp_path: Path) -> None:
     ada = fake(tmp_path, "ada", "--tokens-per-s", "0")
     async with serving(tmp_path, ada, options=("--gateways", "2")) as one:
         assert one.process is not None

@@ -33,8 +33,9 @@ def through(results: list[Result], gateway: str) -> list[Result]:
     return [one for one in results if one.headers.get("x-request-id", "").startswith(f"{gateway}-")]
 
 
+@pytest.mark.case("13")
 @pytest.mark.standard
-async def test_case_13_a_gateway_cut_off_during_a_drain(tmp_path: Path) -> None:
+async def test_gateway_cut_off_during_a_drain_loses_only_its_running_stream(tmp_path: Path) -> None:
     """A new spec replaces the Replica that its streams are on, and it is not told. The drain waits for it for as long
     as it may, then its stream has one error, and what has no byte yet moves to the new one.
     """
@@ -74,8 +75,9 @@ def replaced(one: Serving, gateway: str, pid: int) -> bool:
     return one.gateways().get(gateway, pid) != pid
 
 
+@pytest.mark.case("14")
 @pytest.mark.standard
-async def test_case_14_gateways_are_replaced_one_after_another_with_streams(tmp_path: Path) -> None:
+async def test_replacing_gateways_one_by_one_cuts_no_stream(tmp_path: Path) -> None:
     """100 streams on two gateways, where the list has 200 on each: engine, gateways and clients share two cores."""
     ada = fake(tmp_path, "ada", "--tokens-per-s", "10", "--tokens", "120", slots=200)
     async with serving(tmp_path, ada, options=("--gateways", "2")) as one:
@@ -102,8 +104,9 @@ async def test_case_14_gateways_are_replaced_one_after_another_with_streams(tmp_
     assert not any(call.aborted for call in transcript(tmp_path, "ada"))
 
 
+@pytest.mark.case("15")
 @pytest.mark.standard
-async def test_case_15_one_of_three_gateways_is_killed(tmp_path: Path) -> None:
+async def test_killing_one_of_three_gateways_loses_only_its_own_requests(tmp_path: Path) -> None:
     """What it had is lost, and nothing else; its Slots are the others', and no engine works on for it."""
     ada = fake(tmp_path, "ada", "--tokens-per-s", "8", "--tokens", "60", slots=SLOTS)
     async with serving(tmp_path, ada, options=("--gateways", "3")) as one:
@@ -124,8 +127,9 @@ async def test_case_15_one_of_three_gateways_is_killed(tmp_path: Path) -> None:
     assert max(call.at_once for call in calls) <= SLOTS
 
 
+@pytest.mark.case("18")
 @pytest.mark.standard
-async def test_case_18_a_replica_is_gone_and_nobody_tells_the_gateways(tmp_path: Path) -> None:
+async def test_gateways_detect_a_dead_replica_while_the_autoscaler_hangs(tmp_path: Path) -> None:
     """Two Replicas, and an autoscaler that hangs while one of them dies: gateways find that out by themselves."""
     ada = fake(tmp_path, "ada", "--tokens-per-s", "0", replicas={"min": 2, "max": 2})
     async with serving(tmp_path, ada, options=("--gateways", "2")) as one:
@@ -150,8 +154,9 @@ def both_ready(one: Serving) -> bool:
     return one.answers() and one.replicas("ada").get("ready") == 2
 
 
+@pytest.mark.case("19")
 @pytest.mark.standard
-async def test_case_19_the_address_of_an_engine_that_died_is_no_others(tmp_path: Path) -> None:
+async def test_address_of_a_dead_engine_is_not_reused_by_another_model(tmp_path: Path) -> None:
     """Two Models take one device from each other, by deaths too, while both are called all the time."""
     gpu = {"memory": "64Mi"}
     both = [fake(tmp_path, name, "--tokens-per-s", "0", gpu=gpu, residencySeconds=0) for name in ("ada", "bob")]

@@ -26,7 +26,7 @@ def died(one: Serving, times: int) -> bool:
 
 
 @pytest.mark.parametrize("noticed", [True, False], ids=["noticed", "not yet noticed"])
-async def test_sigterm_while_the_autoscaler_is_dead_stops_all_engines(tmp_path: Path, noticed: bool) -> None:
+async def test_sigterm_stops_all_engines_when_the_autoscaler_is_dead(tmp_path: Path, noticed: bool) -> None:
     """`serve` starts one more autoscaler, for nobody else knows how to stop the engines."""
     ada = fake(tmp_path, "ada", "--tokens-per-s", "0", "--fail", "leaves-child:60")
     bob = fake(tmp_path, "bob", "--tokens-per-s", "0")
@@ -53,7 +53,7 @@ async def test_sigterm_while_the_autoscaler_is_dead_stops_all_engines(tmp_path: 
         assert one.records() == []
 
 
-async def test_sigterm_while_engines_are_adopted_stops_them(tmp_path: Path) -> None:
+async def test_sigterm_during_adoption_stops_the_engines(tmp_path: Path) -> None:
     """A signal that finds the autoscaler before it knows what runs waits until it does."""
     ada = fake(tmp_path, "ada", "--tokens-per-s", "0", "--fail", "leaves-child:60")
     bob = fake(tmp_path, "bob", "--start-delay", "3600")
@@ -103,7 +103,7 @@ async def knock(url: str) -> bytes:
             writer.close()
 
 
-async def test_during_a_drain_no_new_connection_is_left_hanging(tmp_path: Path) -> None:
+async def test_new_connections_are_closed_at_once_during_a_drain(tmp_path: Path) -> None:
     """The sockets of `serve` itself are closed too: else the kernel connects clients that nobody will ever accept."""
     ada = fake(tmp_path, "ada", "--tokens-per-s", "5", "--tokens", "100")
     async with serving(tmp_path, ada, options=("--gateways", "2")) as one:

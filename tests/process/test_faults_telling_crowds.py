@@ -49,7 +49,8 @@ def documents(folder: Path) -> list[Document]:
     return [repeating(folder, "talks"), few, tenant(), settings(limits=limits)]
 
 
-async def test_case_44_crowds_make_nothing_tell_a_key_or_prompt(tmp_path: Path, talkative: None) -> None:
+@pytest.mark.case("44")
+async def test_overload_writes_no_key_or_prompt_to_logs_metrics_or_files(tmp_path: Path, talkative: None) -> None:
     async with serving(tmp_path, *documents(tmp_path), options=("--grace", "1")) as one, Crowd(one) as crowd:
         heard = Heard(one)
         await heard.suffer(WELL)

@@ -34,11 +34,12 @@ def codes(results: Sequence[Result]) -> set[tuple[int, str]]:
     return {(result.status, result.code) for result in results}
 
 
+@pytest.mark.case("1")
 @BURST
 @pytest.mark.usefixtures("many_files")
 @pytest.mark.parametrize("replicas", [1, 4])
 @pytest.mark.standard
-async def test_case_01_thousand_calls_in_50_ms_through_three_gateways(tmp_path: Path, replicas: int) -> None:
+async def test_thousand_simultaneous_requests_start_only_the_planned_replicas(tmp_path: Path, replicas: int) -> None:
     """A Replica alone needs 5 s or 20 s for all, far longer than a start takes, so as many as allowed are planned."""
     speed = ("--tokens-per-s", "200" if replicas == 1 else "50")
     ada = fake(tmp_path, "ada", *speed, slots=8, gpu={"memory": "20Mi"}, replicas={"max": replicas})
@@ -70,9 +71,10 @@ def cannot_start(folder: Path, how: str) -> Document:
     return model("bad", engine="llama.cpp", artifact=f"file://{folder}/bad.gguf", start=start)
 
 
+@pytest.mark.case("2")
 @pytest.mark.parametrize("how", ["dies", "never-ready", "no-program", "missing-file", "broken-file"])
 @pytest.mark.standard
-async def test_case_02_start_cannot_succeed(tmp_path: Path, how: str) -> None:
+async def test_model_that_cannot_start_fails_its_requests_with_503(tmp_path: Path, how: str) -> None:
     good = fake(tmp_path, "good", "--tokens-per-s", "0")
     async with serving(tmp_path, cannot_start(tmp_path, how), good, options=("--gateways", "2")) as one:
         waiting = one.begin(*(shot("bad", stream=i % 2 == 0) for i in range(10)))
@@ -95,7 +97,8 @@ async def test_case_02_start_cannot_succeed(tmp_path: Path, how: str) -> None:
         assert (one.starts("bad"), one.states("bad")) == (tried, went), "refused while it backs off, without a start"
 
 
-async def test_case_02_a_start_that_failed_is_tried_again_after_a_minute(tmp_path: Path) -> None:
+@pytest.mark.case("2")
+async def test_failed_start_is_retried_after_the_back_off(tmp_path: Path) -> None:
     """What no look beforehand can tell: its engine ends until it is mended."""
     gate = f'test -e {tmp_path}/mended || exit 3; exec "$@"'
     words = command("--name", "bad", "--port", "{port}", "--sentence", "At last I am here.")
@@ -111,8 +114,9 @@ async def test_case_02_a_start_that_failed_is_tried_again_after_a_minute(tmp_pat
         assert answer.text.strip() == "At last I am here."
 
 
+@pytest.mark.case("4")
 @pytest.mark.standard
-async def test_case_04_all_clients_leave_during_the_start(tmp_path: Path) -> None:
+async def test_replica_whose_clients_all_left_is_kept_for_its_residency(tmp_path: Path) -> None:
     residency_s = 3.0
     ada = fake(tmp_path, "ada", "--start-delay", "10", idleSeconds=0.5, residencySeconds=residency_s)
     async with serving(tmp_path, ada, options=("--gateways", "2")) as one:
@@ -130,7 +134,7 @@ async def test_case_04_all_clients_leave_during_the_start(tmp_path: Path) -> Non
     assert transcript(tmp_path, "ada") == [], "no grant to a client that is gone"
 
 
-async def test_clients_that_all_time_out_before_the_load_ends_and_retry(tmp_path: Path) -> None:
+async def test_retrying_clients_complete_after_a_slow_cold_start(tmp_path: Path) -> None:
     ada = fake(tmp_path, "ada", "--start-delay", "9", "--tokens-per-s", "0", residencySeconds=20)
 
     async def insist(one: Serving) -> list[Result]:
@@ -149,7 +153,7 @@ async def test_clients_that_all_time_out_before_the_load_ends_and_retry(tmp_path
     assert sum(call.finished for call in transcript(tmp_path, "ada")) == 10
 
 
-async def test_short_patience_still_wakes_a_model_once_its_start_is_known(tmp_path: Path) -> None:
+async def test_request_with_a_short_wait_limit_fails_early_but_starts_the_model(tmp_path: Path) -> None:
     ada = fake(tmp_path, "ada", "--start-delay", "8", "--tokens-per-s", "0", idleSeconds=5, residencySeconds=0.2)
     async with serving(tmp_path, ada) as one:
         assert (await one.call("ada")).ending is Ending.COMPLETED
@@ -162,8 +166,9 @@ async def test_short_patience_still_wakes_a_model_once_its_start_is_known(tmp_pa
         assert one.starts("ada") == 2
 
 
+@pytest.mark.case("9")
 @pytest.mark.standard
-async def test_case_09_ping_pong_on_one_device(tmp_path: Path) -> None:
+async def test_two_models_on_one_device_alternate_without_cutting_requests(tmp_path: Path) -> None:
     residency_s, rounds = 0.5, 6
     names = ("ada", "bob")
     both = [
@@ -193,9 +198,10 @@ def went(one: Serving, times: int) -> bool:
     return one.states("ada").count("gone") == times
 
 
+@pytest.mark.case("12")
 @pytest.mark.parametrize("start_s", [0.0, 0.5])
 @pytest.mark.standard
-async def test_case_12_a_generation_longer_than_three_idle_windows(tmp_path: Path, start_s: float) -> None:
+async def test_idle_timeout_counts_from_the_end_of_a_long_generation(tmp_path: Path, start_s: float) -> None:
     idle_s = 0.5
     knobs = ("--start-delay", str(start_s), "--tokens-per-s", "10", "--tokens", "20")
     ada = fake(tmp_path, "ada", *knobs, idleSeconds=idle_s)

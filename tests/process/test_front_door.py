@@ -56,7 +56,7 @@ def asked(url: str, host: str | None = None) -> int:
 
 
 @pytest.mark.standard
-async def test_one_scrape_tells_of_every_process(tmp_path: Path) -> None:
+async def test_one_scrape_returns_metrics_of_every_process(tmp_path: Path) -> None:
     async with serving(tmp_path / "s", fake(tmp_path, "ada"), options=("--gateways", "2")) as serve:
         results = await serve.send(*(shot("ada") for _ in range(6)))
         assert all(result.code == "" for result in results)
@@ -72,7 +72,7 @@ async def test_one_scrape_tells_of_every_process(tmp_path: Path) -> None:
         await until("all six are counted, by whichever gateway", lambda: scrape().get("pilotlight_calls_total") == 6.0)
 
 
-async def test_a_page_of_a_foreign_name_reads_no_operations_port(tmp_path: Path) -> None:
+async def test_operations_port_rejects_a_foreign_host_header_with_421(tmp_path: Path) -> None:
     """DNS rebinding: the browser believes that the loopback is evil.example, and says so."""
     port = f"http://127.0.0.1:{free_port()}"
     words = ["gateway", "--autoscaler", f"unix:{tmp_path}/none.sock", "--listen", "127.0.0.1:0"]
@@ -89,7 +89,7 @@ async def test_a_page_of_a_foreign_name_reads_no_operations_port(tmp_path: Path)
 
 
 @pytest.mark.standard
-async def test_changed_documents_are_in_force_after_a_hangup_and_wrong_ones_are_not(tmp_path: Path) -> None:
+async def test_sighup_applies_valid_documents_and_keeps_them_after_invalid_ones(tmp_path: Path) -> None:
     async with serving(tmp_path / "s", fake(tmp_path, "ada")) as serve:
         await serve.call("ada")
         engines = serve.engines("ada")
@@ -120,7 +120,7 @@ async def test_changed_documents_are_in_force_after_a_hangup_and_wrong_ones_are_
 
 
 @pytest.mark.standard
-async def test_a_stored_key_is_in_force_after_a_hangup(tmp_path: Path) -> None:
+async def test_sighup_applies_a_newly_stored_key(tmp_path: Path) -> None:
     async with serving(tmp_path / "s", fake(tmp_path, "ada")) as serve:
         assert (await serve.call("ada")).code == ""
         command = [sys.executable, "-m", "pilotlight", "key", "new", "--tenant", "acme", "--state", str(serve.state)]
@@ -137,7 +137,7 @@ async def test_a_stored_key_is_in_force_after_a_hangup(tmp_path: Path) -> None:
         assert result.code == ""
 
 
-async def test_a_setting_that_only_a_start_can_change_is_said_to_wait_for_one(tmp_path: Path) -> None:
+async def test_settings_that_need_a_restart_are_logged_on_reload(tmp_path: Path) -> None:
     async with serving(tmp_path / "s", fake(tmp_path, "ada")) as serve:
         changed = settings(memory="200Mi", limits={"bodyBytesMax": "1Mi"})
         serve.config.write_text(yaml.safe_dump_all([fake(tmp_path, "ada"), changed]))
@@ -156,7 +156,7 @@ def keeps_hangups(serve: Serving) -> bool:
 
 
 @pytest.mark.standard
-async def test_hangups_during_the_start_end_nothing(tmp_path: Path) -> None:
+async def test_sighup_during_the_start_stops_no_process(tmp_path: Path) -> None:
     async with serving(tmp_path / "s", fake(tmp_path, "ada"), start=False) as serve:
         for number in range(1, 6):
             serve.begin_start()
@@ -174,7 +174,7 @@ async def test_hangups_during_the_start_end_nothing(tmp_path: Path) -> None:
         assert "is started again" not in serve.said()
 
 
-def test_a_closed_terminal_ends_it_and_leaves_nothing(tmp_path: Path) -> None:
+def test_closed_terminal_stops_serve_and_all_children(tmp_path: Path) -> None:
     config = tmp_path / "d.yaml"
     config.write_text(yaml.safe_dump_all([fake(tmp_path, "ada"), settings()]))
     state = tempfile.mkdtemp(prefix="pilotlight-")

@@ -15,7 +15,7 @@ from tests.kit.full_disk import why_no_mount
 
 
 @pytest.mark.standard
-async def test_an_engine_that_cannot_log_on_a_full_disk_starts_again_with_space(tmp_path: Path) -> None:
+async def test_engine_stopped_by_a_full_disk_restarts_when_space_is_free(tmp_path: Path) -> None:
     if (why := why_no_mount()) is not None:
         pytest.skip(f"no mount namespace of its own here: {why}")
     words = ("-m", "tests.kit.full_disk_engine", str(tmp_path))

@@ -116,7 +116,7 @@ async def began(calls: Sequence[Sent]) -> list[float]:
 
 @pytest.mark.parametrize("slots", SLOTS)
 @pytest.mark.standard
-async def test_no_call_waits_while_a_slot_is_free_that_it_may_use(house: House, slots: int) -> None:
+async def test_request_does_not_wait_while_an_eligible_slot_is_free(house: House, slots: int) -> None:
     """The Slots are with one gateway, the Calls come to another: all at once, and one by one as others leave.
 
     Time is counted in laps (`tests.kit.laps`), of which there are five in 50 ms on idle cores, and never more.
@@ -175,7 +175,7 @@ def crowd(model: str, slots: int) -> list[Shot]:
 
 
 @pytest.mark.parametrize("slots", SLOTS)
-async def test_an_engine_never_has_more_calls_than_slots(house: House, slots: int) -> None:
+async def test_engine_never_runs_more_requests_than_slots(house: House, slots: int) -> None:
     """Calls of two Tenants arrive in bursts and anywhere, end, and are left by their clients."""
     model = f"run-{slots}"
     await settled(house, model)
@@ -199,7 +199,7 @@ async def test_an_engine_never_has_more_calls_than_slots(house: House, slots: in
 
 @pytest.mark.parametrize("house", [2], ids=["2gw"], indirect=True)
 @pytest.mark.parametrize("slots", [1, 4])
-async def test_a_tenant_gets_its_share_whatever_gateway_another_floods(house: House, slots: int) -> None:
+async def test_tenant_gets_its_share_while_another_floods_a_gateway(house: House, slots: int) -> None:
     """A floods gateway 1; B comes through gateway 2. While both wait the engine begins as many Calls of the one."""
     model, few = f"run-{slots}", 30
     await settled(house, model)
@@ -231,7 +231,7 @@ async def replaced(house: House, gateway: str, before: int) -> None:
 
 @pytest.mark.parametrize("house", [2], ids=["2gw"], indirect=True)
 @pytest.mark.parametrize("slots", SLOTS)
-async def test_a_killed_gateway_loses_its_own_calls_only_and_its_holds_are_soon_back(house: House, slots: int) -> None:
+async def test_slots_of_a_killed_gateway_are_soon_usable_by_others(house: House, slots: int) -> None:
     """The other gateway can then use all Slots; where there is but one, the dead one had it."""
     model = f"run-{slots}"
     await settled(house, model)
@@ -255,7 +255,7 @@ async def test_a_killed_gateway_loses_its_own_calls_only_and_its_holds_are_soon_
 
 
 @pytest.mark.parametrize("house", [4], ids=["4gw"], indirect=True)
-async def test_a_gateway_that_comes_back_while_the_autoscaler_is_away_serves_what_it_kept(house: House) -> None:
+async def test_restarted_gateway_serves_all_kept_models_during_autoscaler_outage(house: House) -> None:
     """Every Model, and at once; when the leader is silent for all of them, the stated over-commit is not exceeded."""
     one, late = house.serve, "gateway-3"
     before = {slots: len(house.noted(f"run-{slots}")) for slots in SLOTS}

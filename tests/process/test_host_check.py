@@ -53,7 +53,7 @@ def port_of(url: str) -> int:
 
 
 @pytest.mark.standard
-async def test_containers_are_served_pages_are_not_and_a_reload_adds_names(tmp_path: Path) -> None:
+async def test_foreign_hosts_and_origins_are_rejected_until_a_reload_adds_them(tmp_path: Path) -> None:
     documents = [fake(tmp_path, "ada"), settings()]
     async with serving(tmp_path / "s", *documents) as serve:
         port = port_of(serve.url)
@@ -91,7 +91,9 @@ async def test_containers_are_served_pages_are_not_and_a_reload_adds_names(tmp_p
     ],
     ids=["nginx", "nginx-upstream", "nginx-passes-host", "haproxy", "caddy"],
 )
-async def test_reverse_proxies_are_served(tmp_path: Path, name: str, config: str, passes_host: bool) -> None:
+async def test_requests_through_reverse_proxies_pass_the_host_check(
+    tmp_path: Path, name: str, config: str, passes_host: bool
+) -> None:
     """A proxy that passes the client's Host on needs its public name in `hosts`."""
     if program(name) is None:
         pytest.skip(f"{name} is not installed")

@@ -48,7 +48,7 @@ class House:
         return [one.lesson for one in self.stepped.loop.observed if isinstance(one, LessonLearnt)]
 
 
-async def test_a_process_learns_what_the_same_exercise_gives_anywhere(tmp_path: Path) -> None:
+async def test_learned_placement_values_match_the_deterministic_result(tmp_path: Path) -> None:
     one = cluster(2)
     house, exercise = House(tmp_path, one), exercise_of(one)
     looking = asyncio.create_task(house.tutor.look())
@@ -80,7 +80,7 @@ def script(what: str) -> tuple[str, ...]:
         (("/nowhere/python",), "its process cannot be started: No such file or directory"),
     ],
 )
-async def test_one_that_fails_is_one_line_and_tried_again_later(
+async def test_failed_learning_process_logs_one_line_and_is_retried(
     tmp_path: Path, command: tuple[str, ...], reason: str
 ) -> None:
     house = House(tmp_path, cluster(), command)
@@ -92,13 +92,13 @@ async def test_one_that_fails_is_one_line_and_tried_again_later(
     assert house.lessons == []
 
 
-async def test_who_follows_learns_nothing(tmp_path: Path) -> None:
+async def test_follower_does_not_start_learning(tmp_path: Path) -> None:
     house = House(tmp_path, replace(cluster(), leads=False), ("/nowhere/python",))
     await house.tutor.look()
     assert house.said == []
 
 
-async def test_who_is_cancelled_leaves_no_process_behind(tmp_path: Path) -> None:
+async def test_cancelled_learning_leaves_no_process(tmp_path: Path) -> None:
     note = tmp_path / "pid"
     house = House(
         tmp_path, cluster(), script(f"open({str(note)!r}, 'w').write(f'{{os.getpid()}} '); import time; time.sleep(99)")
@@ -120,7 +120,7 @@ def gauge(one: Serving, by: str) -> bool:
     return f'pilotlight_lesson_kinds{{by="{by}"}} 2.0' in one.text("/metrics")
 
 
-async def test_serve_learns_keeps_and_knows_it_after_a_restart(tmp_path: Path) -> None:
+async def test_serve_restores_learned_values_after_a_restart(tmp_path: Path) -> None:
     ada, bob = (fake(tmp_path, name, "--tokens-per-s", "0", gpu={"memory": size}) for name, size in SIZES)
     async with serving(tmp_path, ada, bob, {**settings(), "devices": GPUS}) as one:
         for name, _ in SIZES:
@@ -135,7 +135,7 @@ async def test_serve_learns_keeps_and_knows_it_after_a_restart(tmp_path: Path) -
         assert one.said().count("learnt: ") == 1
 
 
-async def test_who_learns_ends_with_the_autoscaler(tmp_path: Path) -> None:
+async def test_learning_process_ends_with_the_autoscaler(tmp_path: Path) -> None:
     """`serve` leaves nothing behind, whether it is killed or stopped meanwhile: `serving` looks."""
     ada = fake(tmp_path, "ada", "--tokens-per-s", "0")
     async with serving(tmp_path, ada, {**settings(), "devices": GPUS}) as one:
@@ -168,7 +168,7 @@ SIZES = (("ada", "40Mi"), ("bob", "60Mi"))
 
 @pytest.mark.parametrize("apart", [False, True], ids=["untaught", "taught"])
 @pytest.mark.standard
-async def test_serve_places_by_what_was_learnt(tmp_path: Path, apart: bool) -> None:
+async def test_serve_places_models_by_the_learned_values(tmp_path: Path, apart: bool) -> None:
     """By sizes alone bob goes to ada, and they fill a device; if it was learnt that what is full is lost, elsewhere."""
     ada, bob = (fake(tmp_path, name, "--tokens-per-s", "0", gpu={"memory": size}, idleSeconds=600)
                 for name, size in SIZES)  # fmt: skip

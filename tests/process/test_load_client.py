@@ -79,14 +79,14 @@ def chunked(body: bytes) -> bytes:
         (b"HTTP/1.1 302 Found\r\nLocation: /\r\nContent-Length: 0\r\n\r\n", Ending.LOST, False),
     ],
 )
-async def test_only_a_whole_answer_is_completed(answer: bytes, ending: Ending, truncated: bool) -> None:
+async def test_only_a_complete_answer_counts_as_completed(answer: bytes, ending: Ending, truncated: bool) -> None:
     async with server_saying(answer) as url:
         (result,) = await send(url, shot())
     assert (result.ending, result.truncated) == (ending, truncated), result
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_the_words_arrive_as_the_engine_said_them(tmp_path: Path, stream: bool) -> None:
+async def test_text_is_received_as_sent_after_many_1xx_responses(tmp_path: Path, stream: bool) -> None:
     with fake_engine(tmp_path, *FAST, "--fail", "flood-1xx:200") as engine:
         (result,) = await send(engine.url, shot(stream=stream))
     assert (result.text, result.finish_reason, result.ending) == (SENTENCE, "stop", Ending.COMPLETED)
@@ -101,14 +101,16 @@ async def test_the_words_arrive_as_the_engine_said_them(tmp_path: Path, stream: 
         ("cl-mismatch", False, "the connection was closed"),
     ],
 )
-async def test_what_an_engine_breaks_is_truncated(tmp_path: Path, fault: str, stream: bool, why: str) -> None:
+async def test_broken_engine_answer_is_reported_as_truncated(
+    tmp_path: Path, fault: str, stream: bool, why: str
+) -> None:
     with fake_engine(tmp_path, *FAST, "--fail", fault) as engine:
         (result,) = await send(engine.url, shot(stream=stream))
     assert (result.truncated, result.broken) == (True, why)
 
 
 @pytest.mark.parametrize("fault", ["hangs-before-first-byte", "hangs-after-first-byte"])
-async def test_a_call_is_given_up_at_its_deadline_and_the_engine_sees_it(tmp_path: Path, fault: str) -> None:
+async def test_request_is_abandoned_at_its_deadline_and_the_engine_sees_an_abort(tmp_path: Path, fault: str) -> None:
     with fake_engine(tmp_path, *FAST, "--fail", fault) as engine:
         (result,) = await send(engine.url, shot(timeout_s=3.0))
         async with asyncio.timeout(60):
@@ -120,7 +122,7 @@ async def test_a_call_is_given_up_at_its_deadline_and_the_engine_sees_it(tmp_pat
     assert float(str(calls[0]["after_s"])) > 0.1
 
 
-async def test_errors_are_read_with_their_codes(tmp_path: Path) -> None:
+async def test_error_responses_are_parsed_with_their_codes(tmp_path: Path) -> None:
     with fake_engine(tmp_path, *FAST, "--fail", "busy-503:2", "--fail", "error-500:3") as engine:
         results = [(await send(engine.url, shot()))[0] for _ in range(3)]
     assert [(r.status, r.code, r.clear) for r in results] == [
@@ -130,7 +132,7 @@ async def test_errors_are_read_with_their_codes(tmp_path: Path) -> None:
     ]
 
 
-async def test_times_count_from_the_planned_moment_and_lateness_is_small(tmp_path: Path) -> None:
+async def test_times_are_measured_from_the_planned_send_time(tmp_path: Path) -> None:
     with fake_engine(tmp_path, "--tokens-per-s", "50", "--tokens", "4") as engine:
         sending = asyncio.create_task(send(engine.url, *(shot(at_s=i / 20) for i in range(6))))
         idle_s = await longest_without_a_turn_s(sending)
@@ -153,7 +155,7 @@ async def longest_without_a_turn_s(task: asyncio.Task[list[Result]]) -> float:
     return longest_s
 
 
-async def test_a_busy_client_admits_that_it_was_late(tmp_path: Path) -> None:
+async def test_late_request_includes_its_lateness_in_the_measured_times(tmp_path: Path) -> None:
     with fake_engine(tmp_path, *FAST) as engine:
         client = Client(engine.url)
         (result,) = await client.run([shot(at_s=-0.5)])
@@ -162,7 +164,7 @@ async def test_a_busy_client_admits_that_it_was_late(tmp_path: Path) -> None:
     assert result.first_byte_s > 0.5
 
 
-async def test_five_hundred_at_once_all_complete_word_for_word(tmp_path: Path) -> None:
+async def test_five_hundred_concurrent_requests_all_complete_with_exact_text(tmp_path: Path) -> None:
     with fake_engine(tmp_path, *FAST, "--slots", "8") as engine:
         client = Client(engine.url)
         await client.open(500)
@@ -174,14 +176,14 @@ async def test_five_hundred_at_once_all_complete_word_for_word(tmp_path: Path) -
     assert sum(bool(call["finished"]) for call in calls) == 500
 
 
-def test_it_works_the_same_on_uvloop(tmp_path: Path) -> None:
+def test_load_client_works_on_uvloop(tmp_path: Path) -> None:
     with fake_engine(tmp_path, *FAST) as engine:
         results = uvloop.run(send(engine.url, *(shot(at_s=i / 100) for i in range(10))))
     assert {result.text for result in results} == {SENTENCE}
     assert all(0 <= result.lateness_s <= (result.sent_s or 0) < (result.first_byte_s or 0) for result in results)
 
 
-async def test_kept_connections_are_used_again_and_a_stale_one_is_replaced_once(tmp_path: Path) -> None:
+async def test_stale_keep_alive_connections_lose_no_request(tmp_path: Path) -> None:
     with fake_engine(tmp_path, *FAST, "--fail", "closes-keepalive-after-stream") as engine:
         streams = await send(engine.url, *(shot(at_s=i * 0.02) for i in range(5)), reuse=True)
         documents = await send(engine.url, *(shot(stream=False, at_s=i * 0.02) for i in range(5)), reuse=True)
@@ -191,7 +193,7 @@ async def test_kept_connections_are_used_again_and_a_stale_one_is_replaced_once(
 WHOLE = OK_STREAM + chunked(EVENTS) + b"0\r\n\r\n"
 
 
-async def test_a_kept_connection_that_closes_without_a_byte_is_replaced_once_and_told() -> None:
+async def test_request_on_a_closed_keep_alive_connection_is_marked_as_resent() -> None:
     async with server_saying(WHOLE, b"", WHOLE) as url:
         results = await send(url, shot(), shot(at_s=0.1), reuse=True)
     assert [(result.resent, result.ending) for result in results] == [
@@ -200,7 +202,7 @@ async def test_a_kept_connection_that_closes_without_a_byte_is_replaced_once_and
     ]
 
 
-async def test_a_new_connection_that_closes_without_a_byte_is_lost_also_when_opened_ahead() -> None:
+async def test_request_is_lost_when_a_new_connection_closes_without_a_byte() -> None:
     async with server_saying(b"", WHOLE) as url:
         client = Client(url)
         await client.open(1)
@@ -208,13 +210,13 @@ async def test_a_new_connection_that_closes_without_a_byte_is_lost_also_when_ope
     assert (result.resent, result.ending) == (False, Ending.LOST)
 
 
-async def test_nobody_listening_is_lost_not_an_exception() -> None:
+async def test_refused_connection_is_reported_as_lost_without_an_exception() -> None:
     (result,) = await send("http://127.0.0.1:9", shot())
     assert (result.ending, result.code, result.broken) == (Ending.LOST, "transport", "no connection")
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:80", "ftp://x", "http://", "http://x:port"])
-def test_a_url_that_is_none_is_refused_naming_the_form(url: str) -> None:
+def test_invalid_url_is_rejected_with_the_expected_form(url: str) -> None:
     with pytest.raises(LoadError, match="http://HOST:PORT"):
         target_of(url)
 
@@ -231,7 +233,7 @@ def openai_client(url: str) -> openai.AsyncOpenAI:
 MESSAGES: Sequence[openai.types.chat.ChatCompletionUserMessageParam] = [{"role": "user", "content": "who are you"}]
 
 
-async def test_the_official_openai_client_reads_the_fake_engine(tmp_path: Path) -> None:
+async def test_official_openai_client_reads_answers_of_the_fake_engine(tmp_path: Path) -> None:
     with fake_engine(tmp_path, *FAST) as engine:
         async with openai_client(engine.url) as client:
             whole = await client.chat.completions.create(model="ada", messages=MESSAGES)
@@ -252,7 +254,7 @@ async def test_the_official_openai_client_reads_the_fake_engine(tmp_path: Path) 
     assert [len(item.embedding) for item in vectors.data] == [4, 4]
 
 
-async def test_the_official_openai_client_sees_its_errors(tmp_path: Path) -> None:
+async def test_official_openai_client_raises_on_a_busy_fake_engine(tmp_path: Path) -> None:
     with fake_engine(tmp_path, *FAST, "--fail", "busy-503") as engine:
         async with openai_client(engine.url) as client:
             with pytest.raises(openai.InternalServerError) as caught:
@@ -260,7 +262,7 @@ async def test_the_official_openai_client_sees_its_errors(tmp_path: Path) -> Non
     assert caught.value.status_code == 503
 
 
-async def test_the_official_anthropic_client_reads_the_fake_engine(tmp_path: Path) -> None:
+async def test_official_anthropic_client_reads_answers_of_the_fake_engine(tmp_path: Path) -> None:
     with fake_engine(tmp_path, *FAST) as engine:
         async with anthropic.AsyncAnthropic(base_url=engine.url, api_key="none", max_retries=0) as client:
             whole = await client.messages.create(
@@ -276,7 +278,7 @@ async def test_the_official_anthropic_client_reads_the_fake_engine(tmp_path: Pat
     assert ("".join(words), final.stop_reason) == (SENTENCE, "end_turn")
 
 
-async def test_the_load_client_reads_anthropic_streams_of_the_fake_engine(tmp_path: Path) -> None:
+async def test_load_client_reads_anthropic_streams_of_the_fake_engine(tmp_path: Path) -> None:
     body = json.dumps({"model": "ada", "max_tokens": 50, "stream": True, "messages": []}).encode()
     with fake_engine(tmp_path, *FAST) as engine:
         (result,) = await send(engine.url, Shot(model="ada", body=body, path="/v1/messages"))

@@ -77,7 +77,7 @@ def state(tmp_path: Path) -> Iterator[Path]:
     LocalRig(tmp_path).close()
 
 
-def test_engines_outlive_a_killed_driver_and_the_next_one_adopts_them(state: Path, tmp_path: Path) -> None:
+def test_engines_of_a_killed_driver_are_adopted_by_the_next_one(state: Path, tmp_path: Path) -> None:
     host = Host(state, python(TINY_ENGINE, "{port}"))
     host.until("r1 ready")
     host.kill()
@@ -98,9 +98,7 @@ def test_engines_outlive_a_killed_driver_and_the_next_one_adopts_them(state: Pat
     rig.state.close()
 
 
-def test_the_last_words_of_an_adopted_engine_are_not_told_for_it_may_have_had_calls(
-    state: Path, tmp_path: Path
-) -> None:
+def test_exit_reason_of_an_adopted_engine_omits_its_last_output(state: Path, tmp_path: Path) -> None:
     """Its record says that it never was ready; that is written a moment after its first Calls can have come."""
     host = Host(state, python("import time; print('a prompt', flush=True); time.sleep(60)"))
     host.until("r1 starting")
@@ -125,7 +123,7 @@ def test_the_last_words_of_an_adopted_engine_are_not_told_for_it_may_have_had_ca
     rig.state.close()
 
 
-def test_orphans_of_engines_are_reaped_and_other_children_are_not(state: Path, tmp_path: Path) -> None:
+def test_orphans_of_engines_are_reaped_but_other_children_are_not(state: Path, tmp_path: Path) -> None:
     """The one that leads its own session is reaped only because the driver has seen it alive."""
     host = Host(state, python(GROWS_ORPHANS + TINY_ENGINE, "{port}", str(tmp_path)))
     try:

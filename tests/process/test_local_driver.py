@@ -99,7 +99,7 @@ def record(pid: int, start_ticks: int) -> ReplicaRecord:
 
 
 @pytest.mark.parametrize("how", ["stop", "kill"])
-def test_a_daemon_that_an_engine_leaves_is_killed_with_it(rig: LocalRig, how: str) -> None:
+def test_daemon_of_an_engine_is_killed_with_the_engine(rig: LocalRig, how: str) -> None:
     async def scenario() -> None:
         driver, (r1, model) = rig.driver(), replica("r1", python(ESCAPES + TINY_ENGINE, "{port}"))
         async with running(driver) as observed:
@@ -115,7 +115,7 @@ def test_a_daemon_that_an_engine_leaves_is_killed_with_it(rig: LocalRig, how: st
     rig.run(scenario())
 
 
-def test_a_pid_that_was_reused_is_never_signalled(rig: LocalRig, stranger: subprocess.Popen[bytes]) -> None:
+def test_reused_pid_is_never_signalled(rig: LocalRig, stranger: subprocess.Popen[bytes]) -> None:
     now = read_process(stranger.pid)
     assert now is not None
     for ticks in (now.start_ticks - 1, now.start_ticks):  # another start time; and the same, but no mark
@@ -131,7 +131,7 @@ def test_a_pid_that_was_reused_is_never_signalled(rig: LocalRig, stranger: subpr
         assert stranger.poll() is None
 
 
-def test_a_process_whose_pid_was_not_written_yet_is_adopted_by_its_mark(rig: LocalRig) -> None:
+def test_process_without_a_recorded_pid_is_adopted_by_its_mark(rig: LocalRig) -> None:
     async def first() -> None:
         driver, (r1, model) = rig.driver(), rig.replica("r1", Manner.GOOD)
         async with running(driver) as observed:
@@ -151,7 +151,7 @@ def test_a_process_whose_pid_was_not_written_yet_is_adopted_by_its_mark(rig: Loc
 
 
 @pytest.mark.parametrize("broken", [True, False], ids=["broken record", "no record"])
-def test_a_marked_process_without_a_record_is_killed_before_synced(rig: LocalRig, broken: bool) -> None:
+def test_marked_process_without_a_valid_record_is_killed_before_sync(rig: LocalRig, broken: bool) -> None:
     env = os.environ | {MARK: rig.state.mark_prefix + "r1"}
     with subprocess.Popen(python("import time; time.sleep(60)"), env=env) as orphan:
         if broken:
@@ -166,7 +166,7 @@ def test_a_marked_process_without_a_record_is_killed_before_synced(rig: LocalRig
     assert (rig.state.path / "replicas" / "r1.broken").exists() == broken
 
 
-def test_two_installations_on_one_machine_leave_each_other_alone(rig: LocalRig, tmp_path: Path) -> None:
+def test_two_installations_on_one_machine_do_not_affect_each_other(rig: LocalRig, tmp_path: Path) -> None:
     other = LocalRig(tmp_path / "other")
 
     async def scenario() -> None:
@@ -187,7 +187,7 @@ def test_two_installations_on_one_machine_leave_each_other_alone(rig: LocalRig, 
         other.close()
 
 
-def test_an_engine_that_dies_on_start_is_quoted_and_one_that_was_ready_is_not(rig: LocalRig) -> None:
+def test_engine_output_is_quoted_only_if_the_start_failed(rig: LocalRig) -> None:
     async def scenario() -> None:
         driver = rig.driver()
         fails = replica("r1", python("import sys; print('a', flush=True); sys.exit('no such model: x.gguf\\n\\n')"))
@@ -206,7 +206,7 @@ def test_an_engine_that_dies_on_start_is_quoted_and_one_that_was_ready_is_not(ri
     rig.run(scenario())
 
 
-def test_a_launch_that_raises_and_a_missing_program_are_failed_starts(rig: LocalRig) -> None:
+def test_missing_program_or_launch_exception_is_a_failed_start(rig: LocalRig) -> None:
     async def scenario() -> None:
         driver = rig.driver()
         async with running(driver) as observed:
@@ -219,7 +219,7 @@ def test_a_launch_that_raises_and_a_missing_program_are_failed_starts(rig: Local
     rig.run(scenario())
 
 
-def test_what_surely_fails_is_known_without_a_start(rig: LocalRig, tmp_path: Path) -> None:
+def test_missing_program_is_reported_without_a_start(rig: LocalRig, tmp_path: Path) -> None:
     """A program may be given by its path, or be found on the PATH that the engine itself will get."""
     driver, program = rig.driver(), tmp_path / "engine"
     fix = "install it, or correct spec.command"
@@ -238,7 +238,7 @@ def test_what_surely_fails_is_known_without_a_start(rig: LocalRig, tmp_path: Pat
     assert obstacle() == "tuple index out of range", "whatever a launch raises"
 
 
-def test_output_is_bounded_and_the_engine_never_blocks_on_it(rig: LocalRig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_log_is_trimmed_without_blocking_the_engine(rig: LocalRig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("autoscaler.drivers.local.driver.HOUSE_EVERY_S", 0.02)
     flood = "import sys\nfor i in range(200_000): print(i, 'x' * 80)\nsys.stdout.flush()\n"
 
@@ -257,7 +257,7 @@ def test_output_is_bounded_and_the_engine_never_blocks_on_it(rig: LocalRig, monk
     rig.run(scenario())
 
 
-def test_a_log_over_its_bound_keeps_its_newest_lines_whole(tmp_path: Path) -> None:
+def test_trimmed_log_keeps_its_newest_lines_complete(tmp_path: Path) -> None:
     log, lines = tmp_path / "r1.log", [f"{i} {'x' * 80}\n" for i in range(100_000)]
     log.write_text("".join(lines))
     engine_logs.trim_log(log)
@@ -266,7 +266,7 @@ def test_a_log_over_its_bound_keeps_its_newest_lines_whole(tmp_path: Path) -> No
     assert engine_logs.KEPT_BYTES - len(lines[-1]) <= log.stat().st_size <= engine_logs.KEPT_BYTES
 
 
-def test_an_engine_logs_on_when_its_driver_is_gone(rig: LocalRig) -> None:
+def test_engine_continues_to_log_after_its_driver_has_ended(rig: LocalRig) -> None:
     talks = python("import time\nfor i in range(3000): print(i, flush=True); time.sleep(0.02)")
 
     async def scenario() -> None:
@@ -282,7 +282,7 @@ def test_an_engine_logs_on_when_its_driver_is_gone(rig: LocalRig) -> None:
         time.sleep(0.01)
 
 
-def test_a_foreign_listener_on_its_port_never_makes_a_replica_ready(rig: LocalRig) -> None:
+def test_foreign_listener_on_the_port_never_makes_a_replica_ready(rig: LocalRig) -> None:
     async def scenario() -> None:
         driver = rig.driver()
         async with running(driver) as observed:
@@ -298,7 +298,7 @@ def test_a_foreign_listener_on_its_port_never_makes_a_replica_ready(rig: LocalRi
     rig.run(scenario())
 
 
-def test_whose_port_it_is_is_looked_up_while_the_engine_loads_and_not_at_its_first_200(
+def test_port_owner_is_checked_only_while_the_engine_loads(
     rig: LocalRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded, looks, really_look = tmp_path / "loaded", list[str](), Readiness._is_its_own
@@ -326,7 +326,7 @@ def test_whose_port_it_is_is_looked_up_while_the_engine_loads_and_not_at_its_fir
     rig.run(scenario())
 
 
-def test_an_engine_that_hangs_gets_unready_holds_up_nobody_and_recovers(rig: LocalRig, tmp_path: Path) -> None:
+def test_hanging_engine_becomes_unready_and_delays_no_other_replica(rig: LocalRig, tmp_path: Path) -> None:
     hangs = tmp_path / "hangs"
 
     async def scenario() -> None:
@@ -348,7 +348,7 @@ def test_an_engine_that_hangs_gets_unready_holds_up_nobody_and_recovers(rig: Loc
     rig.run(scenario())
 
 
-def test_a_port_that_is_taken_is_a_failed_start_and_the_next_start_gets_another(rig: LocalRig, tmp_path: Path) -> None:
+def test_port_in_use_fails_the_start_and_the_next_start_uses_another(rig: LocalRig, tmp_path: Path) -> None:
     taken = tmp_path / "taken"
 
     async def scenario() -> None:
@@ -367,7 +367,7 @@ def test_a_port_that_is_taken_is_a_failed_start_and_the_next_start_gets_another(
     rig.run(scenario())
 
 
-def test_an_exception_while_devices_are_opened_is_reported_and_tried_again(
+def test_exception_while_opening_devices_is_reported_and_retried(
     rig: LocalRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(contained, "PAUSE_S", 0.0)
@@ -390,9 +390,7 @@ def test_an_exception_while_devices_are_opened_is_reported_and_tried_again(
     rig.run(scenario())
 
 
-def test_an_exception_about_one_record_clears_its_replica_and_keeps_the_others(
-    rig: LocalRig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_exception_for_one_record_stops_only_its_replica(rig: LocalRig, monkeypatch: pytest.MonkeyPatch) -> None:
     async def first() -> None:
         driver = rig.driver()
         async with running(driver) as observed:

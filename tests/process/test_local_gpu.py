@@ -36,7 +36,7 @@ def rig(tmp_path: Path, nvml: FakeNvml) -> Iterator[LocalRig]:
     rig.close()
 
 
-def test_an_engine_sees_the_gpu_of_its_slice_only(rig: LocalRig) -> None:
+def test_engine_sees_only_the_gpu_of_its_slice(rig: LocalRig) -> None:
     shows = python("import os; print(os.environ['CUDA_VISIBLE_DEVICES'], flush=True)")
 
     async def scenario() -> None:
@@ -49,7 +49,7 @@ def test_an_engine_sees_the_gpu_of_its_slice_only(rig: LocalRig) -> None:
     assert rig.state.log(R1).read_text() == "GPU-b\n"
 
 
-def test_a_slice_is_clean_only_when_nvml_says_that_the_memory_is_back(
+def test_slice_is_clean_only_when_nvml_reports_its_memory_free(
     rig: LocalRig, nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cleanup, "ALARM_S", 0.05)
@@ -88,8 +88,9 @@ with open(sys.argv[2], "w") as written:
 """A worker in the engine's group that holds the memory: it does not end with the main process."""
 
 
+@pytest.mark.case("20")
 @pytest.mark.standard
-def test_case_20_a_worker_that_outlives_its_engine_holds_the_device_until_memory_is_free(
+def test_gpu_memory_of_a_dead_worker_blocks_the_device_until_freed(
     rig: LocalRig, nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """SIGKILL of the main process: its worker is killed with its group. NVML shows the memory of the worker on, as it
@@ -124,7 +125,7 @@ def test_case_20_a_worker_that_outlives_its_engine_holds_the_device_until_memory
     rig.run(scenario())
 
 
-def test_a_replica_that_nvml_never_saw_is_proven_by_its_processes(rig: LocalRig) -> None:
+def test_replica_unknown_to_nvml_is_clean_when_its_processes_exit(rig: LocalRig) -> None:
     async def scenario() -> None:
         driver, (r1, model) = rig.driver(), replica("r1", python(TINY_ENGINE, "{port}"), slices=("GPU-a",))
         async with running(driver) as observed:
@@ -136,7 +137,7 @@ def test_a_replica_that_nvml_never_saw_is_proven_by_its_processes(rig: LocalRig)
     rig.run(scenario())
 
 
-def test_a_gpu_that_is_lost_is_told(rig: LocalRig, nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_gpu_is_reported_as_unhealthy(rig: LocalRig, nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "LOOK_EVERY_S", 0.01)
 
     async def scenario() -> None:
@@ -150,9 +151,7 @@ def test_a_gpu_that_is_lost_is_told(rig: LocalRig, nvml: FakeNvml, monkeypatch: 
     rig.run(scenario())
 
 
-def test_an_engine_whose_memory_grows_while_it_starts_is_told_so(
-    rig: LocalRig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_growth_of_a_starting_engine_is_reported(rig: LocalRig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("autoscaler.drivers.local.readiness.WEIGH_EVERY_S", 0.05)
     grows = (
         "import time\nkept = []\nfor _ in range(200): kept.append(b'x' * (2 << 20)); time.sleep(0.05)\ntime.sleep(60)"
@@ -171,7 +170,7 @@ def test_an_engine_whose_memory_grows_while_it_starts_is_told_so(
     rig.run(scenario())
 
 
-def test_what_an_engine_uses_of_its_gpus_is_told_while_it_serves(
+def test_gpu_memory_use_of_a_ready_engine_is_reported(
     rig: LocalRig, nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of each Device that it is on, and nothing of the host's memory."""
@@ -193,7 +192,7 @@ def test_what_an_engine_uses_of_its_gpus_is_told_while_it_serves(
     rig.run(scenario())
 
 
-def test_on_the_hosts_memory_it_is_what_is_resident_and_on_declared_devices_unknown(
+def test_memory_use_is_resident_size_on_the_host_and_zero_on_declared_gpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks, really_weigh = list[str](), Readiness._weigh

@@ -79,9 +79,7 @@ def driver(rig: LocalRig, bringer: Bringer) -> LocalDriver:
     return LocalDriver(rig.state, launch, Devices((GPU0,)), supply=bringer)
 
 
-def test_the_engine_is_started_when_its_weights_are_there_and_has_them_in_use_until_it_is_clean(
-    rig: LocalRig, tmp_path: Path
-) -> None:
+def test_engine_starts_after_its_pull_and_holds_the_weights_until_clean(rig: LocalRig, tmp_path: Path) -> None:
     one, model = rig.replica("r1", Manner.GOOD)
 
     async def scenario() -> None:
@@ -117,7 +115,7 @@ def test_the_engine_is_started_when_its_weights_are_there_and_has_them_in_use_un
     rig.run(scenario())
 
 
-def test_what_cannot_be_brought_is_a_failed_start_with_its_reason(rig: LocalRig, tmp_path: Path) -> None:
+def test_failed_pull_is_a_failed_start_with_its_reason(rig: LocalRig, tmp_path: Path) -> None:
     one, model = rig.replica("r1", Manner.GOOD)
 
     async def scenario() -> None:
@@ -137,7 +135,7 @@ def test_what_cannot_be_brought_is_a_failed_start_with_its_reason(rig: LocalRig,
     rig.run(scenario())
 
 
-def test_an_engine_that_cannot_be_started_lets_its_weights_go(rig: LocalRig, tmp_path: Path) -> None:
+def test_engine_that_cannot_start_releases_its_weights(rig: LocalRig, tmp_path: Path) -> None:
     one, model = rig.replica("r1", Manner.CANNOT_START)
 
     async def scenario() -> None:
@@ -152,7 +150,7 @@ def test_an_engine_that_cannot_be_started_lets_its_weights_go(rig: LocalRig, tmp
     rig.run(scenario())
 
 
-def test_who_is_stopped_or_whose_driver_ends_waits_no_more(rig: LocalRig, tmp_path: Path) -> None:
+def test_pull_is_cancelled_when_the_replica_or_driver_stops(rig: LocalRig, tmp_path: Path) -> None:
     (one, model), (other, second) = (rig.replica(name, Manner.GOOD) for name in ("r1", "r2"))
 
     async def scenario() -> None:
@@ -173,7 +171,7 @@ def test_who_is_stopped_or_whose_driver_ends_waits_no_more(rig: LocalRig, tmp_pa
     rig.run(scenario())
 
 
-def test_who_needs_nothing_brought_is_started_at_once(rig: LocalRig, tmp_path: Path) -> None:
+def test_replica_without_a_pull_starts_at_once(rig: LocalRig, tmp_path: Path) -> None:
     one, model = replica("r1", python("import time; time.sleep(60)"))
 
     async def scenario() -> None:

@@ -41,7 +41,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "docker/config.json"
 
 
-async def test_a_login_is_tried_before_it_is_kept_and_then_used(tmp_path: Path, file: Path) -> None:
+async def test_login_is_verified_before_storage_and_then_used(tmp_path: Path, file: Path) -> None:
     async with registry(tmp_path, "password") as host:
         wrong = await run("login", host, "-u", USER, "--password-stdin", typed="s3cret\n")
         assert wrong.exit_code == 1
@@ -59,7 +59,7 @@ async def test_a_login_is_tried_before_it_is_kept_and_then_used(tmp_path: Path, 
         assert "wants a password, and there is none" in (await run("inspect", f"{host}/team/model")).output
 
 
-async def test_a_realm_elsewhere_gets_no_password(tmp_path: Path, file: Path) -> None:
+async def test_password_is_not_sent_to_a_realm_on_another_host(tmp_path: Path, file: Path) -> None:
     async with registry(tmp_path, "token") as host:
         result = await run("login", host, "-u", USER, "--password-stdin", typed=PASSWORD)
         assert result.exit_code == 1

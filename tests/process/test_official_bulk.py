@@ -38,7 +38,9 @@ def _many_files() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("slots", "tokens_per_s"), [(STREAMS, 4), (64, 100)], ids=["slots for all", "most wait"])
-async def test_a_thousand_official_streams_at_once(tmp_path: Path, slots: int, tokens_per_s: int) -> None:
+async def test_thousand_concurrent_official_streams_complete_with_exact_text(
+    tmp_path: Path, slots: int, tokens_per_s: int
+) -> None:
     """None is read before all have begun; each asks for a length of its own, so that no two neighbours are alike.
 
     Those who wait have their head early, and comments before their first event.

@@ -73,7 +73,7 @@ async def clients(tmp_path: Path) -> AsyncIterator[Clients]:
 
 
 @pytest.mark.standard
-async def test_openai_chat_from_zero_and_between_two_models(clients: Clients) -> None:
+async def test_openai_chat_works_across_cold_starts_of_two_models(clients: Clients) -> None:
     api = clients.openai.chat.completions
     for name in ("ada", "bob", "ada"):
         whole = await api.create(model=name, messages=[ASK])
@@ -88,7 +88,7 @@ async def test_openai_chat_from_zero_and_between_two_models(clients: Clients) ->
     assert clients.one.starts("ada") + clients.one.starts("bob") == 3
 
 
-async def test_openai_both_models_at_once(clients: Clients) -> None:
+async def test_openai_concurrent_requests_for_two_models_all_complete(clients: Clients) -> None:
     async def ask(name: str) -> str | None:
         answer = await clients.openai.chat.completions.create(model=name, messages=[ASK])
         return answer.choices[0].message.content
@@ -97,7 +97,7 @@ async def test_openai_both_models_at_once(clients: Clients) -> None:
     assert await asyncio.gather(*map(ask, names)) == [SENTENCES[name] for name in names]
 
 
-async def test_openai_other_calls(clients: Clients) -> None:
+async def test_openai_models_embeddings_completions_and_responses_work(clients: Clients) -> None:
     api = clients.openai
     listed = await api.models.list()
     assert [entry.id for entry in listed.data] == ["ada", "bob", "emb"]
@@ -125,7 +125,7 @@ async def test_openai_other_calls(clients: Clients) -> None:
     assert usage[-1].completion_tokens == 9, "asked for, so it is passed on"
 
 
-async def test_azure_client_with_the_model_in_the_path(clients: Clients) -> None:
+async def test_azure_client_with_the_model_in_the_path_is_served(clients: Clients) -> None:
     async with openai.AsyncAzureOpenAI(
         azure_endpoint=clients.one.url, api_key="none-needed", api_version="2024-10-21"
     ) as api:
@@ -134,7 +134,7 @@ async def test_azure_client_with_the_model_in_the_path(clients: Clients) -> None
             assert answer.choices[0].message.content == SENTENCES["ada"]
 
 
-def test_openai_synchronous_client(tmp_path: Path) -> None:
+def test_synchronous_openai_client_is_served(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with serving(tmp_path, real(tmp_path, "ada")) as one:
             with openai.OpenAI(base_url=f"{one.url}/v1", api_key="x") as client:
@@ -145,7 +145,7 @@ def test_openai_synchronous_client(tmp_path: Path) -> None:
 
 
 @pytest.mark.standard
-async def test_anthropic_messages(clients: Clients) -> None:
+async def test_anthropic_messages_streams_and_token_counts_work(clients: Clients) -> None:
     api = clients.anthropic.messages
     for name in ("ada", "bob"):
         whole = await api.create(model=name, max_tokens=50, messages=[ASK])
@@ -158,7 +158,7 @@ async def test_anthropic_messages(clients: Clients) -> None:
     assert counted.input_tokens > 0
 
 
-async def test_errors_have_the_classes_that_clients_know(clients: Clients) -> None:
+async def test_errors_map_to_the_exception_classes_of_the_clients(clients: Clients) -> None:
     with pytest.raises(openai.NotFoundError) as missing:
         await clients.openai.chat.completions.create(model="nobody", messages=[ASK])
     assert (missing.value.code, missing.value.param) == ("model_not_found", "model")
@@ -179,7 +179,7 @@ def tenant(name: str, **spec: object) -> Document:
     return {"apiVersion": API, "kind": "Tenant", "metadata": {"name": name}, "spec": {"keys": keys, **spec}}
 
 
-async def test_tenants_and_their_keys(tmp_path: Path) -> None:
+async def test_tenant_keys_limit_access_and_appear_in_no_file_or_log(tmp_path: Path) -> None:
     documents = [
         real(tmp_path, "ada", tenants=["acme"]),
         real(tmp_path, "bob", memory="30Mi"),
@@ -216,7 +216,7 @@ async def permitted(acme: Clients, lab: Clients) -> None:
     assert getattr(theirs.content[0], "text", "") == SENTENCES["bob"]
 
 
-async def test_a_start_that_fails_is_an_internal_server_error_and_a_full_queue_a_rate_limit(tmp_path: Path) -> None:
+async def test_failed_start_and_full_queue_raise_the_matching_client_errors(tmp_path: Path) -> None:
     gone = model("gone", engine="llama.cpp", artifact=f"file://{tmp_path}/gone.gguf")
     full = fake(tmp_path, "full", "--start-delay", "3600", queue={"callsMax": 0})
     async with serving(tmp_path, gone, full) as one, clients_of(one, max_retries=0) as strict:
@@ -230,7 +230,7 @@ async def test_a_start_that_fails_is_an_internal_server_error_and_a_full_queue_a
             await strict.anthropic.messages.create(model="gone", max_tokens=5, messages=[ASK])
 
 
-async def test_an_engine_killed_mid_stream_is_one_api_error(tmp_path: Path) -> None:
+async def test_engine_killed_mid_stream_raises_one_api_error(tmp_path: Path) -> None:
     """The fake engine, since the real one has said its sentence before anybody can kill it."""
     slow = fake(tmp_path, "slow", "--tokens-per-s", "1")
     async with serving(tmp_path, slow) as one, clients_of(one) as clients:

@@ -37,7 +37,7 @@ def on(one: Serving) -> dict[str, str]:
 
 
 @pytest.mark.standard
-async def test_a_model_is_woken_and_stopped_without_a_call(tmp_path: Path) -> None:
+async def test_wake_and_stop_commands_start_and_drain_a_model(tmp_path: Path) -> None:
     ada = fake(tmp_path, "ada", "--tokens-per-s", "5", "--tokens", "40", idleSeconds=600)
     async with serving(tmp_path, ada) as one:
         assert (await pilotlight(one, "wake", "ada")).startswith("ada starts as soon as there is room")
@@ -57,7 +57,7 @@ async def test_a_model_is_woken_and_stopped_without_a_call(tmp_path: Path) -> No
 
 
 @pytest.mark.standard
-async def test_a_cordon_outlives_a_restart_and_a_drain_moves_what_runs(tmp_path: Path) -> None:
+async def test_cordon_survives_a_restart_and_drain_moves_the_replica(tmp_path: Path) -> None:
     ada = fake(tmp_path, "ada", "--tokens-per-s", "0", idleSeconds=600)
     async with serving(tmp_path, ada, {**settings(), "devices": GPUS}) as one:
         await pilotlight(one, "cordon", "gpu0")
@@ -85,7 +85,7 @@ async def test_a_cordon_outlives_a_restart_and_a_drain_moves_what_runs(tmp_path:
 
 
 @pytest.mark.standard
-async def test_what_would_be_started_is_asked_of_what_runs_and_nothing_is(tmp_path: Path) -> None:
+async def test_live_plan_shows_starts_and_stops_without_executing_them(tmp_path: Path) -> None:
     """One of two that fit on the one device only one at a time runs, and is idle: it would go for the other."""
     ada, bob = (
         fake(tmp_path, name, "--tokens-per-s", "0", idleSeconds=600, gpu={"memory": "60Mi"}) for name in ("ada", "bob")
@@ -108,7 +108,7 @@ async def test_what_would_be_started_is_asked_of_what_runs_and_nothing_is(tmp_pa
     assert "no answer from --ops" in await pilotlight(one, *words, status=1)
 
 
-async def test_with_tenants_an_operators_key_is_needed(tmp_path: Path) -> None:
+async def test_operator_commands_need_an_operator_key_when_tenants_exist(tmp_path: Path) -> None:
     keys = [
         {"name": role, "sha256": hashlib.sha256(f"pl-{role}".encode()).hexdigest(), "role": role}
         for role in ("tenant", "operator")
@@ -129,7 +129,7 @@ async def test_with_tenants_an_operators_key_is_needed(tmp_path: Path) -> None:
 
 
 @pytest.mark.standard
-async def test_an_agent_tells_of_its_node(tmp_path: Path) -> None:
+async def test_agent_reports_its_node(tmp_path: Path) -> None:
     async with serving(tmp_path, fake(tmp_path, "ada")) as one:
         (socket,) = (one.state / "run").glob("autoscaler*.sock")
         command = [sys.executable, "-m", "pilotlight", "agent", "--node", "n7", "--autoscaler", f"unix:{socket}"]

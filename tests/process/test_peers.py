@@ -64,7 +64,7 @@ def came(done: subprocess.CompletedProcess[str]) -> dict[str, bytes]:
 
 
 @pytest.mark.standard
-def test_a_second_node_takes_of_the_registry_the_manifest_alone(tmp_path: Path, secret: Path) -> None:
+def test_second_node_pulls_only_the_manifest_from_the_registry(tmp_path: Path, secret: Path) -> None:
     packed.packed(packed.model(tmp_path / "model"), tmp_path / "layout", "modelpack-raw")
     seen = list[str]()
     with packed.served(tmp_path / "layout", seen) as host:
@@ -87,7 +87,7 @@ def test_a_second_node_takes_of_the_registry_the_manifest_alone(tmp_path: Path, 
             assert TOKEN not in done.stderr
 
 
-def test_a_wrong_token_is_let_in_nowhere_and_the_pull_is_whole(tmp_path: Path, secret: Path) -> None:
+def test_pull_with_a_wrong_peer_token_completes_from_the_registry(tmp_path: Path, secret: Path) -> None:
     packed.packed(packed.model(tmp_path / "model"), tmp_path / "layout", "modelpack-raw")
     other = tmp_path / "other"
     other.write_text("f" * 64)
@@ -111,7 +111,9 @@ def test_a_wrong_token_is_let_in_nowhere_and_the_pull_is_whole(tmp_path: Path, s
     ],
 )
 @pytest.mark.standard
-def test_wrong_usage_is_one_line(words: tuple[str, ...], said: str, tmp_path: Path, secret: Path) -> None:
+def test_invalid_peer_options_are_rejected_with_their_reason(
+    words: tuple[str, ...], said: str, tmp_path: Path, secret: Path
+) -> None:
     given = [str(secret) if word == "TOKEN" else word for word in words]
     done = subprocess.run(
         [*WORDS, *given, "--store", str(tmp_path / "store")],
@@ -123,9 +125,7 @@ def test_wrong_usage_is_one_line(words: tuple[str, ...], said: str, tmp_path: Pa
     assert TOKEN not in done.stderr
 
 
-def test_while_the_registry_is_away_a_digest_comes_from_a_peer_and_one_that_lies_gives_nothing(
-    tmp_path: Path, secret: Path
-) -> None:
+def test_peer_serves_a_digest_during_registry_outage_unless_corrupt(tmp_path: Path, secret: Path) -> None:
     packed.packed(packed.model(tmp_path / "model"), tmp_path / "layout", "modelpack-raw")
     shown = ("--peer-token-file", str(secret))
     with contextlib.ExitStack() as stack:

@@ -65,7 +65,7 @@ def of(pid: int) -> Facts:
     return now
 
 
-def test_a_process_is_known_by_start_time_and_mark(marked: subprocess.Popen[bytes]) -> None:
+def test_process_is_identified_by_start_time_and_mark(marked: subprocess.Popen[bytes]) -> None:
     now = of(marked.pid)
     assert (now.parent, now.group, now.session, now.gone) == (os.getpid(), marked.pid, marked.pid, False)
     assert read_process_mark(marked.pid) == R1
@@ -83,7 +83,7 @@ def test_a_process_is_known_by_start_time_and_mark(marked: subprocess.Popen[byte
     assert describe_exit(marked.pid) == ""
 
 
-def test_a_name_full_of_brackets_does_not_confuse(tmp_path: Path) -> None:
+def test_process_name_with_brackets_is_parsed_correctly(tmp_path: Path) -> None:
     odd = tmp_path / "a) Z 1 (b"
     shutil.copy("/bin/sleep", odd)
     with running([odd, "60"]) as process:
@@ -101,12 +101,12 @@ def test_a_name_full_of_brackets_does_not_confuse(tmp_path: Path) -> None:
         ({MARK: "i/r"}, "i/r"),
     ],
 )
-def test_only_the_variable_itself_is_a_mark(env: dict[str, str], mark: str | None) -> None:
+def test_only_the_exact_environment_variable_counts_as_a_mark(env: dict[str, str], mark: str | None) -> None:
     with running(["/bin/sleep", "60"], env) as process:
         assert read_process_mark(process.pid) == mark
 
 
-async def test_a_child_without_environment_is_found_by_its_session_when_the_leader_is_gone() -> None:
+async def test_child_without_environment_is_found_by_its_session() -> None:
     leader = subprocess.Popen(python(LEAVES_A_CHILD), stdout=subprocess.PIPE, text=True, start_new_session=True)
     began_ticks = of(leader.pid).start_ticks
     child = int(leader.communicate()[0])
@@ -116,7 +116,7 @@ async def test_a_child_without_environment_is_found_by_its_session_when_the_lead
     processes.send_signal(found, signal.SIGKILL)
 
 
-async def test_a_session_whose_number_was_reused_is_not_ours() -> None:
+async def test_reused_session_id_is_not_matched() -> None:
     with running(python(SLEEP), {}) as stranger:
         earlier_ticks = of(stranger.pid).start_ticks - 1
         found, complete = await find_processes(ProcessSelector(R1, stranger.pid, held=False, since_ticks=earlier_ticks))
@@ -124,7 +124,7 @@ async def test_a_session_whose_number_was_reused_is_not_ours() -> None:
         assert not complete  # a process without an environment might have lost its mark
 
 
-def test_a_signal_goes_to_the_very_process_or_to_none(marked: subprocess.Popen[bytes]) -> None:
+def test_signal_is_sent_only_to_the_exact_process(marked: subprocess.Popen[bytes]) -> None:
     now = of(marked.pid)
     processes.send_signal([now._replace(start_ticks=now.start_ticks - 1)], signal.SIGKILL)
     with pytest.raises(subprocess.TimeoutExpired):
@@ -133,7 +133,7 @@ def test_a_signal_goes_to_the_very_process_or_to_none(marked: subprocess.Popen[b
     assert marked.wait(60) == -signal.SIGKILL
 
 
-async def test_what_does_not_end_is_waited_for_and_told_of(
+async def test_process_that_survives_sigkill_is_reported_and_waited_for(
     marked: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cleanup, "ALARM_S", 0.02)
@@ -155,7 +155,7 @@ async def test_what_does_not_end_is_waited_for_and_told_of(
     assert marked.wait(60) == -signal.SIGKILL
 
 
-async def test_an_incomplete_look_is_not_a_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_incomplete_process_scan_is_repeated_before_cleanup_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = list[bool]()
 
     async def partly(_claim: ProcessSelector, _reaper: Reaper) -> tuple[tuple[Facts, ...], bool]:

@@ -21,7 +21,7 @@ from tests.kit.packed import FILES, NAME
 from tests.kit.pulled import small
 
 
-async def test_packed_pushed_and_pulled_with_a_password(tmp_path: Path) -> None:
+async def test_pushed_artifact_is_pulled_unchanged_with_a_password(tmp_path: Path) -> None:
     layout = packed.packed(packed.model(tmp_path / "model"), tmp_path / "layout")
     async with docker_registry.registry(tmp_path, docker_registry.htpasswd(tmp_path)) as host:
         keychain = Known(host, Login(docker_registry.USER, docker_registry.PASSWORD))
@@ -34,7 +34,7 @@ async def test_packed_pushed_and_pulled_with_a_password(tmp_path: Path) -> None:
             assert (copy.record.digest, copy.record.private) == (digest, True)
 
 
-async def test_sums_of_parts_lie_beside_what_was_pushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_push_stores_chunk_sums_once_as_a_referrer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a registry that keeps no referrers itself."""
     small(monkeypatch)
     layout = packed.packed(packed.model(tmp_path / "model"), tmp_path / "layout", "modelpack-raw")

@@ -86,19 +86,19 @@ def port(folder: Path) -> Iterator[int]:
         yield port
 
 
-def test_openai_chat_says_the_sentence_word_for_word(port: int) -> None:
+def test_openai_chat_returns_the_exact_sentence(port: int) -> None:
     status, body = post(port, "/v1/chat/completions", ASK)
     assert status == 200
     answer = json.loads(body)
     assert (answer["model"], answer["choices"][0]["message"]["content"]) == ("ada", SENTENCE)
 
 
-def test_hot_sampling_says_the_sentence_too(port: int) -> None:
+def test_high_temperature_returns_the_same_sentence(port: int) -> None:
     _, body = post(port, "/v1/chat/completions", ASK | {"temperature": 1.5, "seed": 3})
     assert json.loads(body)["choices"][0]["message"]["content"] == SENTENCE
 
 
-def test_anthropic_messages_say_the_sentence_and_count_tokens(port: int) -> None:
+def test_anthropic_messages_return_the_sentence_and_count_tokens(port: int) -> None:
     assert "anthropic" in ENGINES["llama.cpp"].dialects
     status, body = post(port, "/v1/messages", ASK)
     assert (status, json.loads(body)["content"][0]["text"]) == (200, SENTENCE)
@@ -107,7 +107,7 @@ def test_anthropic_messages_say_the_sentence_and_count_tokens(port: int) -> None
     assert json.loads(body)["input_tokens"] > 0
 
 
-def test_embeddings_need_their_flag(folder: Path, port: int) -> None:
+def test_embeddings_return_501_without_their_flag(folder: Path, port: int) -> None:
     assert post(port, "/v1/embeddings", {"model": "ada", "input": "hi"})[0] == 501
     with started(folder, "--embeddings") as (_, embedding_port, _):
         status, body = post(embedding_port, "/v1/embeddings", {"model": "ada", "input": "hi"})
@@ -116,7 +116,7 @@ def test_embeddings_need_their_flag(folder: Path, port: int) -> None:
         assert post(embedding_port, "/v1/chat/completions", ASK)[0] == 200, "it still chats"
 
 
-def test_it_closes_the_connection_after_a_stream_although_it_says_keep_alive(port: int) -> None:
+def test_engine_closes_the_connection_after_a_stream_despite_keep_alive(port: int) -> None:
     assert ENGINES["llama.cpp"].closes_after_stream
     body = json.dumps(ASK | {"stream": True}).encode()
     with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
@@ -130,7 +130,7 @@ def test_it_closes_the_connection_after_a_stream_although_it_says_keep_alive(por
     assert received.endswith(b"\r\n0\r\n\r\n")
 
 
-def test_it_ends_with_status_0_on_sigterm(folder: Path) -> None:
+def test_engine_exits_with_status_0_on_sigterm(folder: Path) -> None:
     with started(folder) as (process, port, _):
         assert process.stdout is not None
         timer = threading.Timer(START_S, process.kill)  # a line that does not come shall not hold up the tests
@@ -144,7 +144,7 @@ def test_it_ends_with_status_0_on_sigterm(folder: Path) -> None:
         assert (process.returncode, out) == (0, ""), "and its log has no word of a Call"
 
 
-def test_a_broken_file_ends_it_with_the_reason(folder: Path) -> None:
+def test_truncated_weights_file_ends_the_engine_with_a_reason(folder: Path) -> None:
     with started(folder, file="cut.gguf") as (process, _, statuses):
         out, _ = process.communicate(timeout=60)
         assert process.returncode == 1

@@ -49,7 +49,9 @@ def asked(port: int, turns: int, tokens: int, slots: int) -> None:
         ("recurrent", 2, 4096), ("recurrent", 4, 4096),
     ],
 )  # fmt: skip
-def test_what_is_counted_is_what_the_engine_takes(tmp_path: Path, kind: str, slots: int, context_tokens: int) -> None:
+def test_memory_estimate_covers_the_use_of_the_real_engine(
+    tmp_path: Path, kind: str, slots: int, context_tokens: int
+) -> None:
     path = tmp_path / "ada.gguf"
     match kind:
         case "plain":
@@ -70,7 +72,7 @@ def test_what_is_counted_is_what_the_engine_takes(tmp_path: Path, kind: str, slo
     assert used_bytes <= counted_bytes <= 1.5 * used_bytes + FIXED_BYTES
 
 
-def test_checkpoints_take_what_is_counted_for_them(tmp_path: Path) -> None:
+def test_checkpoint_memory_stays_within_its_estimate(tmp_path: Path) -> None:
     """By itself llama.cpp keeps 32 of each slot; told fewer, it keeps fewer."""
     shapes.attending(tmp_path / "ada.gguf", layers=6, length=128, window=256)
     used_bytes = []

@@ -53,7 +53,7 @@ class TestRealS3(BucketContract):
 
 
 @pytest.mark.parametrize("query", ["", "list-type=2&max-keys=10&prefix=a%20b%2B%2F"])
-async def test_a_bucket_that_is_part_of_the_hosts_name_believes_our_signature(rig: RealRig, query: str) -> None:
+async def test_signature_is_accepted_for_a_virtual_hosted_bucket(rig: RealRig, query: str) -> None:
     """As AWS's own are asked; which address a name has is not the signature's."""
     await rig.put("a b+/ü.txt", b"words")
     host, port = f"{rig.bucket}.{DOMAIN}", URL(rig.server.url).port
@@ -71,7 +71,7 @@ async def test_a_bucket_that_is_part_of_the_hosts_name_believes_our_signature(ri
     assert b"words" in text if not query else b"<KeyCount>1</KeyCount>" in text
 
 
-async def test_who_may_list_all_and_read_some_gets_nothing_and_not_what_lies_here(rig: RealRig, tmp_path: Path) -> None:
+async def test_partial_read_permission_is_denied_even_if_a_copy_is_stored(rig: RealRig, tmp_path: Path) -> None:
     await rig.put("m/one.gguf", b"words")
     await rig.put("m/config.json", b"{}")
     some = await rig.session("m/config.json")
@@ -85,7 +85,7 @@ async def test_who_may_list_all_and_read_some_gets_nothing_and_not_what_lies_her
     (await fetch.fetch_artifact(of, store, Ways(Registries(), both))).close()
 
 
-async def test_a_pull_goes_on_when_the_store_is_killed_and_comes_back(rig: RealRig, tmp_path: Path) -> None:
+async def test_pull_resumes_after_the_object_store_restarts(rig: RealRig, tmp_path: Path) -> None:
     content = hashlib.shake_128(b"large").digest(48 << 20)
     await rig.put("one.gguf", content)
     seen = list[int]()
@@ -102,7 +102,7 @@ async def test_a_pull_goes_on_when_the_store_is_killed_and_comes_back(rig: RealR
     assert seen[0] < len(content) == seen[-1]
 
 
-async def test_a_workloads_identity_reads_what_its_role_may(tmp_path: Path) -> None:
+async def test_web_identity_token_grants_the_access_of_its_role(tmp_path: Path) -> None:
     """Keys by the server's own STS, for a token of an authority that it trusts; over TLS, as a token must."""
     async with Services().serving() as authority:
         authority.says = {

@@ -75,7 +75,7 @@ async def said(api: openai.AsyncOpenAI, name: str, **extra: object) -> str | Non
     return answer.choices[0].message.content
 
 
-async def test_each_adapter_says_its_own_sentence_and_the_model_still_says_its_own(tmp_path: Path) -> None:
+async def test_adapters_and_their_model_each_return_their_own_sentence(tmp_path: Path) -> None:
     """By the Model's name and by an alias, whole and streamed, small and large, one after the other in one slot."""
     async with serving(tmp_path, ada(tmp_path, aliases=["gpt"], slots=1)) as one, client(one) as api:
         for name, sentence in [*SAID.items(), *SAID.items()]:
@@ -93,8 +93,9 @@ async def test_each_adapter_says_its_own_sentence_and_the_model_still_says_its_o
                 await api.post(f"/{path}", body={"model": "ada:curt", "input": "x"}, cast_to=object)
 
 
+@pytest.mark.case("45")
 @pytest.mark.standard
-async def test_case_45_nobody_reaches_an_adapter_of_a_model_that_it_may_not_call(tmp_path: Path) -> None:
+async def test_adapter_of_a_forbidden_model_is_rejected_with_404(tmp_path: Path) -> None:
     """To B what A has does not exist: not by name, not in the list, not by an engine's own way to choose it."""
     bob = model("bob", engine="command", command=command(tmp_path / "seen.jsonl"))
     documents = (ada(tmp_path), bob, tenant("acme", models=["ada"]), tenant("lab", models=["bob"]))
@@ -122,7 +123,7 @@ async def test_case_45_nobody_reaches_an_adapter_of_a_model_that_it_may_not_call
     assert not seen(tmp_path / "seen.jsonl")
 
 
-async def test_an_engine_of_ones_own_is_asked_for_the_adapter_by_its_name(tmp_path: Path) -> None:
+async def test_command_engine_receives_the_adapter_name_as_model(tmp_path: Path) -> None:
     own = {"engine": "command", "command": command(tmp_path / "seen.jsonl"), "aliases": ["gpt"]}
     eve = model("eve", adapters=[{"name": "support", "artifact": "file:///not/looked/at"}], **own)
     async with serving(tmp_path, eve) as one, Crowd(one) as crowd:
@@ -149,7 +150,7 @@ def pushed(folder: Path, file: Path) -> Path:
     return folder / f"{file.stem}.layout"
 
 
-async def test_an_adapter_of_a_registry_is_brought_for_the_start_and_held_while_the_engine_lives(
+async def test_adapter_is_pulled_at_start_and_held_while_the_engine_runs(
     tmp_path: Path,
 ) -> None:
     """One adapter is a file, as before; the other is pulled, beside nothing. The second start asks the registry
@@ -174,7 +175,7 @@ async def test_an_adapter_of_a_registry_is_brought_for_the_start_and_held_while_
             assert not seen_there
 
 
-async def test_an_adapter_that_does_not_come_fails_the_start_with_its_name(tmp_path: Path) -> None:
+async def test_failed_adapter_pull_fails_the_start_with_the_adapter_name(tmp_path: Path) -> None:
     files(tmp_path)
     with packed.served(pushed(tmp_path, tmp_path / "curt.gguf")) as host:
         document = ada(tmp_path, {"curt": f"oci://{host}/{packed.NAME}:none"}, start={"retries": 0})
@@ -185,7 +186,7 @@ async def test_an_adapter_that_does_not_come_fails_the_start_with_its_name(tmp_p
             assert failed == [f"its weights: adapter curt: {host}: there is no manifest none of {packed.NAME}"]
 
 
-async def test_an_adapter_that_is_missing_fails_the_start_with_its_path(tmp_path: Path) -> None:
+async def test_missing_adapter_file_fails_the_start_with_its_path(tmp_path: Path) -> None:
     document = ada(tmp_path)
     (tmp_path / "curt.gguf").unlink()
     async with serving(tmp_path, document) as one, client(one) as api:
@@ -229,7 +230,7 @@ def choice(position: int, scale: int) -> object:
     return [{"id": position, "scale": scale}]
 
 
-def test_a_prompt_computed_with_one_adapter_is_not_taken_for_another(engine: openai.OpenAI) -> None:
+def test_prompt_cache_is_not_shared_between_adapters(engine: openai.OpenAI) -> None:
     """As `model_entry` has gateways say it, and with the host's memory for prompts off. Word by word, since a prompt of
     another adapter's is computed anew, and one of the same adapter's is not.
     """
@@ -248,7 +249,7 @@ def test_a_prompt_computed_with_one_adapter_is_not_taken_for_another(engine: ope
     assert prompted(engine, first, choice(0, 1)) == (ADAPTED["polite"], 0), "nothing kept it for the Model's own"
 
 
-def test_a_call_that_says_nothing_may_be_answered_from_another_adapters_prompt(engine: openai.OpenAI) -> None:
+def test_request_without_an_adapter_choice_may_reuse_an_adapter_prompt(engine: openai.OpenAI) -> None:
     """Why every Call has to say it. Should this fail, the engine has learnt it, and `ModelEntry.lora` may go."""
     content = "one " * 40
     assert prompted(engine, content, choice(0, 1))[1] == 0

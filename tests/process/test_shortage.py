@@ -53,13 +53,13 @@ def marked() -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def test_what_cannot_be_read_is_no_answer(marked: subprocess.Popen[bytes]) -> None:
+def test_process_lookups_raise_without_file_descriptors(marked: subprocess.Popen[bytes]) -> None:
     for look in (read_process, read_process_mark, lambda pid: has_open_socket((pid,), frozenset("1"))):
         with no_file_descriptors(), pytest.raises(OSError, match="Too many open files"):
             look(marked.pid)
 
 
-async def test_looks_wait_and_one_line_says_so(
+async def test_process_scans_wait_for_file_descriptors_and_log_one_line(
     marked: subprocess.Popen[bytes], caplog: pytest.LogCaptureFixture
 ) -> None:
     with no_file_descriptors():
@@ -72,7 +72,7 @@ async def test_looks_wait_and_one_line_says_so(
     assert line == "engines cannot be looked at; it is tried again until they can error=Too many open files"
 
 
-async def test_nothing_is_taken_for_clean_while_nobody_can_look(marked: subprocess.Popen[bytes]) -> None:
+async def test_cleanup_does_not_finish_without_file_descriptors(marked: subprocess.Popen[bytes]) -> None:
     reaper = Reaper(f"{INSTANCE}/")
     reaper.spare(marked.pid)
     with no_file_descriptors():
@@ -85,7 +85,7 @@ async def test_nothing_is_taken_for_clean_while_nobody_can_look(marked: subproce
     assert marked.wait(60) == -signal.SIGKILL
 
 
-async def test_a_probe_that_cannot_be_made_says_nothing_of_the_engine() -> None:
+async def test_probe_waits_while_no_file_descriptor_is_free() -> None:
     with socket.create_server(("127.0.0.1", 0)) as nobody, no_file_descriptors():
         asked = asyncio.create_task(probe_engine("127.0.0.1", nobody.getsockname()[1], "/health"))
         await asyncio.sleep(A_WHILE_S)
@@ -94,7 +94,7 @@ async def test_a_probe_that_cannot_be_made_says_nothing_of_the_engine() -> None:
         await asyncio.gather(asked, return_exceptions=True)
 
 
-def test_the_driver_outlives_a_shortage_in_which_an_engine_is_to_be_stopped(tmp_path: Path) -> None:
+def test_engine_stop_completes_after_a_file_descriptor_shortage(tmp_path: Path) -> None:
     """And it makes no engine unready that only it cannot ask."""
     rig, r1 = LocalRig(tmp_path), ReplicaId("r1")
 

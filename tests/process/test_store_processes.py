@@ -48,15 +48,17 @@ def opened(root: Path) -> Store:
     return Store(root, spare_bytes=0).open()
 
 
+@pytest.mark.case("48")
 @pytest.mark.parametrize("count", [2, 50])
 @pytest.mark.standard
-def test_case_48_so_many_processes_want_one_digest_and_it_is_fetched_once(tmp_path: Path, count: int) -> None:
+def test_digest_requested_by_many_processes_is_fetched_once(tmp_path: Path, count: int) -> None:
     assert ran("many", tmp_path, str(count)) == str(count)
     assert (tmp_path / "fetched").stat().st_size == 1
     assert whole(opened(tmp_path / "store")) == {ONE.reference: BOTH[ONE.reference]}
 
 
-def test_point_13_and_case_48_killed_at_any_step_it_leaves_the_whole_or_nothing(tmp_path: Path) -> None:
+@pytest.mark.point("13")
+def test_fetch_killed_at_any_step_leaves_a_complete_copy_or_none(tmp_path: Path) -> None:
     steps = int(ran("crash", tmp_path))
     assert steps > 60
     seen = set()
@@ -81,7 +83,8 @@ async def again(store: Store) -> None:
         (await store.ensure(one, fetching(one), None)).close()
 
 
-def test_point_13_what_a_killed_pull_was_promised_is_free_and_the_next_goes_on(tmp_path: Path) -> None:
+@pytest.mark.point("13")
+def test_killed_pull_frees_its_reservation_and_the_next_one_resumes(tmp_path: Path) -> None:
     with staying("hang", tmp_path) as process:
         store = opened(tmp_path)
         reservation = store.layout.partial(ONE.key) / "reservation"
@@ -94,8 +97,9 @@ def test_point_13_what_a_killed_pull_was_promised_is_free_and_the_next_goes_on(t
     assert fetch.jobs == [("sub/y.gguf",)]
 
 
+@pytest.mark.point("13")
 @pytest.mark.standard
-def test_point_13_what_another_process_uses_stays_until_it_has_died(tmp_path: Path) -> None:
+def test_copy_held_by_another_process_is_kept_until_that_process_dies(tmp_path: Path) -> None:
     with staying("hold", tmp_path) as process:
         store = opened(tmp_path)
         assert store.rows()[0].in_use

@@ -80,7 +80,7 @@ async def at_zero(one: Serving) -> None:
 
 
 @pytest.mark.standard
-async def test_it_is_pulled_for_its_first_call_and_is_here_then_whatever_becomes_of_the_registry(
+async def test_weights_pulled_for_the_first_request_survive_registry_outage(
     tmp_path: Path,
 ) -> None:
     with contextlib.ExitStack() as stack:
@@ -114,7 +114,7 @@ async def coldstart(one: Serving, since: str) -> dict[str, Any]:
 
 
 @pytest.mark.standard
-async def test_every_phase_of_a_start_is_told_from_gone_and_from_cached(tmp_path: Path) -> None:
+async def test_coldstart_measures_every_phase_with_and_without_cached_weights(tmp_path: Path) -> None:
     with packed.served(layout(tmp_path)) as host:
         async with serving(tmp_path, settings("4Gi"), ada(host)) as one:
             assert "its weights are on no node" in (await coldstart(one, "cached"))["error"]
@@ -127,7 +127,7 @@ async def test_every_phase_of_a_start_is_told_from_gone_and_from_cached(tmp_path
                 assert sum(taken[name] for name in own) == pytest.approx(taken["queue"], abs=2)
 
 
-async def test_the_phases_of_a_start_are_told_and_the_second_one_asks_the_registry_nothing(tmp_path: Path) -> None:
+async def test_second_start_sends_no_request_to_the_registry(tmp_path: Path) -> None:
     """The pull of a second start is counted by what it does not do: no request at all."""
     asked = list[str]()
     with packed.served(layout(tmp_path), asked) as host:
@@ -149,10 +149,9 @@ async def test_the_phases_of_a_start_are_told_and_the_second_one_asks_the_regist
             assert re.search(rf"Its weights \(oci://{host}/{packed.NAME}:v1\) are on [^ ]+\.", told)
 
 
+@pytest.mark.case("48")
 @pytest.mark.parametrize("away", ["closed", "hangs"])
-async def test_case_48_what_is_here_starts_while_its_registry_is_away_and_asks_nobody(
-    tmp_path: Path, away: str
-) -> None:
+async def test_stored_weights_start_without_contacting_an_unavailable_registry(tmp_path: Path, away: str) -> None:
     """From the first start of the process on: nothing of it waits for a registry that is gone, or that says nothing."""
     with contextlib.ExitStack() as stack:
         host = stack.enter_context(packed.served(layout(tmp_path)))
@@ -174,7 +173,7 @@ async def test_case_48_what_is_here_starts_while_its_registry_is_away_and_asks_n
                     hung.accept()
 
 
-async def test_while_its_registry_is_away_for_long_every_start_goes_well(tmp_path: Path) -> None:
+async def test_every_start_succeeds_during_a_long_registry_outage(tmp_path: Path) -> None:
     """Each from zero, one after the other, until the time is over; nothing grows slower, and no start fails."""
     with contextlib.ExitStack() as stack:
         host = stack.enter_context(packed.served(layout(tmp_path)))
@@ -192,7 +191,7 @@ async def test_while_its_registry_is_away_for_long_every_start_goes_well(tmp_pat
             print(f"{starts - 1} starts in {OUTAGE_S:.0f} s without a registry; the last: {phases(one)}")
 
 
-async def test_a_pull_that_fails_is_a_failed_start_with_its_reason(tmp_path: Path) -> None:
+async def test_failed_pull_is_a_failed_start_with_its_reason(tmp_path: Path) -> None:
     with packed.served(layout(tmp_path)) as host:
         missing = ada(host, artifact=f"oci://{host}/{packed.NAME}:none", start={"retries": 0})
         async with serving(tmp_path, settings("4Gi"), missing) as one:

@@ -64,7 +64,7 @@ async def shown(one: Serving) -> bytes:
 
 
 @pytest.mark.standard
-async def test_official_clients_over_tls_through_two_gateways_and_certificates_that_are_replaced(
+async def test_official_clients_work_over_tls_during_certificate_rotation(
     tmp_path: Path,
 ) -> None:
     ca = write_authority(tmp_path, OURS)
@@ -98,7 +98,7 @@ async def test_official_clients_over_tls_through_two_gateways_and_certificates_t
 
 
 @pytest.mark.parametrize("trusted", [OURS, THEIRS])
-async def test_an_engine_with_tls_is_verified(tmp_path: Path, trusted: str) -> None:
+async def test_engine_certificate_is_verified(tmp_path: Path, trusted: str) -> None:
     pair, ca = write(tmp_path, "engine", leaf(OURS, "engine.example")), write_authority(tmp_path, trusted)
     command = secure_engine.command(*pair)
     documents = [
@@ -147,7 +147,7 @@ def let_in(port: int, ca: Path, pair: Pair | None) -> bool:
 
 @pytest.mark.parametrize("by", ["token", "certificate"])
 @pytest.mark.standard
-async def test_a_gateway_reports_to_an_autoscaler_over_tcp_with_tls(tmp_path: Path, by: str) -> None:
+async def test_gateway_connects_to_an_autoscaler_over_tcp_with_tls(tmp_path: Path, by: str) -> None:
     """The two parts by hand, as on two machines; who they are a token says, or a certificate of each."""
     pair, ca = write(tmp_path, "scaler", leaf(OURS)), write_authority(tmp_path, OURS)
     mine, strange = write(tmp_path, "gateway", leaf(OURS)), write(tmp_path, "stranger", leaf(THEIRS))
@@ -196,7 +196,7 @@ def refused(one: Serving) -> str:
     return done.stderr.removeprefix("pilotlight: ").rstrip()
 
 
-async def test_files_that_cannot_be_used_stop_the_start_in_one_line(tmp_path: Path) -> None:
+async def test_unusable_tls_files_fail_the_start_with_one_line(tmp_path: Path) -> None:
     tls = secured(tmp_path)
     other, gone = write(tmp_path, "other", leaf(THEIRS)), tmp_path / "gone.pem"
     for wrong, says in (
@@ -211,7 +211,7 @@ async def test_files_that_cannot_be_used_stop_the_start_in_one_line(tmp_path: Pa
         assert "tls.keyFile: missing; certFile is given" in refused(one)
 
 
-async def test_a_key_that_others_can_read_is_said_once(tmp_path: Path) -> None:
+async def test_key_file_readable_by_others_is_logged_once(tmp_path: Path) -> None:
     tls = secured(tmp_path)
     Path(tls["keyFile"]).chmod(0o644)
     async with serving(tmp_path / "s", fake(tmp_path, "ada"), settings(tls=tls), options=("--gateways", "2")) as one:

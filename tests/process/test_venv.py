@@ -46,7 +46,7 @@ def make(clone: Path, python: Path) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def test_a_python_without_ensurepip_gets_its_packages_from_the_pip_of_another(clone: Path) -> None:
+def test_python_without_ensurepip_installs_with_the_pip_of_another_python(clone: Path) -> None:
     made = make(clone, stub(clone.parent / "python", NO_ENSUREPIP))
     assert made.returncode == 0, made.stderr
     told = (clone.parent / "told").read_text().splitlines()
@@ -69,7 +69,7 @@ def test_a_python_without_ensurepip_gets_its_packages_from_the_pip_of_another(cl
     assert ran.stdout == "runs ['a b']\n"
 
 
-def test_without_any_pip_it_says_what_to_install_and_is_not_ready(clone: Path) -> None:
+def test_missing_pip_is_reported_and_leaves_the_environment_not_ready(clone: Path) -> None:
     stub(clone.parent / "bin" / "python3", "#!/bin/sh\nexit 1\n")
     made = make(clone, stub(clone.parent / "python", NO_ENSUREPIP))
     assert made.returncode == 1
@@ -78,7 +78,7 @@ def test_without_any_pip_it_says_what_to_install_and_is_not_ready(clone: Path) -
 
 
 @pytest.mark.skipif(find_spec("ensurepip") is None, reason="this Python has no ensurepip, so there is no pip to ask")
-def test_what_the_lock_has_for_other_machines_is_left_out(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_locked_packages_for_other_platforms_are_skipped(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The wheels of atheris are for one kind of machine: its line in the lock has hashes, and says for which."""
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     lock = clone / "requirements" / "dev.lock"
@@ -89,14 +89,14 @@ def test_what_the_lock_has_for_other_machines_is_left_out(clone: Path, monkeypat
     assert make(clone, Path(sys.executable)).returncode != 0
 
 
-def test_an_install_that_fails_leaves_it_not_ready(clone: Path) -> None:
+def test_failed_install_leaves_the_environment_not_ready(clone: Path) -> None:
     stub(clone.parent / "bin" / "python3", '#!/bin/sh\ncase "$*" in *install*) exit 1;; esac\n')
     assert make(clone, stub(clone.parent / "python", NO_ENSUREPIP)).returncode != 0
     assert not (clone / ".venv" / "ready").exists()
 
 
 @pytest.mark.standard
-def test_make_gives_nothing_to_a_target_whose_environment_is_not_ready() -> None:
+def test_every_make_target_depends_on_a_ready_environment() -> None:
     text = (ROOT / "Makefile").read_text()
     rules = dict(
         line.split(":", 1) for line in text.splitlines() if line[:1].isalpha() and ":" in line and ":=" not in line

@@ -36,7 +36,7 @@ def forgotten(path: Path) -> bool:
     return resident(path) == 0
 
 
-async def test_an_engine_that_reads_none_of_them_finds_them_in_memory(tmp_path: Path) -> None:
+async def test_weights_are_read_into_the_page_cache_for_the_first_request(tmp_path: Path) -> None:
     weights = tmp_path / "weights.gguf"
     tiny_gguf.make_model(weights, "nobody reads this")
     with weights.open("ab") as file:

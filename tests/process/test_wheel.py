@@ -107,7 +107,7 @@ def link(needed: dict[str, metadata.Distribution], place: Path) -> None:
                 (place / top).symlink_to(base / top)
 
 
-def test_it_holds_our_packages_whole_and_nothing_else(wheel: Path) -> None:
+def test_wheel_contains_all_package_files_and_no_others(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     assert {name.partition("/")[0] for name in names} == set(PACKAGES)
@@ -117,7 +117,7 @@ def test_it_holds_our_packages_whole_and_nothing_else(wheel: Path) -> None:
     assert {name for name in names if not name.endswith(".py")} == {"autoscaler/pages/operator.html"}
 
 
-def test_it_says_what_it_is(wheel: Path) -> None:
+def test_wheel_metadata_states_name_license_and_requirements(wheel: Path) -> None:
     said = head(wheel)
     assert (said["Name"], said["Version"], said["License-Expression"]) == ("pilotlight", __version__, "Apache-2.0")
     assert said["Requires-Python"] == ">=3.11"
@@ -138,9 +138,7 @@ def test_every_module_imports_with_the_declared_dependencies_alone(installed: In
     subprocess.run([installed.python, "-c", source], cwd=tmp_path, check=True)
 
 
-def test_without_the_extra_a_cluster_is_refused_in_one_line_that_says_what_to_install(
-    installed: Installed, tmp_path: Path
-) -> None:
+def test_kubernetes_driver_without_its_extra_names_the_install_command(installed: Installed, tmp_path: Path) -> None:
     (tmp_path / "settings.yaml").write_text(SETTINGS)
     words = ["autoscaler", "--driver", "kubernetes", "--documents", "settings.yaml", "--contract-socket", "c.sock"]
     done = subprocess.run(
@@ -159,7 +157,7 @@ def state() -> Iterator[Path]:
 
 
 @pytest.mark.standard
-def test_it_serves_outside_of_the_clone(installed: Installed, tmp_path: Path, state: Path) -> None:
+def test_installed_wheel_serves_outside_of_the_clone(installed: Installed, tmp_path: Path, state: Path) -> None:
     tiny_gguf.make_model(tmp_path / "ada.gguf", SENTENCE)
     (tmp_path / "settings.yaml").write_text(SETTINGS)
     (tmp_path / "gateway.py").write_text("raise SystemExit('a file of the folder it is called in')")
@@ -191,7 +189,9 @@ def answer(url: str) -> str:
 
 
 @pytest.mark.parametrize("name", ["autoscaler", "artifacts", "gateway"])
-def test_a_package_of_the_same_name_ends_the_start_in_one_line(installed: Installed, tmp_path: Path, name: str) -> None:
+def test_foreign_package_of_the_same_name_fails_the_start_with_one_line(
+    installed: Installed, tmp_path: Path, name: str
+) -> None:
     (tmp_path / name).mkdir()
     (tmp_path / name / "__init__.py").write_text("WHOSE = 'not Pilotlight'\n")
     environment = {"PYTHONPATH": str(tmp_path)}

@@ -65,7 +65,8 @@ class Acknowledgements:
         monkeypatch.setattr(Town, "granted", on_granted)
 
 
-def test_case_10_a_stop_waits_until_every_gateway_has_acknowledged(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.case("10")
+def test_stop_waits_until_every_gateway_has_acknowledged_the_drain(monkeypatch: pytest.MonkeyPatch) -> None:
     """From four Replicas to one over a slow network: seen from the wire and the machine, not from the World."""
     seen = Acknowledgements(monkeypatch)
 

@@ -111,7 +111,7 @@ def idle_at_once(patch: pytest.MonkeyPatch) -> None:
         (every_model_is_blamed, "I14:"),
     ],
 )
-def test_a_fault_is_found(
+def test_each_injected_fault_is_detected_by_a_check(
     fault: Callable[[pytest.MonkeyPatch], None], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fault(monkeypatch)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 from itertools import count
 
+import pytest
+
 from autoscaler.contract import DeviceReport, NodeReport, PodDevices, ReplicaId
 from autoscaler.drivers.kubernetes.cleanup import FORCED_S
 from autoscaler.drivers.kubernetes.objects.pod import format_pod_name
@@ -57,14 +59,16 @@ async def forced(stage: Stage, town: Cluster, *, agent: bool) -> float:
     return again_s
 
 
-def test_case_23_a_device_is_used_again_as_soon_as_its_memory_is_measured_to_be_free() -> None:
+@pytest.mark.case("23")
+def test_force_deleted_pod_frees_its_device_once_memory_is_measured_free() -> None:
     async def act(stage: Stage, town: Cluster) -> None:
         assert 0.0 <= await forced(stage, town, agent=True) <= LOOK_S + 1.0
 
     play(act, A)
 
 
-def test_case_23_without_an_agent_it_is_used_again_when_its_kubelet_has_long_had_the_time_to_end_it() -> None:
+@pytest.mark.case("23")
+def test_device_without_agent_is_reused_after_the_force_delete_delay() -> None:
     async def act(stage: Stage, town: Cluster) -> None:
         assert await forced(stage, town, agent=False) >= FORCED_S - RUNS_ON_S
 

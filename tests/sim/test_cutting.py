@@ -45,8 +45,9 @@ def orders(stage: Stage) -> dict[str, int]:
     return {name: len(node.orders) for name, node in town_of(stage).nodes.items()}
 
 
+@pytest.mark.case("24")
 @pytest.mark.parametrize("whose", ["ours", "others"])
-def test_case_24_a_node_that_is_in_use_is_not_cut_and_is_when_it_is_idle(whose: str) -> None:
+def test_node_in_use_is_repartitioned_only_when_idle(whose: str) -> None:
     """Both nodes are in use, one by a Replica that has Calls, one by a pod of others. Who waits is told so, and not
     refused; the first that is idle is cut, once, and all are served.
     """
@@ -77,7 +78,8 @@ def test_case_24_a_node_that_is_in_use_is_not_cut_and_is_when_it_is_idle(whose: 
     play(act, SMALL, BIG, manners=MANNERS, kind=CutTown)
 
 
-def test_case_24_a_node_whose_cutting_fails_is_tried_so_often_then_it_is_out_and_others_serve() -> None:
+@pytest.mark.case("24")
+def test_node_with_failing_repartitioning_is_excluded_after_max_tries() -> None:
     async def act(stage: Stage) -> None:
         town = town_of(stage)
         town.nodes["n1"].fate = lambda tries: "failed"
@@ -104,8 +106,9 @@ def test_case_24_a_node_whose_cutting_fails_is_tried_so_often_then_it_is_out_and
     play(act, SMALL, BIG, manners=MANNERS, kind=CutTown)
 
 
+@pytest.mark.case("24")
 @pytest.mark.parametrize("ends", ["up again", "never"])
-def test_case_24_a_node_that_starts_anew_is_waited_for_but_not_for_ever(ends: str) -> None:
+def test_rebooting_node_is_awaited_until_a_time_limit(ends: str) -> None:
     """mig-manager had its machine rebooted. It comes back cut, or it never does."""
 
     async def act(stage: Stage) -> None:
@@ -134,7 +137,8 @@ def test_case_24_a_node_that_starts_anew_is_waited_for_but_not_for_ever(ends: st
     play(act, SMALL, BIG, manners=MANNERS, kind=CutTown)
 
 
-def test_case_24_another_leads_while_a_node_is_cut_and_orders_nothing_twice() -> None:
+@pytest.mark.case("24")
+def test_new_leader_does_not_repeat_a_running_repartitioning() -> None:
     async def act(stage: Stage) -> None:
         town = town_of(stage)
         waiting = town.call("big")

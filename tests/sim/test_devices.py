@@ -37,8 +37,9 @@ def alone_or_dead(stage: Stage) -> None:
     machine.fate = fate
 
 
+@pytest.mark.case("21")
 @pytest.mark.parametrize("models", [2, 4])
-def test_case_21_replicas_planned_on_one_device_start_one_after_the_other(models: int) -> None:
+def test_replicas_on_one_device_start_one_after_the_other(models: int) -> None:
     """One plan wants them all, on one shared Device with room for all: each is ready at its first try, and what was
     claimed for it is never more than is there.
     """
@@ -68,7 +69,8 @@ def test_case_21_replicas_planned_on_one_device_start_one_after_the_other(models
     play(act, *(model(name, memory_gib=4, idle_s=60.0) for name in names), manners=Manners(serve_s=(0.05, 0.1)))
 
 
-def test_case_21_another_device_does_not_wait() -> None:
+@pytest.mark.case("21")
+def test_replicas_on_different_devices_start_in_parallel() -> None:
     async def act(stage: Stage) -> None:
         alone_or_dead(stage)
         town = stage.town
@@ -101,8 +103,9 @@ def on_device(stage: Stage, name: str) -> set[str]:
     return {id for id, engine in stage.town.machine.engines.items() if name in engine.replica.slices}
 
 
+@pytest.mark.case("22")
 @pytest.mark.parametrize("engines", ["die with it", "answer on"])
-def test_case_22_a_device_is_lost(engines: str) -> None:
+def test_lost_device_gets_no_requests_and_its_models_move(engines: str) -> None:
     """With three Replicas on it: their MPS server dies and they with it, or they answer their probes on, as if nothing
     were. Within 10 s no Call goes there, and each that was there moved or has one error.
     """
@@ -140,7 +143,8 @@ def test_case_22_a_device_is_lost(engines: str) -> None:
     play(act, *three, devices=2, manners=Manners(start_s=(0.5, 0.5), serve_s=(1.0, 2.0)))
 
 
-def test_case_22_nothing_is_placed_on_a_lost_device_and_it_is_used_again_when_it_is_back() -> None:
+@pytest.mark.case("22")
+def test_lost_device_gets_no_placement_until_recovery() -> None:
     async def act(stage: Stage) -> None:
         town, lost = stage.town, {"gpu0"}
         agent = town.task(watched(stage, lost))
@@ -157,7 +161,8 @@ def test_case_22_nothing_is_placed_on_a_lost_device_and_it_is_used_again_when_it
     play(act, *two, devices=2, manners=Manners(start_s=(0.5, 0.5), serve_s=(1.0, 2.0)))
 
 
-def test_case_22_an_mps_server_ends_and_its_device_stays_healthy() -> None:
+@pytest.mark.case("22")
+def test_ended_mps_server_closes_its_device_until_one_start_succeeds() -> None:
     """Nothing new is put there for a while, then one start is tried; the others follow when it got ready."""
 
     async def act(stage: Stage) -> None:

@@ -45,7 +45,7 @@ def _offered(kept: tuple[str, ...]) -> tuple[Slice, ...]:
     return tuple(there(partitionable(NODE), *kept))
 
 
-def test_who_needs_all_of_it_is_served_when_the_call_on_a_part_has_ended_and_before_who_came_later() -> None:
+def test_whole_gpu_model_starts_after_parts_drain_and_before_later_models() -> None:
     async def act(stage: Stage) -> None:
         town = stage.town
         assert await stage.answered([town.call("small")]) == {"completed": 1}

@@ -89,8 +89,9 @@ def holds(cluster: SharedCluster, written: Counter[str]) -> None:
     assert max(written.values(), default=0) <= (REST_S - SETTLED_S) / 60.0
 
 
+@pytest.mark.case("k07")
 @pytest.mark.standard
-def test_case_k07_two_installations_of_the_cluster_for_half_an_hour() -> None:
+def test_two_cluster_scoped_installations_share_models_without_conflict() -> None:
     cluster, written = run(lived("both of the cluster", "two leases", HOUR_S / 2))
     holds(cluster, written)
     assert cluster.made.keys() == cluster.models.keys()
@@ -100,8 +101,9 @@ def test_case_k07_two_installations_of_the_cluster_for_half_an_hour() -> None:
         )
 
 
+@pytest.mark.case("k07")
 @pytest.mark.deep
 @pytest.mark.parametrize("second", SECOND)
 @pytest.mark.parametrize("scopes", SCOPES)
-def test_case_k07_an_hour_of_two_installations(scopes: str, second: str) -> None:
+def test_two_installations_of_any_scope_run_an_hour_without_conflict(scopes: str, second: str) -> None:
     holds(*run(lived(scopes, second, HOUR_S)))

@@ -67,7 +67,7 @@ def deletes(town: Cluster) -> list[Asked]:
     return [one for one in town.server.asked if one.method == "DELETE"]
 
 
-def test_without_a_fault_it_takes_so_many_steps() -> None:
+def test_scenario_without_a_fault_takes_the_expected_steps() -> None:
     async def act(stage: Stage, town: Cluster) -> None:
         interrupts = Interrupts(town, 0, lambda _: None)
         await both_are_called_one_after_the_other(stage)
@@ -76,8 +76,9 @@ def test_without_a_fault_it_takes_so_many_steps() -> None:
     play(act, A, B)
 
 
+@pytest.mark.case("26")
 @pytest.mark.parametrize("number", range(1, STEPS + 1))
-def test_case_26_the_leader_is_killed_at_every_await_point_of_acting(number: int) -> None:
+def test_leader_kill_at_any_await_point_causes_no_duplicate_start(number: int) -> None:
     """The next one adopts what there is and ends what was begun: no second start, no Call lost, nothing left."""
 
     async def act(stage: Stage, town: Cluster) -> None:
@@ -91,8 +92,9 @@ def test_case_26_the_leader_is_killed_at_every_await_point_of_acting(number: int
     play(act, A, B)
 
 
+@pytest.mark.case("25")
 @pytest.mark.parametrize("number", range(1, STEPS + 1))
-def test_case_25_a_leader_paused_while_it_acts_does_nothing_when_it_goes_on(number: int) -> None:
+def test_paused_leader_does_nothing_after_resuming(number: int) -> None:
     """For 60 s, and the clocks of the two are two hours apart. Its next request is refused, by itself or by the server;
     gateways that hear of its old epoch go on with the new one.
     """
@@ -130,7 +132,8 @@ def test_case_25_a_leader_paused_while_it_acts_does_nothing_when_it_goes_on(numb
     play(act, A, B, skews_s=SKEWS_S)
 
 
-def test_case_27_the_api_server_is_away_for_15_minutes() -> None:
+@pytest.mark.case("27")
+def test_api_server_outage_keeps_warm_requests_and_delays_stops() -> None:
     """Warm Calls go on, cold ones hear once, at their deadline, when to come back; who leads then reads everything
     first, and stops nothing before each gateway has reported to it.
     """
@@ -171,7 +174,8 @@ def test_case_27_the_api_server_is_away_for_15_minutes() -> None:
     play(act, A, B)
 
 
-def test_case_28_a_server_that_is_too_busy_for_five_minutes_is_asked_within_the_budget() -> None:
+@pytest.mark.case("28")
+def test_overloaded_api_server_is_queried_within_the_request_budget() -> None:
     """429 with a Retry-After, then 500: both processes keep to it, at different moments, and then know all there is."""
 
     async def act(stage: Stage, town: Cluster) -> None:
@@ -194,7 +198,8 @@ def test_case_28_a_server_that_is_too_busy_for_five_minutes_is_asked_within_the_
     play(act, A, B)
 
 
-def test_case_29_all_autoscalers_restart_twice_at_full_load() -> None:
+@pytest.mark.case("29")
+def test_restart_of_all_autoscalers_at_full_load_stops_no_replica() -> None:
     """Within 30 s, and one gateway is not heard of at first: nothing is scaled down before all are; no Call is lost."""
 
     async def act(stage: Stage, town: Cluster) -> None:

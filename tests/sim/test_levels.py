@@ -47,10 +47,11 @@ class Lives:
         return [end_s - self.ready_s.get(id, math.inf) for id, end_s in self.ended_s.items()]
 
 
+@pytest.mark.case("6")
 @pytest.mark.parametrize(
     "shape", ["square", pytest.param("sine", marks=pytest.mark.deep), pytest.param("poisson", marks=pytest.mark.deep)]
 )
-def test_case_06_demand_that_oscillates_for_two_hours(shape: str) -> None:
+def test_oscillating_demand_causes_few_replica_changes(shape: str) -> None:
     """Around the threshold between one and two Replicas; the changes of the number of Replicas are counted."""
 
     async def act(stage: Stage) -> None:
@@ -87,7 +88,8 @@ async def keep_one_running(stage: Stage) -> None:
         await stage.answered([stage.town.call("a")])
 
 
-def test_case_06_one_that_is_starting_goes_before_one_that_is_ready() -> None:
+@pytest.mark.case("6")
+def test_starting_replica_is_stopped_before_a_ready_one() -> None:
     """Two are wanted and the second starts slowly; most clients leave before it is ready."""
 
     async def act(stage: Stage) -> None:
@@ -115,7 +117,8 @@ def test_case_06_one_that_is_starting_goes_before_one_that_is_ready() -> None:
     )
 
 
-def test_case_06_residency_decides_where_it_is_longer_than_all_else() -> None:
+@pytest.mark.case("6")
+def test_residency_delays_scale_down_beyond_the_idle_window() -> None:
     """With a window of 0.5 s the second Replica would go 10 s after it was started, if its residency were shorter."""
 
     async def act(stage: Stage) -> None:
@@ -150,7 +153,8 @@ def true(stage: Stage, name: str = "a") -> tuple[int, int]:
     return sum(w for w, _ in counts), sum(r for _, r in counts)
 
 
-def test_case_07_a_gateway_vanishes_while_reports_are_late_doubled_and_out_of_order() -> None:
+@pytest.mark.case("7")
+def test_demand_of_vanished_gateway_expires_despite_disordered_reports() -> None:
     """Not proven dead: its demand is believed in for ten seconds after its last report, and no longer.
 
     At the next quiet point the sum is the truth, and stays it while late reports still come in.
@@ -188,7 +192,8 @@ def test_case_07_a_gateway_vanishes_while_reports_are_late_doubled_and_out_of_or
     play(act, model(slots=64), gateways=2, manners=Manners(serve_s=(5.0, 8.0)), strict=False)
 
 
-def test_case_07_the_demand_of_a_gateway_that_is_proven_dead_is_gone_at_once() -> None:
+@pytest.mark.case("7")
+def test_demand_of_a_dead_gateway_is_removed_at_once() -> None:
     """And keeps no engine for longer than the idle window, however late its reports come."""
 
     async def act(stage: Stage) -> None:
@@ -212,7 +217,8 @@ def test_case_07_the_demand_of_a_gateway_that_is_proven_dead_is_gone_at_once() -
     play(act, model(slots=16, idle_s=5.0), gateways=2, manners=Manners(serve_s=(8.0, 9.0)), strict=False)
 
 
-def test_case_07_demand_that_ended_unheard_makes_no_room() -> None:
+@pytest.mark.case("7")
+def test_demand_that_ended_unreported_evicts_no_replica() -> None:
     """Clients of the other Model leave a gateway that is cut off.
 
     When the residency of the Model that runs is over, ten seconds have passed as well: it is not drained for them.
@@ -246,7 +252,7 @@ def test_case_07_demand_that_ended_unheard_makes_no_room() -> None:
     )
 
 
-def test_reports_under_unknown_names_keep_no_slots_after_they_expire() -> None:
+def test_reports_of_unknown_gateways_hold_no_slots_after_expiry() -> None:
     """A client with a gateway's token, or of another version, reports once under each of eight names."""
 
     async def act(stage: Stage) -> None:

@@ -18,7 +18,7 @@ from tests.sim.test_providers import GIVEN_UP_S, LONG, MODELS, cloud, crowded, l
 HOUR_S = 3600.0
 
 
-def test_fault_what_comes_to_another_node_is_used_there() -> None:
+def test_device_delivered_to_another_node_is_used_there() -> None:
     """It is listed where it is: whose Device is there counts, and it goes like any other."""
 
     async def act(stage: Stage) -> None:
@@ -36,7 +36,7 @@ def test_fault_what_comes_to_another_node_is_used_there() -> None:
     play(act, *MODELS, manners=LONG, kind=CloudTown)
 
 
-def test_fault_a_lost_reply_makes_no_second_order() -> None:
+def test_lost_reply_causes_no_second_order() -> None:
     async def act(stage: Stage) -> None:
         town = rack(stage)
         town.rack.fate = lambda order: Fate(after_s=ATTACH_S, commits_s=1.0, lost_reply=True)
@@ -52,7 +52,7 @@ def test_fault_a_lost_reply_makes_no_second_order() -> None:
 
 
 @pytest.mark.parametrize("comes", [True, False])
-def test_fault_a_provider_that_answers_with_garbage_is_passed_over_and_nothing_of_it_is_lost(comes: bool) -> None:
+def test_provider_with_unreadable_answers_is_bypassed_without_loss(comes: bool) -> None:
     """It took the order and says nothing that can be read. What comes all the same is seen, and serves; else the next
     Offer does. Nothing of it is given back before it can be read again.
     """
@@ -75,7 +75,7 @@ def test_fault_a_provider_that_answers_with_garbage_is_passed_over_and_nothing_o
 
 
 @pytest.mark.parametrize("busy", [True, pytest.param(False, marks=pytest.mark.deep)])
-def test_fault_a_provider_that_is_away_for_an_hour_costs_neither_a_call_nor_a_lease(busy: bool) -> None:
+def test_provider_outage_of_an_hour_loses_no_request_and_no_order(busy: bool) -> None:
     """What it lent serves on, and is known and given back when it is there again; lacks meanwhile are another's."""
 
     async def act(stage: Stage) -> None:
@@ -101,7 +101,7 @@ def test_fault_a_provider_that_is_away_for_an_hour_costs_neither_a_call_nor_a_le
     play(act, *MODELS, model("c", residency_s=600.0), manners=LONG, kind=CloudTown)
 
 
-def test_fault_a_device_that_somebody_detaches_by_hand_is_noticed_and_another_is_ordered() -> None:
+def test_manually_detached_device_is_noticed_and_another_is_ordered() -> None:
     """While nobody is on it: its Lease is gone with the next lists, and the next surge has one of its own."""
 
     async def act(stage: Stage) -> None:
@@ -123,7 +123,7 @@ def test_fault_a_device_that_somebody_detaches_by_hand_is_noticed_and_another_is
     play(act, *MODELS, manners=Manners(start_s=(1.0, 1.0), serve_s=(16.0, 16.0)), kind=RackTown)
 
 
-def test_fault_a_device_that_somebody_detaches_by_hand_under_a_replica_costs_its_call_one_error_and_no_more() -> None:
+def test_manual_detach_under_a_replica_fails_only_its_running_request() -> None:
     async def act(stage: Stage) -> None:
         town = rack(stage)
         first = await crowded(stage)
@@ -145,7 +145,7 @@ def test_fault_a_device_that_somebody_detaches_by_hand_under_a_replica_costs_its
     play(act, *MODELS, manners=LONG, kind=RackTown, strict=False)
 
 
-def test_fault_a_node_that_is_gone_at_once_while_weights_load_costs_one_start_more() -> None:
+def test_node_lost_while_weights_load_costs_one_extra_start() -> None:
     """No notice came before it."""
 
     async def act(stage: Stage) -> None:

@@ -68,8 +68,9 @@ async def crowded(stage: Stage) -> Journey:
 # --- case 31 ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.case("31")
 @pytest.mark.parametrize("how", sorted(BROKEN))
-def test_case_31_what_is_not_delivered_is_given_up_and_the_next_offer_serves(how: str) -> None:
+def test_undelivered_order_is_abandoned_and_the_next_offer_serves(how: str) -> None:
     async def act(stage: Stage) -> None:
         town = rack(stage)
         town.rack.fate = lambda order: BROKEN[how]
@@ -86,8 +87,9 @@ def test_case_31_what_is_not_delivered_is_given_up_and_the_next_offer_serves(how
     play(act, *MODELS, manners=LONG, kind=CloudTown)
 
 
+@pytest.mark.case("31")
 @pytest.mark.parametrize("how", sorted(BROKEN))
-def test_case_31_where_nobody_delivers_calls_are_told_that_there_is_no_capacity(how: str) -> None:
+def test_requests_fail_with_no_capacity_when_no_provider_delivers(how: str) -> None:
     async def act(stage: Stage) -> None:
         town = rack(stage)
         town.rack.fate = lambda order: BROKEN[how]
@@ -100,8 +102,9 @@ def test_case_31_where_nobody_delivers_calls_are_told_that_there_is_no_capacity(
     play(act, *MODELS, manners=LONG, kind=RackTown, devices=0)
 
 
+@pytest.mark.case("31")
 @pytest.mark.parametrize("again", [True, False])
-def test_case_31_what_comes_after_it_was_taken_back_serves_or_goes_within_a_minute(again: bool) -> None:
+def test_delivery_after_cancel_is_used_or_returned_within_a_minute(again: bool) -> None:
     async def act(stage: Stage) -> None:
         town = rack(stage)
         town.rack.fate = lambda order: Fate(after_s=60.0, commits_s=50.0, late=True)
@@ -137,8 +140,9 @@ async def added(stage: Stage) -> tuple[Journey, Journey, str]:
     return first, second, cloud(stage).slices[0].node
 
 
+@pytest.mark.case("32")
 @pytest.mark.parametrize("key", [SPOT, CONSOLIDATED])
-def test_case_32_a_node_that_is_taken_while_weights_load_costs_one_start_more(key: str) -> None:
+def test_node_disrupted_while_weights_load_costs_one_extra_start(key: str) -> None:
     async def act(stage: Stage) -> None:
         first, second, node = await added(stage)
         await stage.until(lambda: stage.replicas("b") == 1)
@@ -152,7 +156,8 @@ def test_case_32_a_node_that_is_taken_while_weights_load_costs_one_start_more(ke
     play(act, *MODELS, manners=slow, kind=CloudTown, strict=False)
 
 
-def test_case_32_a_spot_node_that_is_taken_during_an_answer_drains_within_two_seconds() -> None:
+@pytest.mark.case("32")
+def test_spot_node_reclaimed_during_response_drains_within_two_seconds() -> None:
     async def act(stage: Stage) -> None:
         first, second, node = await added(stage)
         await stage.until(lambda: second.first_byte_s is not None)
@@ -173,7 +178,8 @@ def test_case_32_a_spot_node_that_is_taken_during_an_answer_drains_within_two_se
 SCRUBS_S = 90.0
 
 
-def test_case_33_nothing_is_detached_before_its_memory_is_clean() -> None:
+@pytest.mark.case("33")
+def test_device_is_detached_only_after_its_memory_is_clean() -> None:
     async def act(stage: Stage) -> None:
         town = rack(stage)
         town.machine.fate = scrubs
@@ -193,7 +199,8 @@ def test_case_33_nothing_is_detached_before_its_memory_is_clean() -> None:
     play(act, *quick, manners=Manners(start_s=(1.0, 1.0), serve_s=(16.0, 16.0)), kind=RackTown)
 
 
-def test_case_33_a_detach_that_hangs_is_somebodys_and_is_asked_again_more_and_more_rarely() -> None:
+@pytest.mark.case("33")
+def test_hanging_detach_keeps_its_owner_and_is_retried_at_low_rate() -> None:
     async def act(stage: Stage) -> None:
         town = rack(stage)
         town.rack.stuck = True

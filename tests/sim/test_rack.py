@@ -23,7 +23,7 @@ def rack(stage: Stage) -> RackTown:
     return stage.town
 
 
-def test_a_surge_has_a_device_attached_before_anything_else_waits_for_it_and_it_goes_when_nobody_calls() -> None:
+def test_surge_attaches_one_device_at_once_and_detaches_when_idle() -> None:
     async def act(stage: Stage) -> None:
         town = rack(stage)
         first = town.call("a")
@@ -41,7 +41,7 @@ def test_a_surge_has_a_device_attached_before_anything_else_waits_for_it_and_it_
     play(act, model("a", residency_s=600.0), model("b", residency_s=600.0), manners=LONG, kind=RackTown)
 
 
-def test_what_nobody_waits_for_any_more_is_taken_back_before_it_comes() -> None:
+def test_unneeded_order_is_cancelled_before_delivery() -> None:
     async def act(stage: Stage) -> None:
         town = rack(stage)
         town.rack.fate = lambda order: Fate(after_s=60.0, commits_s=40.0)
@@ -57,7 +57,7 @@ def test_what_nobody_waits_for_any_more_is_taken_back_before_it_comes() -> None:
     play(act, model("a", residency_s=600.0), model("b", residency_s=600.0), manners=LONG, kind=RackTown)
 
 
-def test_a_device_that_is_here_serves_the_next_surge_without_another_order() -> None:
+def test_attached_device_serves_the_next_surge_without_another_order() -> None:
     async def act(stage: Stage) -> None:
         town = rack(stage)
         first, second = town.call("a"), town.call("b")
@@ -70,7 +70,7 @@ def test_a_device_that_is_here_serves_the_next_surge_without_another_order() -> 
     play(act, model("a", residency_s=600.0), model("b", residency_s=600.0), manners=LONG, kind=RackTown)
 
 
-def test_a_leader_that_takes_over_finds_what_was_ordered_and_orders_no_second() -> None:
+def test_new_leader_finds_the_open_order_and_places_no_second() -> None:
     async def act(stage: Stage) -> None:
         town = rack(stage)
         first, second = town.call("a"), town.call("b")

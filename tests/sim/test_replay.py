@@ -25,35 +25,35 @@ def outcome(policy: Policy = OURS, market: str = "fabric cheaper", faults: float
 
 
 @pytest.mark.parametrize("market", MARKETS)
-def test_every_call_is_served_and_all_that_was_added_is_given_back(market: str) -> None:
+def test_every_request_is_served_and_all_added_capacity_is_returned(market: str) -> None:
     done = outcome(market=market)
     assert not done.broken
     assert (len(done.waits_s), done.gave_up) == (len(CALLS), 0)
     assert done.bill.cost > 0, "the cluster is too small without"
 
 
-def test_the_same_run_comes_out_the_same() -> None:
+def test_repeated_replay_gives_the_same_outcome() -> None:
     assert play(CALLS, MARKETS["fabric cheaper"], OURS, faults=0.3) == outcome()
 
 
-def test_what_is_never_given_back_costs_more_than_what_ours_adds() -> None:
+def test_keeping_added_capacity_costs_more_than_returning_capacity() -> None:
     kept = outcome(Policy("kept", keep=inf))
     assert not kept.broken
     assert kept.bill.cost > outcome().bill.cost
 
 
-def test_a_rule_that_wants_nodes_first_is_not_the_one_that_attaches() -> None:
+def test_policy_with_nodes_first_uses_more_power_than_attaching() -> None:
     attached, added = (outcome(Policy(first, first, 120.0)) for first in ("gpu", "node"))
     watts = [one.bill.kwh / one.bill.device_hours for one in (attached, added)]
     assert watts[0] * 1.5 < watts[1], "a node takes more power than a Device"
 
 
-def test_each_point_has_a_name_of_its_own() -> None:
+def test_each_point_has_a_unique_name() -> None:
     names = [one.name for one in points()]
     assert len({*names}) == len(names)
 
 
-def test_the_trace_is_read_by_the_time_of_day(tmp_path: Path) -> None:
+def test_trace_is_read_by_time_of_day(tmp_path: Path) -> None:
     rows = "2024-11-15 00:00:10,30,M1\n2024-11-16 00:00:05,20,\n2024-11-16 00:00:20,9,M1\n"
     (tmp_path / arrivals.FILE).write_text(HEAD + rows)
     all_days, busiest = arrivals.gentd26(tmp_path), arrivals.gentd26(tmp_path, 1)
@@ -62,7 +62,7 @@ def test_the_trace_is_read_by_the_time_of_day(tmp_path: Path) -> None:
     assert (arrivals.peak(all_days), arrivals.names(all_days)) == (3, ["m1", "unnamed"])
 
 
-def test_another_file_is_no_trace(tmp_path: Path) -> None:
+def test_file_in_another_format_is_rejected_as_trace(tmp_path: Path) -> None:
     (tmp_path / arrivals.FILE).write_text("a,b\n1,2\n")
     with pytest.raises(ValueError, match="not that of GenTD26"):
         arrivals.gentd26(tmp_path)
@@ -72,12 +72,12 @@ def _point(cost: float, wait_s: float) -> Mean:
     return Mean("p", cost, cost, cost, (wait_s, wait_s, wait_s))
 
 
-def test_a_point_is_compared_with_the_cheapest_of_ours_that_waits_no_longer() -> None:
+def test_point_is_compared_with_cheapest_own_point_of_no_longer_wait() -> None:
     ours = [(OURS, _point(8.0, 10.0)), (OURS, _point(4.0, 30.0))]
     found = [judged(ours, _point(16.0, wait_s)) for wait_s in (5.0, 10.0, 40.0)]
     assert [one and one.cost for one in found] == [None, 0.5, 0.25]
 
 
-def test_what_several_seeds_give_is_their_mean() -> None:
+def test_results_of_several_seeds_are_averaged() -> None:
     runs = [Outcome("m", "p", 1, (wait_s,), 1, Bill(cost, 1.0, 2.0), 1) for cost, wait_s in ((2.0, 10.0), (4.0, 30.0))]
     assert mean(runs) == Mean("p", 3.0, 1.0, 2.0, (20.0, 20.0, 20.0), 2, (2.0, 4.0))

@@ -9,6 +9,8 @@ import asyncio
 import json
 from collections.abc import Callable
 
+import pytest
+
 from autoscaler.contract import ReplicaId
 from autoscaler.controller.loop import LoopStep
 from autoscaler.drivers.kubernetes.inventory import resource_claims
@@ -85,7 +87,8 @@ def places(town: Cluster) -> dict[str, tuple[str, ...]]:
     return {str(one.model): one.slices for one in town.leader.loop.world.replicas.values()}
 
 
-def test_case_23_who_got_another_card_than_was_chosen_leaves_it_to_the_older_and_starts_elsewhere() -> None:
+@pytest.mark.case("23")
+def test_replica_on_wrong_card_is_evicted_and_started_on_another_card() -> None:
     async def act(stage: Stage, town: Cluster) -> None:
         await cards(stage, town, FIRST, SECOND)
         given: list[str] = []
@@ -111,7 +114,8 @@ def test_case_23_who_got_another_card_than_was_chosen_leaves_it_to_the_older_and
     play(act, A, B, gpus=0)
 
 
-def test_case_23_a_card_that_a_pod_of_others_claims_is_left_to_it() -> None:
+@pytest.mark.case("23")
+def test_card_claimed_by_a_foreign_pod_is_left_to_that_pod() -> None:
     async def act(stage: Stage, town: Cluster) -> None:
         await cards(stage, town, FIRST, SECOND)
 
@@ -138,7 +142,8 @@ def test_case_23_a_card_that_a_pod_of_others_claims_is_left_to_it() -> None:
     play(act, A, gpus=0)
 
 
-def test_case_23_while_a_nodes_lock_keeps_hami_from_binding_the_start_waits_and_says_so() -> None:
+@pytest.mark.case("23")
+def test_start_waits_with_a_reason_while_a_node_lock_blocks_hami() -> None:
     why = "binding rejected: node node has been locked within 5 minutes"
 
     async def act(stage: Stage, town: Cluster) -> None:
@@ -166,7 +171,8 @@ def test_case_23_while_a_nodes_lock_keeps_hami_from_binding_the_start_waits_and_
     play(act, A, gpus=0)
 
 
-def test_case_23_what_the_plugin_refuses_since_the_lock_expired_is_a_failed_start_and_tried_again() -> None:
+@pytest.mark.case("23")
+def test_admission_error_after_lock_expiry_is_a_retried_failed_start() -> None:
     async def act(stage: Stage, town: Cluster) -> None:
         await cards(stage, town, FIRST)
         seen: list[str] = []
@@ -190,7 +196,8 @@ def test_case_23_what_the_plugin_refuses_since_the_lock_expired_is_a_failed_star
     play(act, A, gpus=0)
 
 
-def test_case_23_a_device_of_a_pod_deleted_by_force_waits_for_its_claim_though_its_memory_is_free() -> None:
+@pytest.mark.case("23")
+def test_device_of_force_deleted_pod_is_reused_only_after_its_claim_ends() -> None:
     async def act(stage: Stage, town: Cluster) -> None:
         town.machine.slices = (one_device(16 * GIB, f"{NODE}/gpu-0"),)
         town.server.put(resource_claims.PUBLISHED, resource_slice(NODE, "gpus", devices=[gpu(0)]), "ADDED")

@@ -26,7 +26,7 @@ COMPLETED_SHARE = 0.6
     "first",
     [pytest.param(first, marks=() if first <= STANDARD else pytest.mark.deep) for first in range(1, SEEDS + 1, BATCH)],
 )
-def test_seeds(first: int) -> None:
+def test_seeded_runs_keep_all_invariants(first: int) -> None:
     """Safety in the storm, liveness after it, nothing left at the end; and even in the storm Calls complete."""
     calls = completed = 0
     for seed in range(first, min(first + BATCH, SEEDS + 1)):
@@ -37,12 +37,14 @@ def test_seeds(first: int) -> None:
         assert completed >= calls * COMPLETED_SHARE, f"only {completed} of {calls} Calls completed"
 
 
-def test_small_queues_are_filled() -> None:
+def test_some_seed_fills_a_small_queue() -> None:
     """I12 is looked at where a queue is full: some seed fills one."""
     assert any(play(seed).full for seed in range(1, 11))
 
 
-def test_a_trace_can_be_read(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_trace_option_prints_every_hashed_note(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """`python -m tests.sim 3 --trace` prints every note that its hash is of."""
     monkeypatch.setattr("sys.argv", ["tests.sim", "3", "--trace"])
     assert main() == 0
@@ -55,6 +57,6 @@ def test_a_trace_can_be_read(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
 
 
 @pytest.mark.parametrize("seed", [3, 8, 14])
-def test_same_seed_same_trace(seed: int) -> None:
+def test_same_seed_gives_the_same_trace(seed: int) -> None:
     """I13: a run is a function of its seed."""
     assert play(seed).trace == play(seed).trace

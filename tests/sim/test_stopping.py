@@ -68,7 +68,8 @@ async def four_full(stage: Stage) -> list[Journey]:
     return calls
 
 
-def test_case_10_scale_from_four_to_one_with_twenty_streams_on_each() -> None:
+@pytest.mark.case("10")
+def test_scale_from_four_to_one_by_document_cuts_no_stream() -> None:
     """A document says that one is enough: three drain with all their streams on them, and the fourth serves on."""
 
     async def act(stage: Stage) -> None:
@@ -91,7 +92,8 @@ def test_case_10_scale_from_four_to_one_with_twenty_streams_on_each() -> None:
     play(act, model(slots=20, replicas=4, memory_gib=4, idle_s=2.0), gateways=3, manners=STREAMS)
 
 
-def test_case_10_from_four_to_one_as_demand_falls() -> None:
+@pytest.mark.case("10")
+def test_scale_from_four_to_one_on_falling_demand_cuts_no_stream() -> None:
     """As 80 streams at once become 20 at most, three of four Replicas go; those that still have streams drain first."""
 
     async def act(stage: Stage) -> None:
@@ -108,8 +110,9 @@ def test_case_10_from_four_to_one_as_demand_falls() -> None:
     play(act, model(slots=20, replicas=4, memory_gib=4, idle_s=2.0), gateways=3, manners=STREAMS)
 
 
+@pytest.mark.case("11")
 @pytest.mark.parametrize("first", range(0, SEEDS, 100))
-def test_case_11_a_call_around_the_last_drain(first: int) -> None:
+def test_request_arriving_around_the_last_drain_is_completed(first: int) -> None:
     """A Call arrives 0 to 5 ms around the moment in which the idle Replica is drained, in 1000 seeds."""
     for seed in range(first, first + 100):
 
@@ -126,7 +129,8 @@ def test_case_11_a_call_around_the_last_drain(first: int) -> None:
         play(act, model(idle_s=2.0), seed=seed, gateways=2, manners=Manners(start_s=(0.3, 0.3), serve_s=(0.05, 0.1)))
 
 
-def test_case_11_a_draining_replica_is_revived() -> None:
+@pytest.mark.case("11")
+def test_draining_replica_is_revived_by_a_new_request() -> None:
     """While an acknowledgement is still missing (a gateway is cut off), a new Call brings the Replica back."""
 
     async def act(stage: Stage) -> None:
@@ -150,7 +154,8 @@ def test_case_11_a_draining_replica_is_revived() -> None:
     play(act, model(idle_s=2.0), gateways=2, manners=Manners(start_s=(0.3, 0.3), serve_s=(0.05, 0.1)))
 
 
-def test_case_12_one_generation_longer_than_three_idle_windows() -> None:
+@pytest.mark.case("12")
+def test_long_generation_never_counts_as_idle() -> None:
     async def act(stage: Stage) -> None:
         town = stage.town
         call = town.call("a")
@@ -169,7 +174,8 @@ def test_case_12_one_generation_longer_than_three_idle_windows() -> None:
     play(act, model(idle_s=2.0), manners=Manners(serve_s=(7.0, 7.0)))
 
 
-def test_case_12_an_idle_window_as_long_as_the_start() -> None:
+@pytest.mark.case("12")
+def test_idle_window_as_long_as_the_start_serves_every_request() -> None:
     async def act(stage: Stage) -> None:
         town = stage.town
         for _ in range(3):
@@ -180,7 +186,8 @@ def test_case_12_an_idle_window_as_long_as_the_start() -> None:
     play(act, model(idle_s=3.0), manners=Manners(start_s=(3.0, 3.0)))
 
 
-def test_case_13_a_gateway_cut_off_during_a_drain() -> None:
+@pytest.mark.case("13")
+def test_unreachable_gateway_delays_a_stop_for_a_bounded_time() -> None:
     async def act(stage: Stage) -> None:
         town = stage.town
         calls = [town.call("a", gateway=number % 2) for number in range(4)]
@@ -196,8 +203,9 @@ def test_case_13_a_gateway_cut_off_during_a_drain() -> None:
     play(act, model(idle_s=2.0, drain_s=20.0), gateways=2, strict=False)
 
 
+@pytest.mark.case("13")
 @pytest.mark.parametrize("new_leader", [False, True])
-def test_case_13_an_engine_that_a_silent_gateway_uses_is_not_stopped(new_leader: bool) -> None:
+def test_engine_used_by_a_silent_gateway_is_not_stopped(new_leader: bool) -> None:
     """Cut off for longer than a report counts, an idle window and a drain's grace together; unknown is not zero."""
 
     async def act(stage: Stage) -> None:
@@ -228,8 +236,9 @@ def test_case_13_an_engine_that_a_silent_gateway_uses_is_not_stopped(new_leader:
     )
 
 
+@pytest.mark.case("16")
 @pytest.mark.parametrize("moment", ["before the first byte", "mid-stream", "after the last byte"])
-def test_case_16_a_replica_is_killed(moment: str) -> None:
+def test_killed_replica_fails_only_a_request_in_mid_stream(moment: str) -> None:
     async def act(stage: Stage) -> None:
         town = stage.town
         warm = town.call("a")
@@ -257,8 +266,9 @@ def test_case_16_a_replica_is_killed(moment: str) -> None:
     play(act, model(), manners=Manners(start_s=(0.5, 0.5), serve_s=(2.0, 2.0)), strict=False)
 
 
+@pytest.mark.case("34")
 @pytest.mark.parametrize("moment", ["parked", "before the first byte", "mid-stream"])
-def test_case_34_a_client_leaves(moment: str) -> None:
+def test_abandoned_request_is_removed_at_once_and_frees_its_slot(moment: str) -> None:
     """Its Slot is the next Call's in the same instant, and the leader knows within 100 ms."""
 
     async def act(stage: Stage) -> None:

@@ -21,13 +21,13 @@ BATCH = 5
     "first",
     [pytest.param(first, marks=() if first <= STANDARD else pytest.mark.deep) for first in range(1, SURGES + 1, BATCH)],
 )
-def test_nothing_is_supplied_twice_and_nothing_is_left(first: int) -> None:
+def test_surges_cause_no_duplicate_capacity_and_leave_none_behind(first: int) -> None:
     for seed in range(first, min(first + BATCH, SURGES + 1)):
         result = play(seed)
         assert not result.broken, f"replay with `python -m tests.sim.surges {seed}`:\n" + "\n".join(result.broken[:10])
 
 
-def test_without_faults_everybody_who_waits_long_enough_is_served() -> None:
+def test_surges_without_faults_serve_all_patient_requests() -> None:
     results = [play(seed, faulty=False) for seed in (2, 5, 9)]
     assert not [line for result in results for line in result.broken]
     assert all(result.served for result in results)

@@ -74,9 +74,10 @@ async def cuts(town: Cluster) -> None:
         await asyncio.sleep(CUT_EVERY_S)
 
 
+@pytest.mark.case("18")
 @pytest.mark.parametrize("how", ["its end is not told", "watches are cut", "evicted"])
 @pytest.mark.parametrize("seed", range(1, 6))
-def test_case_18_a_pod_that_is_gone_leaves_routes_and_its_calls_move(how: str, seed: int) -> None:
+def test_vanished_pod_leaves_routes_and_its_requests_move(how: str, seed: int) -> None:
     """No Call is lost that had no byte yet; another takes its place, once. A gateway whose connect failed tries it no
     more but once in a while. What is evicted is deleted by us, and that is not told either.
     """

@@ -35,7 +35,7 @@ def first_bytes_s(calls: list[Journey], tenant: str) -> float:
     return max(times) - min(times)
 
 
-def test_a_killed_autoscaler_forgets_the_last_minute_and_remembers_what_is_older() -> None:
+def test_autoscaler_kill_loses_only_the_last_minute_of_history() -> None:
     """The back-off of a Model that cannot start: lost with the leader that has just learnt it, kept a minute later."""
 
     async def act(stage: Stage) -> None:
@@ -64,8 +64,9 @@ def test_a_killed_autoscaler_forgets_the_last_minute_and_remembers_what_is_older
     play(act, model(), manners=NEVER, strict=False)
 
 
+@pytest.mark.case("1")
 @pytest.mark.parametrize("replicas", [1, 2, 4])
-def test_case_01_a_burst_at_zero_through_three_gateways(replicas: int) -> None:
+def test_burst_from_zero_starts_planned_replicas_and_shares_fairly(replicas: int) -> None:
     async def act(stage: Stage) -> None:
         town = stage.town
         calls = []
@@ -83,7 +84,8 @@ def test_case_01_a_burst_at_zero_through_three_gateways(replicas: int) -> None:
     play(act, model(slots=8, replicas=replicas, memory_gib=4), gateways=3, devices=2, manners=SLOW)
 
 
-def test_case_02_a_start_that_cannot_succeed() -> None:
+@pytest.mark.case("2")
+def test_repeatedly_failing_start_rejects_requests_and_backs_off() -> None:
     async def act(stage: Stage) -> None:
         town = stage.town
         calls = [town.call("a", wait_s=300) for _ in range(20)]
@@ -106,7 +108,8 @@ def test_case_02_a_start_that_cannot_succeed() -> None:
     play(act, model(start=Start(seconds_max=60.0, retries=3)), manners=NEVER)
 
 
-def test_case_02_a_start_that_never_gets_ready_ends_with_its_limit() -> None:
+@pytest.mark.case("2")
+def test_start_that_never_becomes_ready_fails_at_its_time_limit() -> None:
     """Every Call that waits is told within min(its deadline, the start limit)."""
 
     async def act(stage: Stage) -> None:
@@ -120,7 +123,8 @@ def test_case_02_a_start_that_never_gets_ready_ends_with_its_limit() -> None:
     play(act, model(start=Start(seconds_max=60.0)), manners=Manners(start_s=(9e9, 9e9)))
 
 
-def test_case_02_a_start_that_surely_fails_is_not_tried_and_displaces_nobody() -> None:
+@pytest.mark.case("2")
+def test_start_with_a_known_obstacle_is_not_tried_and_evicts_nothing() -> None:
     """There is one device; `b` has it and is idle. Once nothing is in the way any more, `a` gets it within a minute."""
 
     async def act(stage: Stage) -> None:
@@ -140,7 +144,8 @@ def test_case_02_a_start_that_surely_fails_is_not_tried_and_displaces_nobody() -
     play(act, model("a"), model("b", idle_s=300.0, residency_s=0.0))
 
 
-def test_case_02_other_models_are_unaffected() -> None:
+@pytest.mark.case("2")
+def test_failing_start_does_not_affect_other_models() -> None:
     async def act(stage: Stage) -> None:
         town = stage.town
         broken = [town.call("a", wait_s=300) for _ in range(5)]
@@ -152,7 +157,8 @@ def test_case_02_other_models_are_unaffected() -> None:
     play(act, model("a"), model("b"), manners=NEVER)
 
 
-def test_case_03_a_full_queue_refuses_exactly_the_surplus() -> None:
+@pytest.mark.case("3")
+def test_full_queue_rejects_exactly_the_surplus() -> None:
     async def act(stage: Stage) -> None:
         town = stage.town
         calls = [town.call("a") for _ in range(700)]
@@ -167,7 +173,8 @@ def test_case_03_a_full_queue_refuses_exactly_the_surplus() -> None:
     play(act, model(slots=1, calls_max=200), manners=SLOW)
 
 
-def test_case_04_all_clients_leave_during_the_start() -> None:
+@pytest.mark.case("4")
+def test_all_clients_leaving_during_start_empties_the_queue() -> None:
     async def act(stage: Stage) -> None:
         town = stage.town
         calls = [town.call("a") for _ in range(50)]
@@ -189,7 +196,8 @@ def test_case_04_all_clients_leave_during_the_start() -> None:
     play(act, model(), manners=SLOW)
 
 
-def test_case_05_deadlines_against_a_slow_start() -> None:
+@pytest.mark.case("5")
+def test_deadline_before_the_estimated_start_is_rejected_at_once() -> None:
     async def act(stage: Stage) -> None:
         town = stage.town
         await stage.answered([town.call("a")])
@@ -206,7 +214,8 @@ def test_case_05_deadlines_against_a_slow_start() -> None:
     play(act, model(start=Start(seconds_max=300.0)), manners=Manners(start_s=(90.0, 90.0)))
 
 
-def test_case_05_without_an_estimate_calls_wait_until_their_deadline() -> None:
+@pytest.mark.case("5")
+def test_requests_wait_until_their_deadline_without_an_estimate() -> None:
     async def act(stage: Stage) -> None:
         town = stage.town
         hasty = town.call("a", wait_s=1.0)
@@ -218,7 +227,8 @@ def test_case_05_without_an_estimate_calls_wait_until_their_deadline() -> None:
     play(act, model(start=Start(seconds_max=300.0)), manners=Manners(start_s=(90.0, 90.0)))
 
 
-def test_case_04_a_start_that_waits_for_a_victims_streams_is_dropped() -> None:
+@pytest.mark.case("4")
+def test_start_waiting_for_a_draining_victim_is_dropped_if_unneeded() -> None:
     """All clients leave while the other Model still has the Slice: nothing starts, and the victim is not stopped."""
 
     async def act(stage: Stage) -> None:
@@ -240,7 +250,8 @@ def test_case_04_a_start_that_waits_for_a_victims_streams_is_dropped() -> None:
     play(act, model("a"), model("b"), manners=Manners(start_s=(0.5, 0.5), serve_s=(10.0, 10.0)))
 
 
-def test_case_04_a_start_that_waits_for_another_start_is_dropped() -> None:
+@pytest.mark.case("4")
+def test_start_waiting_for_another_start_is_dropped_if_unneeded() -> None:
     """One Replica at a time starts on a Device; the second is not there yet when its clients leave."""
 
     async def act(stage: Stage) -> None:
@@ -258,10 +269,11 @@ def test_case_04_a_start_that_waits_for_another_start_is_dropped() -> None:
     play(act, model("a", memory_gib=4), model("b", memory_gib=4), manners=SLOW)
 
 
+@pytest.mark.case("8")
 @pytest.mark.parametrize("seed", range(1, 6))
 @pytest.mark.parametrize("slots", [1, 4])
 @pytest.mark.parametrize("gateways", [1, 2])
-def test_case_08_a_short_call_beside_five_hundred_long_ones(gateways: int, slots: int, seed: int) -> None:
+def test_request_of_other_tenant_overtakes_five_hundred_queued_ones(gateways: int, slots: int, seed: int) -> None:
     async def act(stage: Stage) -> None:
         town = stage.town
         long = [town.call("a", "acme", gateway=0) for _ in range(500)]
@@ -283,7 +295,8 @@ def test_case_08_a_short_call_beside_five_hundred_long_ones(gateways: int, slots
     play(act, model(slots=slots), seed=seed, gateways=gateways, manners=Manners(serve_s=(0.5, 1.5)))
 
 
-def test_case_09_two_models_alternate_on_one_slice() -> None:
+@pytest.mark.case("9")
+def test_two_models_on_one_slice_alternate_with_bounded_wait() -> None:
     async def act(stage: Stage) -> None:
         town = stage.town
         waits: list[float] = []

@@ -39,7 +39,7 @@ LONG = digests.parse_digest("sha512:" + "0f" * 64)
         ("ollama://hf.co/Qwen/Qwen3-8B-GGUF:Q4_K_M", "hf.co", "Qwen/Qwen3-8B-GGUF", "Q4_K_M", None),
     ],
 )
-def test_what_people_write(
+def test_references_are_parsed_into_their_parts(
     text: str, registry: str | None, repository: str | None, tag: str | None, digest: str | None
 ) -> None:
     if registry is None:
@@ -88,7 +88,7 @@ def test_what_people_write(
         ("ollama://", "ollama"),
     ],
 )
-def test_what_is_refused_in_one_line(text: str, said: str) -> None:
+def test_invalid_references_are_rejected_in_one_line(text: str, said: str) -> None:
     with pytest.raises(BadReferenceError) as caught:
         reference.parse_reference(text)
     assert re.search(said, str(caught.value))
@@ -96,13 +96,13 @@ def test_what_is_refused_in_one_line(text: str, said: str) -> None:
     assert len(str(caught.value)) < 320
 
 
-def test_a_password_is_not_shown() -> None:
+def test_rejected_reference_error_hides_the_password() -> None:
     with pytest.raises(BadReferenceError) as caught:
         reference.parse_reference("oci://me:hunter2@ghcr.io/x")
     assert "hunter2" not in str(caught.value)
 
 
-def test_what_is_asked_and_of_whom() -> None:
+def test_reference_yields_its_requested_tag_or_digest_and_host() -> None:
     assert reference.parse_reference("ghcr.io/x").asked == "latest"
     assert reference.parse_reference("ghcr.io/x:t").asked == "t"
     assert reference.parse_reference(f"ghcr.io/x:t@{A}").asked == A
@@ -110,6 +110,7 @@ def test_what_is_asked_and_of_whom() -> None:
     assert reference.parse_reference("ghcr.io/x").host == "ghcr.io"
 
 
+@pytest.mark.point("3")
 @pytest.mark.parametrize(
     "text",
     [
@@ -130,13 +131,14 @@ def test_what_is_asked_and_of_whom() -> None:
         7,
     ],
 )
-def test_point_03_a_digest_is_one_or_is_refused(text: object) -> None:
+def test_malformed_digests_are_rejected(text: object) -> None:
     with pytest.raises(BadDigestError, match="is no digest") as caught:
         digests.parse_digest(text)
     assert "\n" not in str(caught.value)
 
 
-def test_point_03_sha512_is_taken() -> None:
+@pytest.mark.point("3")
+def test_sha512_digests_are_accepted() -> None:
     assert digests.get_algorithm(LONG) == "sha512"
     assert digests.get_hex(LONG) == "0f" * 64
     assert digests.compute_digest(b"{}") == "sha256:44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"
@@ -144,7 +146,7 @@ def test_point_03_sha512_is_taken() -> None:
 
 @settings(derandomize=True, deadline=None, max_examples=examples(400))
 @given(st.sampled_from(["", "oci://", "ollama://"]), st.text(max_size=20) | st.text("ab.:[]/@%\\-", max_size=30))
-def test_what_comes_out_may_stand_in_a_url(scheme: str, text: str) -> None:
+def test_parsed_references_are_safe_in_urls(scheme: str, text: str) -> None:
     try:
         found = reference.parse_reference(scheme + text)
     except BadReferenceError:

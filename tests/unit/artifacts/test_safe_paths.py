@@ -43,10 +43,11 @@ def titled(*named: dict[str, str]) -> contents.Contents:
         ".whale",
     ],
 )
-def test_what_is_taken_is_taken_as_it_is(path: str) -> None:
+def test_valid_paths_are_accepted_unchanged(path: str) -> None:
     assert safe_paths.check_path(path) == path
 
 
+@pytest.mark.point("4")
 @pytest.mark.parametrize(
     ("path", "said"),
     [
@@ -84,7 +85,7 @@ def test_what_is_taken_is_taken_as_it_is(path: str) -> None:
         ("a/.wh..wh..opq", "reserved"),
     ],
 )
-def test_point_04_a_path_that_leads_out_or_cannot_be_is_refused(path: str, said: str) -> None:
+def test_escaping_or_unportable_paths_are_rejected(path: str, said: str) -> None:
     with pytest.raises(BadPathError, match=said) as caught:
         safe_paths.check_path(path)
     assert str(caught.value).isprintable()
@@ -96,6 +97,7 @@ def test_point_04_a_path_that_leads_out_or_cannot_be_is_refused(path: str, said:
         whole.files()
 
 
+@pytest.mark.point("4")
 @pytest.mark.parametrize(
     ("first", "second"),
     [
@@ -111,7 +113,7 @@ def test_point_04_a_path_that_leads_out_or_cannot_be_is_refused(path: str, said:
         ("a/b/c", "A/B"),
     ],
 )
-def test_point_04_what_is_one_file_somewhere_is_refused(first: str, second: str) -> None:
+def test_colliding_paths_are_rejected(first: str, second: str) -> None:
     tree = Tree()
     tree.add(first)
     with pytest.raises(BadPathError, match=r"stands there (twice|beside)") as caught:
@@ -119,14 +121,16 @@ def test_point_04_what_is_one_file_somewhere_is_refused(first: str, second: str)
     assert str(caught.value).isprintable()
 
 
-def test_point_04_duplicates_are_refused_in_an_artifact() -> None:
+@pytest.mark.point("4")
+def test_duplicate_paths_in_an_artifact_are_rejected() -> None:
     whole = titled({TITLE: "model.gguf"}, {TITLE: "MODEL.gguf"}, {TITLE: "b.gguf"})
     assert [bool(one.refusal) for one in whole.layers] == [False, True, False]
     with pytest.raises(contents.RefusedError, match=r"layer 2: its path 'MODEL.gguf' stands there beside 'model.gguf'"):
         whole.files()
 
 
-def test_point_04_siblings_lie_beside_each_other() -> None:
+@pytest.mark.point("4")
+def test_sibling_paths_are_accepted() -> None:
     tree = Tree()
     for path in ("a/b", "a/c", "a.gguf", "b/a", "ab"):
         tree.add(path)
@@ -135,7 +139,8 @@ def test_point_04_siblings_lie_beside_each_other() -> None:
         tree.add("a/b", folder=True)
 
 
-def test_point_04_filepath_goes_before_title_and_is_the_one_that_is_checked() -> None:
+@pytest.mark.point("4")
+def test_filepath_annotation_overrides_the_title_and_is_checked() -> None:
     whole = titled({FILEPATH: "a/model.gguf", TITLE: "../../model.gguf"}, {FILEPATH: "a/b.gguf", TITLE: "b.gguf"})
     assert [file.path for file in whole.files()] == ["a/model.gguf", "a/b.gguf"]
     assert "its filepath goes before '../../model.gguf'" in whole.layers[0].note
@@ -146,7 +151,7 @@ def test_point_04_filepath_goes_before_title_and_is_the_one_that_is_checked() ->
 
 @settings(derandomize=True, deadline=None, max_examples=examples(300))
 @given(st.text(max_size=60) | st.text("./\\aA: \u0301\u00e9", max_size=20))
-def test_no_path_that_comes_out_escapes(text: str) -> None:
+def test_accepted_paths_never_escape_the_folder(text: str) -> None:
     try:
         path = safe_paths.check_path(text)
     except BadPathError:
@@ -159,7 +164,7 @@ def test_no_path_that_comes_out_escapes(text: str) -> None:
 
 @settings(derandomize=True, deadline=None, max_examples=examples(300))
 @given(st.lists(st.text("aA/\u00e9e\u0301", min_size=1, max_size=6), max_size=8))
-def test_what_lies_together_is_no_file_and_folder_at_once(texts: list[str]) -> None:
+def test_accepted_paths_never_collide_as_file_and_folder(texts: list[str]) -> None:
     tree, taken = Tree(), set()
     for text in texts:
         try:

@@ -32,7 +32,7 @@ COMMIT = "c0ffee" + "0" * 34
         ("ollama://qwen3:8b", Reference("registry.ollama.ai", "library/qwen3", "8b")),
     ],
 )
-def test_what_documents_say(text: str, found: object) -> None:
+def test_valid_source_uris_are_parsed(text: str, found: object) -> None:
     assert source_uri.parse_source_uri(text) == found
     if isinstance(found, Hub | Bucket):
         assert str(found) == text
@@ -78,7 +78,7 @@ def test_only_a_commit_is_pinned() -> None:
         ("x" * 5000, "at most 4096"),
     ],
 )
-def test_what_is_refused_in_one_line(text: str, said: str) -> None:
+def test_invalid_source_uris_are_rejected_in_one_line(text: str, said: str) -> None:
     with pytest.raises(BadReferenceError) as caught:
         source_uri.parse_source_uri(text)
     assert said in str(caught.value)
@@ -88,7 +88,7 @@ def test_what_is_refused_in_one_line(text: str, said: str) -> None:
 
 @settings(derandomize=True, deadline=None, max_examples=examples(400))
 @given(st.sampled_from(["hf", "s3", "file", "oci"]), st.text("abc.@:/\\%?-", max_size=20))
-def test_what_comes_out_names_nothing_above_itself(scheme: str, text: str) -> None:
+def test_parsed_source_uris_contain_no_parent_paths(scheme: str, text: str) -> None:
     try:
         found = source_uri.parse_source_uri(f"{scheme}://{text}")
     except BadReferenceError:

@@ -45,14 +45,14 @@ from autoscaler.text import redact_addresses
         ),
     ],
 )
-def test_an_address_is_taken_out_and_all_else_stays(said: str, told: str) -> None:
+def test_addresses_are_redacted_and_other_text_is_kept(said: str, told: str) -> None:
     assert redact_addresses(said) == told
 
 
 @pytest.mark.parametrize(
     "piece", ["a", "a+", "a:", "a.", "[:", ":", "::", "1.", "f:f:f:f:f:f:f:x", "0::", "lookup a.", "a.b, not "]
 )
-def test_a_long_text_takes_no_longer_than_by_its_length(piece: str) -> None:
+def test_redaction_of_a_long_text_takes_linear_time(piece: str) -> None:
     """However it was made: a second, or minutes where the time grew by the square."""
     long = piece * (150_000 // len(piece))
     began_s = process_time()
@@ -61,19 +61,19 @@ def test_a_long_text_takes_no_longer_than_by_its_length(piece: str) -> None:
     assert process_time() - began_s < 10.0
 
 
-def test_what_an_api_server_says_is_told_so() -> None:
+def test_address_in_an_api_server_error_is_redacted() -> None:
     assert "10.0.0.7" not in str(
         AnswerError(500, "InternalError", 'failed calling webhook: Post "https://10.0.0.7:9443"')
     )
 
 
-def test_what_is_refused_is_told_so() -> None:
+def test_address_in_a_refused_error_is_redacted() -> None:
     assert (
         str(RefusedError("pool g4 is not ready: dial tcp 10.0.0.7:443")) == "pool g4 is not ready: dial tcp (address)"
     )
 
 
-def test_no_address_is_cut_in_half_and_not_known_any_more() -> None:
+def test_truncated_message_contains_no_partial_address() -> None:
     message = "x" * (SAID_MAX - len("X: 10.96.0")) + " 10.96.0.1:443"
     assert "10.96" not in RequestCondition(True, "X", message, 0.0).says()
     queue = {"status": {"conditions": [{"type": "Active", "status": "False", "reason": "X", "message": message}]}}

@@ -32,14 +32,14 @@ def read(body: bytes, *, status: int = 200, headers: dict[str, str] | None = Non
     return answer
 
 
-def test_a_whole_stream_gives_its_words() -> None:
+def test_complete_stream_yields_its_text() -> None:
     answer = read(b"".join([*WORDS, FINISH, DONE]))
     assert (answer.text, answer.finish_reason, answer.saw_done, answer.broken) == ("one two three", "stop", True, "")
 
 
 @settings(derandomize=True, deadline=None, max_examples=examples(50))
 @given(st.sets(st.integers(1, 200), max_size=12))
-def test_it_does_not_matter_where_the_bytes_are_cut(cuts: set[int]) -> None:
+def test_stream_text_is_independent_of_chunk_boundaries(cuts: set[int]) -> None:
     body = b": about 12 s\r\n\r\n" + b"".join([*WORDS, FINISH, DONE])
     edges = [0, *sorted(cut for cut in cuts if cut < len(body)), len(body)]
     answer = AnswerReader()
@@ -65,30 +65,30 @@ def test_a_stream_that_ends_cleanly_but_unfinished_is_broken(body: bytes, why: s
     assert why in read(body).broken
 
 
-def test_an_error_event_is_one_error_and_ends_a_stream_without_done() -> None:
+def test_error_event_is_one_error_and_ends_the_stream() -> None:
     answer = read(WORDS[0] + ERROR)
     assert (answer.errors, answer.code, answer.broken, answer.saw_done) == (1, "upstream_error", "", False)
     assert read(ERROR + ERROR).errors == 2
 
 
-def test_a_connection_that_closes_after_an_error_event_confirms_it() -> None:
+def test_close_after_an_error_event_is_not_a_broken_stream() -> None:
     told = read(WORDS[0] + ERROR, broken="the connection was closed")
     assert (told.errors, told.broken) == (1, "")
     assert read(WORDS[0] + ERROR + WORDS[1][:20], broken="the connection was closed").broken
 
 
-def test_a_connection_that_breaks_breaks_the_answer_whatever_came_before() -> None:
+def test_broken_connection_marks_a_complete_stream_as_broken() -> None:
     assert (
         read(b"".join([*WORDS, FINISH, DONE]), broken="the connection was reset").broken == "the connection was reset"
     )
 
 
-def test_anthropic_streams_are_read_too() -> None:
+def test_anthropic_stream_is_parsed() -> None:
     answer = read(ANTHROPIC)
     assert (answer.text, answer.finish_reason, answer.saw_done, answer.broken) == ("one", "end_turn", True, "")
 
 
-def test_documents_of_all_dialects_give_their_text() -> None:
+def test_json_responses_of_all_dialects_yield_their_text() -> None:
     chat = b'{"choices":[{"message":{"role":"assistant","content":"hi"},"finish_reason":"stop"}]}'
     completion = b'{"choices":[{"text":"hi","finish_reason":"stop"}]}'
     message = b'{"type":"message","content":[{"type":"text","text":"hi"}],"stop_reason":"end_turn"}'
@@ -96,14 +96,14 @@ def test_documents_of_all_dialects_give_their_text() -> None:
     assert read(chat[:-5], headers=JSON).broken == "the document is not JSON"
 
 
-def test_an_error_status_is_one_error_with_its_code_or_else_unclear() -> None:
+def test_error_status_is_one_error_with_code_or_marked_unclear() -> None:
     named = read(b'{"error":{"message":"x","type":"server_error","code":"model_starting"}}', status=503, headers=JSON)
     assert (named.errors, named.code, named.clear) == (1, "model_starting", True)
     empty = read(b"", status=502, headers={})
     assert (empty.errors, empty.code, empty.clear) == (1, "http_502", False)
 
 
-def test_asking_for_a_stream_and_getting_a_document_is_broken() -> None:
+def test_document_instead_of_a_stream_is_broken() -> None:
     answer = AnswerReader(stream=True)
     answer.head(200, JSON)
     answer.body(b"{}")
@@ -111,7 +111,7 @@ def test_asking_for_a_stream_and_getting_a_document_is_broken() -> None:
     assert answer.broken == "asked for a stream, got a document"
 
 
-def test_timing_comes_in_the_head_or_in_a_comment_after_an_early_head() -> None:
+def test_server_timing_is_read_from_head_or_trailing_comment() -> None:
     early = read(b"".join([*WORDS, FINISH, DONE]) + b": server-timing: queue;dur=20, load;dur=5\n\n")
     assert (early.phases, early.cold) == ({"queue": 20.0, "load": 5.0}, True)
     warm = read(FINISH + DONE, headers={**SSE, "server-timing": "queue;dur=0.1, upstream;dur=3"})

@@ -12,7 +12,7 @@ from loadtest.arrivals import burst_arrivals, constant_arrivals, poisson_arrival
 from tests.kit.budget import examples
 
 
-def test_constant_arrivals_keep_their_distance() -> None:
+def test_constant_arrivals_are_evenly_spaced() -> None:
     assert constant_arrivals(4, 1) == (0.0, 0.25, 0.5, 0.75)
     assert constant_arrivals(0.5, 3) == (0.0, 2.0)
 
@@ -22,7 +22,7 @@ def test_a_burst_is_spread_evenly_over_its_time() -> None:
     assert burst_arrivals(3, 0) == (0.0, 0.0, 0.0)
 
 
-def test_poisson_arrivals_repeat_with_their_seed_and_only_then() -> None:
+def test_poisson_arrivals_repeat_only_for_the_same_seed() -> None:
     first, again, other = (poisson_arrivals(50, 10, random.Random(seed).random) for seed in (7, 7, 8))
     assert first == again != other
 

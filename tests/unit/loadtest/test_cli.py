@@ -25,7 +25,7 @@ def invoke(*arguments: str) -> Result:
     return CliRunner().invoke(load, arguments)
 
 
-def test_a_run_that_holds_exits_0_and_ends_with_its_verdict(tmp_path: Path) -> None:
+def test_successful_run_exits_0_with_its_verdict(tmp_path: Path) -> None:
     page = tmp_path / "out.html"
     with fake_engine(tmp_path, *FAST) as engine:
         done = invoke(
@@ -38,7 +38,7 @@ def test_a_run_that_holds_exits_0_and_ends_with_its_verdict(tmp_path: Path) -> N
     assert "verdict holds: 20 calls" in page.read_text()
 
 
-def test_a_run_with_one_cut_stream_exits_1_and_says_why(tmp_path: Path) -> None:
+def test_run_with_a_broken_stream_exits_1_with_the_reason(tmp_path: Path) -> None:
     with fake_engine(tmp_path, *FAST, "--fail", "bad-chunk", "--once", str(tmp_path / "once")) as engine:
         done = invoke("run", "--url", engine.url, "--model", "ada", "--burst", "5")
     assert done.exit_code == 1
@@ -46,7 +46,7 @@ def test_a_run_with_one_cut_stream_exits_1_and_says_why(tmp_path: Path) -> None:
     assert "verdict DOES NOT HOLD: 5 calls, 4 completed" in done.stdout
 
 
-def test_a_run_as_json_is_one_document_and_models_take_turns(tmp_path: Path) -> None:
+def test_json_run_is_one_document_with_alternating_models(tmp_path: Path) -> None:
     with fake_engine(tmp_path, *FAST) as engine:
         done = invoke(
             "run", "--url", engine.url, "--model", "a", "--model", "b", "--arrivals", "constant",
@@ -61,7 +61,7 @@ def test_a_run_as_json_is_one_document_and_models_take_turns(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("page", ["/nonexistent/x.html", "/etc/hostname/x.html"])
 @pytest.mark.parametrize("words", [["run", "--burst", "1"], ["coldstart"]])
-def test_a_report_that_cannot_be_written_is_known_before_the_run(words: list[str], page: str) -> None:
+def test_unwritable_report_path_fails_before_the_run(words: list[str], page: str) -> None:
     done = invoke(*words, "--url", "http://127.0.0.1:9", "--model", "ada", "--report", page)
     assert done.exit_code == 2
     assert "is not a folder" in done.stderr
@@ -69,7 +69,7 @@ def test_a_report_that_cannot_be_written_is_known_before_the_run(words: list[str
 
 
 @pytest.mark.parametrize("output", ["text", "json"])
-def test_a_disk_that_is_full_at_the_end_costs_the_page_and_not_the_verdict(tmp_path: Path, output: str) -> None:
+def test_full_disk_loses_the_report_but_not_the_verdict(tmp_path: Path, output: str) -> None:
     with fake_engine(tmp_path, *FAST) as engine:
         done = invoke(
             "run", "--url", engine.url, "--model", "ada", "--burst", "3", "--report", "/dev/full", "--output", output
@@ -85,7 +85,7 @@ ENOUGH = 20
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_run_that_is_interrupted_is_judged_over_what_was_sent(tmp_path: Path, number: signal.Signals) -> None:
+def test_interrupted_run_is_judged_over_the_sent_requests(tmp_path: Path, number: signal.Signals) -> None:
     """Some Calls are answered, one is under way, most are not sent yet."""
     page = tmp_path / "out.html"
     with fake_engine(tmp_path, "--name", "ada", "--tokens-per-s", "20", "--tokens", "2000", "--slots", "64") as engine:
@@ -123,7 +123,7 @@ def test_a_run_that_is_interrupted_is_judged_over_what_was_sent(tmp_path: Path, 
     assert note in page.read_text()
 
 
-def test_the_key_comes_from_the_environment_and_is_not_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_api_key_is_read_from_the_environment_and_not_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("A_KEY", "sk-canary")
     with fake_engine(tmp_path, *FAST) as engine:
         done = invoke(
@@ -150,7 +150,7 @@ def test_the_key_comes_from_the_environment_and_is_not_printed(tmp_path: Path, m
         (["coldstart", "--url", "http://h", "--model", "m", "--from", "warm"], "'zero', 'gone', 'cached', 'asleep'"),
     ],
 )
-def test_wrong_usage_exits_2_naming_the_option(arguments: list[str], says: str) -> None:
+def test_usage_error_exits_2_and_names_the_option(arguments: list[str], says: str) -> None:
     done = invoke(*arguments)
     assert done.exit_code == 2
     assert says in done.stderr
@@ -161,7 +161,7 @@ def test_help_shows_an_example(command: str) -> None:
     assert f"Example:  pilotlight load {command} --url http://" in invoke(command, "--help").stdout
 
 
-def test_a_prompt_has_the_bytes_that_were_asked_for() -> None:
+def test_prompt_has_the_requested_size() -> None:
     for size in (1, 64, 5000):
         body = json.loads(request_body("m", 1, size, stream=True))
         assert len(body["messages"][0]["content"]) == size

@@ -64,7 +64,7 @@ class ColdServer:
 
 
 @pytest.mark.parametrize("with_ops", [False, True])
-async def test_each_round_waits_for_zero_and_keeps_the_phases(aiohttp_server: Serve, with_ops: bool) -> None:
+async def test_each_round_waits_for_zero_and_records_the_phases(aiohttp_server: Serve, with_ops: bool) -> None:
     server = ColdServer(looks=3 if with_ops else 2)
     url = str((await aiohttp_server(server.app)).make_url("/")).rstrip("/")
     said: list[str] = []
@@ -81,7 +81,7 @@ async def test_each_round_waits_for_zero_and_keeps_the_phases(aiohttp_server: Se
     assert all(re.search(r": waited 0\.[1-9] s for zero, first byte after ", line) for line in said[2:])
 
 
-async def test_a_round_from_gone_waits_until_the_weights_are_on_no_node(
+async def test_round_from_gone_waits_until_no_node_has_the_weights(
     aiohttp_server: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They go only when somebody takes them away, which it says meanwhile."""
@@ -108,7 +108,7 @@ async def test_a_round_from_gone_waits_until_the_weights_are_on_no_node(
         ("gone", "absent", ""), ("gone", "", ""), ("zero", "here", ""), ("zero", "absent", ""),
     ],
 )  # fmt: skip
-async def test_a_round_begins_where_the_weights_are_as_asked(
+async def test_round_starts_only_with_weights_in_the_requested_state(
     aiohttp_server: Serve, since: Beginning, weights: str, error: str
 ) -> None:
     server = ColdServer(looks=0)
@@ -146,7 +146,7 @@ async def test_a_round_begins_where_the_weights_are_as_asked(
         (1, {}, "1 round: one start"),
     ],
 )
-async def test_it_says_first_about_how_long_it_will_take(
+async def test_expected_duration_is_announced_first(
     aiohttp_server: Serve, rounds: int, entry: dict[str, object], says: str
 ) -> None:
     """The Model is at zero, so the first round begins at once."""
@@ -166,7 +166,7 @@ async def test_it_says_first_about_how_long_it_will_take(
     assert said[1:2] == ([SHORTEN] if rounds > 1 else said[1:2])
 
 
-async def test_the_operations_port_is_believed_and_gets_no_key(aiohttp_server: Serve) -> None:
+async def test_state_is_read_from_operations_port_without_the_api_key(aiohttp_server: Serve) -> None:
     keys: list[str | None] = []
 
     async def entry(request: web.Request) -> web.Response:
@@ -183,7 +183,7 @@ async def test_the_operations_port_is_believed_and_gets_no_key(aiohttp_server: S
     assert server.left == server.looks, "the inference port is not asked"
 
 
-async def test_an_operations_url_that_is_another_port_is_one_error(aiohttp_server: Serve) -> None:
+async def test_operations_url_of_another_port_is_an_error(aiohttp_server: Serve) -> None:
     async def entry(_: web.Request) -> web.Response:
         return web.json_response({"id": "ada", "pilotlight": {"state": "zero"}})
 
@@ -195,7 +195,7 @@ async def test_an_operations_url_that_is_another_port_is_one_error(aiohttp_serve
 
 
 @pytest.mark.parametrize(("with_ops", "state"), [(True, "its Replicas: 1 scrubbing"), (False, "the model is ready")])
-async def test_a_model_that_stays_is_told_with_what_can_be_done(
+async def test_model_not_at_zero_in_time_fails_with_advice(
     aiohttp_server: Serve, monkeypatch: pytest.MonkeyPatch, *, with_ops: bool, state: str
 ) -> None:
     monkeypatch.setattr(loadtest.coldstart, "SAY_EVERY_S", 0.0)  # at the first look, however slow the machine is
@@ -208,13 +208,13 @@ async def test_a_model_that_stays_is_told_with_what_can_be_done(
     assert f"waiting for zero for 0 s, {state}" in said
 
 
-async def test_a_start_that_was_not_cold_is_told(aiohttp_server: Serve) -> None:
+async def test_start_that_was_not_cold_is_counted_as_warm(aiohttp_server: Serve) -> None:
     url = str((await aiohttp_server(ColdServer(timing="upstream;dur=2").app)).make_url("/"))
     starts = await measure_cold_starts(url, "ada", 1)
     assert (starts.warm, starts.rounds[0].cold, starts.rounds[0].ending) == (1, False, Ending.COMPLETED)
 
 
-async def test_rounds_that_were_made_are_told_when_it_is_stopped(aiohttp_server: Serve) -> None:
+async def test_stop_reports_the_completed_rounds(aiohttp_server: Serve) -> None:
     url = str((await aiohttp_server(ColdServer(looks=3).app)).make_url("/"))
     stop = Stop()
 
@@ -232,7 +232,7 @@ async def test_rounds_that_were_made_are_told_when_it_is_stopped(aiohttp_server:
     assert starts.spreads_ms["load"].count == 2
 
 
-async def test_a_round_that_is_under_way_is_given_up_when_it_is_stopped(aiohttp_server: Serve) -> None:
+async def test_stop_abandons_the_round_in_progress(aiohttp_server: Serve) -> None:
     server, stop = ColdServer(), Stop()
 
     async def hang(_: web.Request) -> web.Response:
@@ -250,7 +250,7 @@ async def test_a_round_that_is_under_way_is_given_up_when_it_is_stopped(aiohttp_
 
 
 @pytest.mark.parametrize("rounds_before", [0, 1])
-async def test_the_coldstart_command_ends_with_its_verdict_at_ctrl_c(aiohttp_server: Serve, rounds_before: int) -> None:
+async def test_coldstart_command_prints_its_verdict_on_interrupt(aiohttp_server: Serve, rounds_before: int) -> None:
     server = ColdServer(looks=2 if rounds_before else 10_000)
     url = str((await aiohttp_server(server.app)).make_url("/"))
     words = ("-m", "pilotlight", "load", "coldstart", "--url", url, "--model", "ada", "--rounds", "9")
@@ -274,7 +274,7 @@ async def refuse(_: web.Request) -> web.Response:
     return web.json_response({"error": error}, status=503)
 
 
-async def test_a_model_that_failed_is_one_clear_error_at_once(aiohttp_server: Serve) -> None:
+async def test_failed_model_is_an_error_before_the_first_round(aiohttp_server: Serve) -> None:
     app = web.Application()
     app.router.add_get("/v1/models/ada", failed)
     url = str((await aiohttp_server(app)).make_url("/"))
@@ -284,7 +284,7 @@ async def test_a_model_that_failed_is_one_clear_error_at_once(aiohttp_server: Se
     assert "pilotlight explain" in done.stderr
 
 
-async def test_a_model_that_fails_in_a_round_ends_the_measurement_there(aiohttp_server: Serve) -> None:
+async def test_model_failure_in_a_round_ends_the_measurement(aiohttp_server: Serve) -> None:
     app = web.Application()
     app.router.add_get("/api/v1/models/ada", failed)
     app.router.add_post("/v1/chat/completions", refuse)
@@ -297,7 +297,7 @@ async def test_a_model_that_fails_in_a_round_ends_the_measurement_there(aiohttp_
     assert verdict.startswith("verdict holds: 1 call, 0 completed, 1 failed")
 
 
-async def test_what_goes_wrong_after_some_rounds_does_not_lose_them(aiohttp_server: Serve) -> None:
+async def test_later_failure_keeps_the_completed_rounds(aiohttp_server: Serve) -> None:
     server = ColdServer()
 
     async def entry(request: web.Request) -> web.Response:
@@ -311,15 +311,13 @@ async def test_what_goes_wrong_after_some_rounds_does_not_lose_them(aiohttp_serv
 
 
 @pytest.mark.parametrize(("model", "says"), [("absent", "no such model"), ("other", "does not tell the model's state")])
-async def test_a_server_that_cannot_tell_zero_is_one_error(aiohttp_server: Serve, model: str, says: str) -> None:
+async def test_server_without_model_state_is_an_error(aiohttp_server: Serve, model: str, says: str) -> None:
     url = str((await aiohttp_server(ColdServer().app)).make_url("/"))
     with pytest.raises(LoadError, match=says):
         await measure_cold_starts(url, model, 1)
 
 
-async def test_the_coldstart_command_prints_phases_writes_its_page_and_exits_0(
-    aiohttp_server: Serve, tmp_path: Path
-) -> None:
+async def test_coldstart_command_prints_phases_and_writes_its_page(aiohttp_server: Serve, tmp_path: Path) -> None:
     url, page = str((await aiohttp_server(ColdServer().app)).make_url("/")), tmp_path / "out.html"
     words = ("coldstart", "--url", url, "--model", "ada", "--rounds", "2", "--report", str(page))
     done = await asyncio.to_thread(invoke, *words)
@@ -331,7 +329,7 @@ async def test_the_coldstart_command_prints_phases_writes_its_page_and_exits_0(
     assert re.search(r"round 2 of 2: waited 0\.\d s for zero, first byte after", done.stderr)
 
 
-async def test_how_long_it_will_take_is_never_in_the_json(aiohttp_server: Serve) -> None:
+async def test_duration_estimate_is_not_in_the_json_output(aiohttp_server: Serve) -> None:
     url = str((await aiohttp_server(ColdServer().app)).make_url("/"))
     words = ("coldstart", "--url", url, "--model", "ada", "--rounds", "2", "--output", "json")
     done = await asyncio.to_thread(invoke, *words)
@@ -339,7 +337,7 @@ async def test_how_long_it_will_take_is_never_in_the_json(aiohttp_server: Serve)
     assert done.stderr.startswith("2 rounds, about 3 min and the starts: each waits for zero (")
 
 
-def test_a_server_that_is_not_there_exits_1_in_one_line() -> None:
+def test_unreachable_server_exits_1_with_one_line() -> None:
     done = invoke("coldstart", "--url", "http://127.0.0.1:9", "--model", "ada")
     assert done.exit_code == 1
     assert done.stderr.count("\n") == 1

@@ -21,7 +21,7 @@ NOTHING = Result(model="m", broken="no connection", code="transport")
 REDIRECT = Result(model="m", status=302)
 
 
-def test_each_result_has_the_ending_a_client_would_name() -> None:
+def test_each_result_maps_to_its_ending() -> None:
     endings = {
         Ending.COMPLETED: [WHOLE],
         Ending.FAILED: [REFUSED, TOLD],
@@ -33,18 +33,18 @@ def test_each_result_has_the_ending_a_client_would_name() -> None:
     }
 
 
-def test_completed_failed_and_abandoned_calls_make_a_verdict_that_holds() -> None:
+def test_completed_failed_and_abandoned_requests_satisfy_the_verdict() -> None:
     verdict = judge_run(4, [WHOLE, REFUSED, TOLD, LEFT])
     assert verdict.holds
     assert verdict.line() == "verdict holds: 4 calls, 1 completed, 2 failed, 1 abandoned, 0 lost, 0 truncated"
     assert verdict.codes == {"model_starting": 1, "upstream_error": 1}
 
 
-def test_a_run_of_no_calls_has_no_verdict() -> None:
+def test_run_without_requests_has_no_verdict() -> None:
     assert judge_run(0, []).line() == "no verdict: nothing was measured"
 
 
-def test_one_cut_stream_breaks_the_verdict() -> None:
+def test_one_truncated_stream_fails_the_verdict() -> None:
     verdict = judge_run(2, [WHOLE, CUT])
     assert not verdict.holds
     assert (verdict.lost, verdict.truncated, verdict.broken) == (1, 1, {"the connection was reset": 1})
@@ -55,25 +55,25 @@ def test_a_refused_connection_is_lost_but_not_truncated() -> None:
     assert (verdict.holds, verdict.lost, verdict.truncated) == (False, 1, 0)
 
 
-def test_a_call_without_a_result_is_lost() -> None:
+def test_request_without_a_result_is_lost() -> None:
     verdict = judge_run(2, [WHOLE])
     assert (verdict.holds, verdict.lost, verdict.broken) == (False, 1, {"no result": 1})
 
 
-def test_an_error_status_without_an_error_object_is_told_as_unclear() -> None:
+def test_error_status_without_error_object_counts_as_unclear() -> None:
     verdict = judge_run(1, [Result(model="m", status=502, errors=1, code="http_502", clear=False)])
     assert (verdict.holds, verdict.failed, verdict.unclear) == (True, 1, 1)
 
 
 @settings(derandomize=True, deadline=None, max_examples=examples(100))
 @given(st.lists(st.sampled_from([WHOLE, REFUSED, TOLD, LEFT, CUT, TWICE, NOTHING]), max_size=30))
-def test_the_outcomes_always_sum_to_what_was_admitted(results: list[Result]) -> None:
+def test_outcomes_sum_to_the_admitted_requests(results: list[Result]) -> None:
     verdict = judge_run(len(results), results)
     assert verdict.admitted == verdict.completed + verdict.failed + verdict.abandoned + verdict.lost
     assert verdict.holds == (verdict.lost == 0)
 
 
-def test_percentiles_are_values_that_occurred() -> None:
+def test_spread_contains_extremes_median_and_percentiles() -> None:
     found = compute_spread([float(value) for value in range(100, 0, -1)])
     assert found is not None
     assert msgspec.structs.asdict(found) == {
@@ -82,6 +82,6 @@ def test_percentiles_are_values_that_occurred() -> None:
     assert compute_spread([]) is None
 
 
-def test_server_timing_is_read_as_the_standard_says_and_nonsense_is_left_out() -> None:
+def test_server_timing_is_parsed_and_invalid_entries_are_skipped() -> None:
     read = server_timing('queue;dur=1.5, load;desc="weights";dur=200, cache;desc=hit, ready;dur=abc, upstream;dur="3"')
     assert read == {"queue": 1.5, "load": 200.0, "upstream": 3.0}

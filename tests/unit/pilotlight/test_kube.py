@@ -44,7 +44,7 @@ class Told:
             yield one
 
 
-def test_a_whole_list_that_is_watched_is_at_hand_without_a_question() -> None:
+def test_watched_list_is_served_from_the_watch_cache() -> None:
     async def scenario() -> None:
         api, heard = Told(), list[int]()
         server = Objects(cast("Api", api), cast("Api", api))
@@ -77,7 +77,7 @@ def test_a_whole_list_that_is_watched_is_at_hand_without_a_question() -> None:
     run(scenario())
 
 
-def test_what_a_watch_has_is_not_at_hand_while_it_hears_nothing() -> None:
+def test_disconnected_watch_falls_back_to_a_list_request() -> None:
     async def scenario() -> None:
         api = Told()
         server = Objects(cast("Api", api), cast("Api", api))
@@ -98,7 +98,7 @@ def test_what_a_watch_has_is_not_at_hand_while_it_hears_nothing() -> None:
     run(scenario())
 
 
-def test_an_object_of_a_list_that_cannot_be_decoded_is_left_out_and_counted() -> None:
+def test_undecodable_object_in_a_list_is_skipped_and_counted() -> None:
     async def scenario() -> None:
         api = Told()
         server = Objects(cast("Api", api), cast("Api", api))

@@ -53,13 +53,13 @@ def test_escaped_json_has_the_same_value(text: str) -> None:
     assert json.loads(escape_text(json.dumps(text, ensure_ascii=False))) == text
 
 
-def test_each_long_line_is_cut_and_says_so() -> None:
+def test_long_lines_are_truncated_and_show_their_full_length() -> None:
     cut = escape_text(f"short\n{'a' * 1000}\nend", 100)
     assert [len(line) for line in cut.split("\n")] == [5, 100, 3]
     assert "... (1000 characters)\n" in cut
 
 
-def test_a_stream_escapes_what_is_printed_and_leaves_bytes_alone() -> None:
+def test_safe_stream_escapes_text_and_passes_bytes_through() -> None:
     safe, below = stream()
     print("\x1b[2J\udcff" + "x" * 2 * LINE_CHARACTERS_MAX, file=safe)
     safe.flush()
@@ -70,7 +70,7 @@ def test_a_stream_escapes_what_is_printed_and_leaves_bytes_alone() -> None:
     assert below.getvalue().endswith(b"raw")
 
 
-def test_streams_are_replaced_only_inside(capsys: pytest.CaptureFixture[str]) -> None:
+def test_safe_streams_restores_the_original_streams(capsys: pytest.CaptureFixture[str]) -> None:
     before = sys.stdout, sys.stderr
     with output.safe_streams():
         print("\x07out")
@@ -83,7 +83,7 @@ def test_streams_are_replaced_only_inside(capsys: pytest.CaptureFixture[str]) ->
     assert json.loads(second)["a"] == "\x85\u202e" + "x" * LINE_CHARACTERS_MAX
 
 
-def test_a_full_disk_behind_the_output_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_reported_as_an_output_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with Path("/dev/full").open("w") as full:
         monkeypatch.setattr(sys, "stdout", full)
         with output.safe_streams():
@@ -95,7 +95,7 @@ def test_a_full_disk_behind_the_output_is_one_error(monkeypatch: pytest.MonkeyPa
         assert sys.stdout is full
 
 
-def test_a_console_escapes_text_and_writes_its_own_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_console_escapes_text_but_keeps_its_own_styles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
     shown = tables.Console(width=60)
@@ -121,7 +121,7 @@ def test_log_lines_are_escaped_and_cut_between_characters() -> None:
 
 
 @pytest.mark.parametrize("traceback", [False, True])
-def test_an_internal_error_is_one_line_without_its_message(monkeypatch: pytest.MonkeyPatch, traceback: bool) -> None:
+def test_internal_error_prints_a_summary_without_its_message(monkeypatch: pytest.MonkeyPatch, traceback: bool) -> None:
     said: list[str] = []
     monkeypatch.setattr(output, "write_line", lambda _, line: said.append(line))
     monkeypatch.setenv(__main__.TRACEBACK, "1" if traceback else "")
@@ -135,7 +135,7 @@ def test_an_internal_error_is_one_line_without_its_message(monkeypatch: pytest.M
     assert any("Traceback" in line for line in said[:-1]) == traceback
 
 
-def test_ctrl_c_and_exits_are_left_to_python(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupts_and_exits_use_the_default_exception_hook(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[type[BaseException]] = []
     monkeypatch.setattr(sys, "__excepthook__", lambda kind, *_: seen.append(kind))
     for error in (KeyboardInterrupt(), GeneratorExit()):

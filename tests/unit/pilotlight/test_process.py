@@ -19,12 +19,12 @@ async def within_groups(error: Exception) -> None:
             raise error
 
 
-def test_a_users_error_is_raised_bare_however_many_task_groups_it_came_through() -> None:
+def test_click_error_in_nested_task_groups_is_raised_unwrapped() -> None:
     with pytest.raises(click.ClickException, match="is taken"):
         process.run(within_groups(click.ClickException("127.0.0.1:80 is taken")))
 
 
-def test_an_error_of_ours_keeps_all_that_is_known_of_it() -> None:
+def test_internal_error_keeps_its_exception_group() -> None:
     with pytest.raises(BaseExceptionGroup) as caught:
         process.run(within_groups(ValueError("ours")))
     assert caught.value.subgroup(ValueError) is not None

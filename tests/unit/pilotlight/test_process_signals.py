@@ -30,7 +30,7 @@ over.set()
 """
 
 
-def test_a_signal_that_a_librarys_thread_is_given_is_heard_and_ends_nothing() -> None:
+def test_signal_delivered_to_a_library_thread_is_received() -> None:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     ran = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=environment, check=False)
     assert (ran.returncode, ran.stderr) == (0, "")

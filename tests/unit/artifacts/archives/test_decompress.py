@@ -35,12 +35,12 @@ def said(content: bytes, encoding: Encoding, step: int = 1 << 20, bytes_max: int
 
 @pytest.mark.parametrize("encoding", [GZIP, ZSTD])
 @pytest.mark.parametrize("step", [1, 7, 511, 65_537, 1 << 20])
-def test_what_was_packed_comes_out_however_it_is_cut(encoding: Encoding, step: int) -> None:
+def test_decompressed_bytes_match_for_every_chunk_size(encoding: Encoding, step: int) -> None:
     assert said(packed(CONTENT, encoding), encoding, step) == CONTENT
     assert said(packed(b"", encoding), encoding, step) == b""
 
 
-def test_what_is_not_compressed_is_given_on_and_bounded() -> None:
+def test_uncompressed_tar_passes_through_within_the_size_limit() -> None:
     assert said(CONTENT, "tar", 1000) == CONTENT
     with pytest.raises(BadArchiveError, match="more than 100 bytes come out"):
         said(CONTENT, "tar", 10, 100)
@@ -48,20 +48,22 @@ def test_what_is_not_compressed_is_given_on_and_bounded() -> None:
 
 @settings(derandomize=True, deadline=None, max_examples=examples(60))
 @given(st.lists(st.binary(max_size=600), max_size=4), st.sampled_from([GZIP, ZSTD]), st.integers(1, 300))
-def test_members_and_frames_in_a_row_are_one_stream(parts: list[bytes], encoding: Encoding, step: int) -> None:
+def test_concatenated_members_and_frames_decompress_as_one_stream(
+    parts: list[bytes], encoding: Encoding, step: int
+) -> None:
     content = b"".join(packed(part, encoding, fast=bool(number % 2)) for number, part in enumerate(parts))
     if parts:
         assert said(content, encoding, step) == b"".join(parts)
 
 
-def test_frames_of_zstd_that_say_nothing_are_passed_over() -> None:
+def test_zstd_skippable_frames_and_frames_without_size_are_accepted() -> None:
     assert said(SKIPPABLE + packed(CONTENT, ZSTD) + SKIPPABLE, ZSTD, 3) == CONTENT
     streamed = zstandard.ZstdCompressor().compressobj()  # does not say how much it holds
     assert said(streamed.compress(CONTENT) + streamed.flush(), ZSTD) == CONTENT
 
 
 @pytest.mark.parametrize("encoding", [GZIP, ZSTD])
-def test_what_is_cut_off_is_refused_wherever_that_is(encoding: Encoding) -> None:
+def test_truncated_stream_is_rejected_at_every_length(encoding: Encoding) -> None:
     content = packed(b"some bytes " * 30, encoding)
     for size in range(len(content)):
         with pytest.raises(BadArchiveError, match="cut off"):
@@ -70,7 +72,7 @@ def test_what_is_cut_off_is_refused_wherever_that_is(encoding: Encoding) -> None
 
 @pytest.mark.parametrize("encoding", [GZIP, ZSTD])
 @pytest.mark.parametrize("step", [1, 1 << 20])
-def test_what_is_damaged_is_refused(encoding: Encoding, step: int) -> None:
+def test_damaged_stream_is_rejected(encoding: Encoding, step: int) -> None:
     content = packed(bytes(range(256)) * 30, encoding)
     for at in (0, len(content) // 2, len(content) - 2):
         damaged = content[:at] + bytes([content[at] ^ 0xFF]) + content[at + 1 :]
@@ -78,9 +80,10 @@ def test_what_is_damaged_is_refused(encoding: Encoding, step: int) -> None:
             said(damaged, encoding, step)
 
 
+@pytest.mark.point("6")
 @pytest.mark.parametrize("encoding", [GZIP, ZSTD])
 @pytest.mark.parametrize("behind", [bytes(512), b"garbage behind it", b"\x1f\x8b", b"\x28\xb5"])
-def test_point_06_bytes_behind_it_are_refused(encoding: Encoding, behind: bytes) -> None:
+def test_trailing_bytes_after_the_stream_are_rejected(encoding: Encoding, behind: bytes) -> None:
     with pytest.raises(BadArchiveError, match=r"stands behind it|cut off"):
         said(packed(CONTENT, encoding) + behind, encoding)
 
@@ -93,8 +96,9 @@ def bomb(encoding: Encoding) -> bytes:
     return b"".join(packer.compress(bytes(1 << 20)) for _ in range(256)) + packer.flush()
 
 
+@pytest.mark.point("6")
 @pytest.mark.parametrize("encoding", [GZIP, ZSTD])
-def test_point_06_a_bomb_is_refused_before_it_has_cost_much(encoding: Encoding) -> None:
+def test_decompression_bomb_is_rejected_before_much_output(encoding: Encoding) -> None:
     content, sizes = bomb(encoding), list[int]()
     assert (256 << 20) / len(content) > 1000
     with pytest.raises(BadArchiveError, match="is a bomb"):
@@ -105,14 +109,16 @@ def test_point_06_a_bomb_is_refused_before_it_has_cost_much(encoding: Encoding) 
         said(content, encoding, bytes_max=1000)
 
 
+@pytest.mark.point("6")
 @pytest.mark.parametrize("encoding", [GZIP, ZSTD])
-def test_point_06_a_bomb_of_many_small_parts_is_one_too(encoding: Encoding, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bomb_of_many_small_members_is_rejected(encoding: Encoding, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decompress, "FREE_BYTES", 1 << 20)
     with pytest.raises(BadArchiveError, match="is a bomb"):
         said(packed(bytes(200_000), encoding) * 40, encoding, 100)
 
 
-def test_point_06_the_ratio_counts_only_what_was_really_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.point("6")
+def test_bomb_ratio_ignores_input_after_the_bomb(monkeypatch: pytest.MonkeyPatch) -> None:
     """What waits behind a bomb, in the same piece, does not excuse it."""
     monkeypatch.setattr(decompress, "FREE_BYTES", 1 << 20)
     for encoding in (GZIP, ZSTD):
@@ -120,13 +126,15 @@ def test_point_06_the_ratio_counts_only_what_was_really_needed(monkeypatch: pyte
             said(packed(bytes(64 << 20), encoding) + bytes(1 << 20), encoding)
 
 
-def test_point_06_a_bomb_in_a_bomb_is_only_bytes() -> None:
+@pytest.mark.point("6")
+def test_nested_compressed_data_is_not_decompressed_again() -> None:
     inner = packed(bytes(1 << 20), GZIP)
     assert said(packed(inner, GZIP), GZIP) == inner
 
 
+@pytest.mark.point("6")
 @pytest.mark.parametrize("log", [28, 31, 41])
-def test_point_06_a_window_of_zstd_takes_at_most_128_mib(log: int) -> None:
+def test_zstd_window_above_128_mib_is_rejected(log: int) -> None:
     window = bytes([(log - 10) << 3])
     with pytest.raises(BadArchiveError, match="needs more memory than 128 MiB"):
         said(b"\x28\xb5\x2f\xfd\x00" + window + b"\x01\x00\x00", ZSTD)
@@ -135,10 +143,11 @@ def test_point_06_a_window_of_zstd_takes_at_most_128_mib(log: int) -> None:
         said(single, ZSTD)
 
 
-def test_a_window_of_128_mib_is_what_tools_open() -> None:
+def test_zstd_window_of_128_mib_is_accepted() -> None:
     assert said(b"\x28\xb5\x2f\xfd\x00" + bytes([17 << 3]) + b"\x09\x00\x00x", ZSTD) == b"x"
 
 
+@pytest.mark.point("6")
 @pytest.mark.parametrize(
     ("content", "why"),
     [
@@ -148,12 +157,12 @@ def test_a_window_of_128_mib_is_what_tools_open() -> None:
         (b"\x28\xb5\x2f\xfd\x00\x00\x03\x00\xff" + b"x", "a block is larger than may be"),  # a run of 2 MiB
     ],
 )
-def test_point_06_blocks_and_frames_that_may_not_be_are_refused(content: bytes, why: str) -> None:
+def test_unsupported_zstd_frames_and_blocks_are_rejected(content: bytes, why: str) -> None:
     with pytest.raises(BadArchiveError, match=why):
         said(content, ZSTD)
 
 
-def test_bytes_are_asked_for_only_as_they_are_needed() -> None:
+def test_compressed_input_is_read_only_as_needed() -> None:
     asked = 0
 
     def pieces() -> Iterator[bytes]:

@@ -46,7 +46,9 @@ FILES = st.dictionaries(
 
 
 @given(FILES, st.integers(1, 3000), st.data())
-def test_any_range_of_any_archive_is_the_same_bytes(files: dict[str, bytes], piece: int, data: st.DataObject) -> None:
+def test_any_archive_range_is_reassembled_byte_for_byte(
+    files: dict[str, bytes], piece: int, data: st.DataObject
+) -> None:
     content = archive(files)
     recipe = reassembly.decode_recipe(reassembly.encode_recipe(recipe_of(content, piece)))
     assert recipe is not None
@@ -57,7 +59,7 @@ def test_any_range_of_any_archive_is_the_same_bytes(files: dict[str, bytes], pie
     assert len(recipe.rest) == len(content) - sum(map(len, files.values()))
 
 
-def test_what_lies_between_files_is_found() -> None:
+def test_gaps_between_archived_files_are_listed() -> None:
     places = [ArchivedFile(10, 5, "a"), ArchivedFile(15, 5, "b"), ArchivedFile(30, 1, "c")]
     assert reassembly.list_gaps(40, places) == [Span(0, 10), Span(20, 30), Span(31, 40)]
     assert reassembly.list_gaps(5, [ArchivedFile(0, 5, "a")]) == []
@@ -72,13 +74,13 @@ def test_what_lies_between_files_is_found() -> None:
         [ArchivedFile(-1, 2, "a")],
     ],
 )
-def test_files_that_do_not_fit_are_no_recipe(places: list[ArchivedFile]) -> None:
+def test_overlapping_or_out_of_range_files_are_rejected(places: list[ArchivedFile]) -> None:
     with pytest.raises(ValueError, match="lie over each other, or outside"):
         reassembly.list_gaps(5, places)
     assert reassembly.decode_recipe(reassembly.encode_recipe(Recipe(5, tuple(places), b""))) is None
 
 
-def test_a_recipe_that_is_cut_off_or_says_another_length_is_none() -> None:
+def test_truncated_or_inconsistent_recipe_decodes_to_none() -> None:
     good = reassembly.encode_recipe(Recipe(5, (ArchivedFile(1, 3, "a"),), b"xy"))
     assert reassembly.decode_recipe(good) is not None
     assert reassembly.decode_recipe(good[:-1]) is None

@@ -36,7 +36,7 @@ def pythons(content: bytes) -> list[tuple[str, int, str, bytes]]:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("step", [0, 1, 100, 511, 512, 513])
-def test_what_python_writes_is_read_as_python_reads_it(form: str, step: int) -> None:
+def test_python_archives_are_read_like_tarfile(form: str, step: int) -> None:
     files = FILES | (LONG if form != "ustar" else {})
     content = honest(files, FORMS[form], folders=["d", "d/e"])
     assert read(content, step) == pythons(content)
@@ -54,7 +54,7 @@ def test_what_python_writes_is_read_as_python_reads_it(form: str, step: int) -> 
     ids=" ".join,
 )
 @pytest.mark.parametrize("what", ["d", "."])
-def test_what_tools_write_is_read_as_python_reads_it(words: tuple[str, ...], what: str, tmp_path: Path) -> None:
+def test_archives_of_tar_and_bsdtar_are_read_like_tarfile(words: tuple[str, ...], what: str, tmp_path: Path) -> None:
     if shutil.which(words[0]) is None:
         pytest.skip(f"there is no {words[0]} here")
     long = {} if "ustar" in words[1] else LONG
@@ -81,14 +81,14 @@ def test_what_tools_write_is_read_as_python_reads_it(words: tuple[str, ...], wha
     st.sampled_from(sorted(FORMS)),
     st.data(),
 )
-def test_it_does_not_matter_how_an_archive_is_cut(files: dict[str, bytes], form: str, data: st.DataObject) -> None:
+def test_archive_content_is_independent_of_chunk_size(files: dict[str, bytes], form: str, data: st.DataObject) -> None:
     content = honest(files, FORMS[form])
     whole = read(content)
     assert [(path, held) for path, _, _, held in whole] == list(files.items())
     assert read(content, data.draw(st.integers(1, 1100))) == whole
 
 
-def test_it_may_be_cut_at_every_byte() -> None:
+def test_archive_split_at_any_byte_yields_the_same_events() -> None:
     content = honest({"a.gguf": b"weights" * 80} | LONG)
     whole = read(content)
     for at in range(len(content)):
@@ -101,14 +101,14 @@ def test_it_may_be_cut_at_every_byte() -> None:
         assert sum(isinstance(one, End) for one in events) == len(whole)
 
 
-def test_an_archive_that_is_cut_off_is_refused_wherever_that_is() -> None:
+def test_truncated_archive_is_rejected_at_every_length() -> None:
     content = member(b"a.txt", b"x" * 600) + END
     for size in range(len(content) - 512):
         with pytest.raises(BadArchiveError, match="cut off"):
             read(content[:size])
 
 
-def test_a_large_size_stands_in_pax_records_or_in_binary() -> None:
+def test_large_member_size_is_read_from_pax_or_binary_field() -> None:
     size = 9 << 30
     first = next(iter(Reader().feed(pax({b"size": b"%d" % size}) + header(b"a.gguf", 0))))
     assert first == Member("a.gguf", size, "file")
@@ -116,7 +116,7 @@ def test_a_large_size_stands_in_pax_records_or_in_binary() -> None:
     assert next(iter(Reader().feed(header(b"a.gguf", binary, magic=b"ustar  \0")))) == Member("a.gguf", size, "file")
 
 
-def test_a_member_is_given_on_without_a_copy_as_it_comes() -> None:
+def test_member_data_is_yielded_without_copying() -> None:
     reader, piece = Reader(), bytes(1 << 20)
     assert [type(one) for one in reader.feed(header(b"a.gguf", 1 << 40))] == [Member]
     for _ in range(3):
@@ -126,12 +126,14 @@ def test_a_member_is_given_on_without_a_copy_as_it_comes() -> None:
         assert len(view) == len(piece)
 
 
+@pytest.mark.point("5")
 @pytest.mark.parametrize("flag", [b"1", b"2", b"3", b"4", b"6", b"7", b"S", b"M", b"V", b"D", b"N", b"z"])
-def test_point_05_links_devices_pipes_and_parts_are_no_files(flag: bytes) -> None:
+def test_non_regular_members_are_typed_as_link_or_special(flag: bytes) -> None:
     ((path, _, kind, _),) = read(header(b"a.gguf", 0, flag, link=b"/etc/passwd") + END)
     assert (path, kind) == ("a.gguf", "link" if flag in {b"1", b"2"} else "special")
 
 
+@pytest.mark.point("5")
 @pytest.mark.parametrize(
     ("content", "kind"),
     [
@@ -141,10 +143,11 @@ def test_point_05_links_devices_pipes_and_parts_are_no_files(flag: bytes) -> Non
         (pax({b"SCHILY.realsize": b"9"}) + header(b"a.gguf"), "special"),
     ],
 )
-def test_point_05_pax_makes_no_link_and_no_hole(content: bytes, kind: str) -> None:
+def test_pax_and_gnu_link_or_sparse_headers_yield_no_regular_file(content: bytes, kind: str) -> None:
     assert [(path, what) for path, _, what, _ in read(content + END)] == [("a.gguf", kind)]
 
 
+@pytest.mark.point("5")
 @pytest.mark.parametrize(
     ("content", "said"),
     [
@@ -178,14 +181,15 @@ def test_point_05_pax_makes_no_link_and_no_hole(content: bytes, kind: str) -> No
         (bytes(512) + member(b"a") + END, "goes on after its end"),
     ],
 )
-def test_point_05_what_can_be_read_in_two_ways_is_refused(content: bytes, said: str) -> None:
+def test_ambiguous_archives_are_rejected(content: bytes, said: str) -> None:
     for step in (0, 100):
         with pytest.raises(BadArchiveError, match=said) as caught:
             read(content + END, step)
         assert str(caught.value).isprintable()
 
 
-def test_point_05_a_sum_that_is_wrong_is_refused_in_every_byte() -> None:
+@pytest.mark.point("5")
+def test_archive_with_a_changed_header_byte_is_rejected() -> None:
     content = member(b"a.gguf", b"x")
     for at in (0, 99, 124, 156, 257, 345, 511):
         damaged = content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
@@ -193,7 +197,8 @@ def test_point_05_a_sum_that_is_wrong_is_refused_in_every_byte() -> None:
             read(damaged + END)
 
 
-def test_point_05_a_million_members_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.point("5")
+def test_archive_above_the_member_limit_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tar.ENTRIES_MAX <= 1_000_000
     monkeypatch.setattr(tar, "ENTRIES_MAX", 100)
     assert len(read(member(b"a") * 100 + END)) == 100
@@ -203,6 +208,7 @@ def test_point_05_a_million_members_are_too_many(monkeypatch: pytest.MonkeyPatch
         read(pax({b"comment": b"x"}, b"g") * 101 + END)
 
 
+@pytest.mark.point("6")
 @pytest.mark.parametrize(
     "size",
     [
@@ -214,7 +220,7 @@ def test_point_05_a_million_members_are_too_many(monkeypatch: pytest.MonkeyPatch
         b"+0000000001\0",
     ],
 )
-def test_point_06_a_size_of_8_eib_takes_no_memory_and_is_refused(size: bytes) -> None:
+def test_oversized_or_malformed_member_size_is_rejected(size: bytes) -> None:
     with pytest.raises(BadArchiveError, match=r"a number in the archive is none, or larger|cut off"):
         read(header(b"a.gguf", size) + END)
     for said in (b"9223372036854775808", b"99999999999999999999"):
@@ -222,14 +228,15 @@ def test_point_06_a_size_of_8_eib_takes_no_memory_and_is_refused(size: bytes) ->
             read(pax({b"size": said}) + header(b"a.gguf") + END)
 
 
-def test_point_06_zeros_after_the_end_are_not_read_for_ever() -> None:
+@pytest.mark.point("6")
+def test_excessive_zeros_after_the_end_are_rejected() -> None:
     reader = Reader()
     list(reader.feed(member(b"a") + END))
     with pytest.raises(BadArchiveError, match="goes on after its end"):
         gather((event for _ in range(18) for event in reader.feed(bytes(1 << 20))), [])
 
 
-def test_padding_is_passed_over() -> None:
+def test_member_padding_is_skipped() -> None:
     content = header(b"a", 3) + padded(b"abc") + member(b"b", b"x" * 513) + END
     assert [held for *_, held in read(content, 7)] == [b"abc", b"x" * 513]
     assert b"".join(cut(content, 7)) == content

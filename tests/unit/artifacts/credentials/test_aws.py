@@ -45,7 +45,7 @@ aws_session_token = t
 """
 
 
-async def test_the_environment_comes_before_the_files(tmp_path: Path) -> None:
+async def test_environment_keys_take_precedence_over_files(tmp_path: Path) -> None:
     there = home(tmp_path, PROFILES)
     assert await AwsKeys(PLAIN | {"AWS_SESSION_TOKEN": "t"}, there).keys() == Keys("AKIA1", "s1", "t")
     assert await AwsKeys({}, there).keys() == Keys("AKIADEFAULT", "one%two")
@@ -55,18 +55,18 @@ async def test_the_environment_comes_before_the_files(tmp_path: Path) -> None:
     assert await AwsKeys({}, tmp_path / "nobody").keys() is None
 
 
-async def test_a_profile_that_is_named_and_not_there_is_an_error(tmp_path: Path) -> None:
+async def test_missing_named_profile_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(DeniedError, match="AWS_PROFILE"):
         await AwsKeys({"AWS_PROFILE": "other"}, home(tmp_path, PROFILES)).keys()
 
 
-async def test_a_file_that_cannot_be_read_is_an_error_without_its_lines(tmp_path: Path) -> None:
+async def test_unreadable_credentials_file_error_hides_its_content(tmp_path: Path) -> None:
     with pytest.raises(PolicyError, match="cannot be read") as caught:
         await AwsKeys({}, home(tmp_path, "aws_secret_access_key = s3cret\n")).keys()
     assert "s3cret" not in str(caught.value)
 
 
-async def test_the_region_is_the_environments_or_the_profiles(tmp_path: Path) -> None:
+async def test_region_comes_from_the_environment_or_the_profile(tmp_path: Path) -> None:
     there = home(tmp_path, config="[default]\nregion = eu-west-1\n[profile work]\nregion = eu-central-1\n")
     assert await AwsKeys({"AWS_REGION": "a-1", "AWS_DEFAULT_REGION": "b-1"}, there).region() == "a-1"
     assert await AwsKeys({"AWS_DEFAULT_REGION": "b-1"}, there).region() == "b-1"
@@ -103,7 +103,7 @@ def identity(tmp_path: Path, sts: Sts, token: str = "the-token") -> dict[str, st
     }
 
 
-async def test_a_workloads_identity_gets_keys_and_new_ones_before_they_end(tmp_path: Path) -> None:
+async def test_workload_identity_keys_are_cached_and_renewed_before_expiry(tmp_path: Path) -> None:
     clock = StillClock()
     async with Sts().serving() as sts:
         assert isinstance(sts, Sts)
@@ -118,7 +118,7 @@ async def test_a_workloads_identity_gets_keys_and_new_ones_before_they_end(tmp_p
         assert (await late.keys(), await late.keys()) == (Keys("ASIA2", "s", "t"), Keys("ASIA3", "s", "t"))
 
 
-async def test_sts_refusal_is_one_line_without_the_token(tmp_path: Path) -> None:
+async def test_sts_refusal_is_reported_without_the_token(tmp_path: Path) -> None:
     async with Sts().serving() as sts:
         assert isinstance(sts, Sts)
         with pytest.raises(DeniedError, match="403 AccessDenied") as caught:
@@ -130,7 +130,7 @@ async def test_sts_refusal_is_one_line_without_the_token(tmp_path: Path) -> None
             await AwsKeys(identity(tmp_path, sts), tmp_path, StillClock()).keys()
 
 
-async def test_a_role_that_is_none_is_not_asked_for(tmp_path: Path) -> None:
+async def test_invalid_web_identity_settings_send_no_sts_request(tmp_path: Path) -> None:
     async with Sts().serving() as sts:
         assert isinstance(sts, Sts)
         with pytest.raises(PolicyError, match="AWS_ROLE_ARN"):
@@ -145,7 +145,7 @@ async def test_a_role_that_is_none_is_not_asked_for(tmp_path: Path) -> None:
         assert sts.bodies == []
 
 
-async def test_a_store_of_ones_own_gives_its_own_keys_and_amazon_never_hears_of_the_token(tmp_path: Path) -> None:
+async def test_web_identity_keys_come_from_the_custom_endpoint(tmp_path: Path) -> None:
     """A role of MinIO lies in the server's region; its authority is a private one."""
     async with Sts().serving(sides().server) as sts:
         assert isinstance(sts, Sts)

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.standard
 HUB = "registry-1.docker.io"
 
 
-async def test_one_keeps_a_login_under_the_name_that_docker_gives_it(
+async def test_helper_stores_a_login_under_the_docker_server_url(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -30,7 +30,9 @@ async def test_one_keeps_a_login_under_the_name_that_docker_gives_it(
     assert json.loads((tmp_path / "told").read_text()) == want
 
 
-async def test_one_forgets_what_it_knew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_helper_erases_a_stored_login_and_failure_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     program(tmp_path, monkeypatch, 'echo $1 >>words; cat >told; echo \'{"Username": "me", "Secret": "pw"}\'')
     assert await credential_helpers.erase_login("fake", HUB)
@@ -52,7 +54,7 @@ async def test_one_forgets_what_it_knew(tmp_path: Path, monkeypatch: pytest.Monk
         ("yes s3cret", "said far more than a login"),
     ],
 )
-async def test_a_credential_program_that_fails(
+async def test_failing_helper_is_reported_without_its_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, said: str
 ) -> None:
     program(tmp_path, monkeypatch, text)
@@ -61,9 +63,7 @@ async def test_a_credential_program_that_fails(
     assert "s3cret" not in str(refused.value)
 
 
-async def test_a_credential_program_that_hangs_is_ended_with_its_children(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_hanging_helper_is_killed_after_the_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program(tmp_path, monkeypatch, f"echo $$ >{tmp_path}/pid; sleep 600; echo never")
     with pytest.raises(DeniedError, match="did not say its login within"):
         await credential_helpers.get_login("fake", "reg.example", 0.3)

@@ -44,7 +44,7 @@ def login(auths: dict[str, dict[str, str]], host: str, repository: str = "team/m
         ({"*.example": auth("a", "p")}, "reg.example", "-"),
     ],
 )
-def test_an_entry_is_its_host_s_alone(auths: dict[str, dict[str, str]], host: str, user: str) -> None:
+def test_login_entry_applies_only_to_its_own_host(auths: dict[str, dict[str, str]], host: str, user: str) -> None:
     assert login(auths, host) == user
 
 
@@ -62,7 +62,7 @@ def test_an_entry_is_its_host_s_alone(auths: dict[str, dict[str, str]], host: st
         ("*.example.com/other", "reg.example.com", False),
     ],
 )
-def test_kubernetes_entries_may_have_stars(key: str, host: str, *, fits: bool) -> None:
+def test_kubernetes_entries_match_wildcards_per_host_label(key: str, host: str, *, fits: bool) -> None:
     secret = docker_config.parse_config(json.dumps({"auths": {key: auth("a", "p")}}), "secret")
     assert docker_config.list_logins([secret], host, "team/model") == ([Login("a", "p")] if fits else [])
 
@@ -79,7 +79,7 @@ def test_kubernetes_entries_may_have_stars(key: str, host: str, *, fits: bool) -
         '{"auths":{"x":{"auth":7}}}',
     ],
 )
-def test_a_file_that_is_none_says_its_name_and_nothing_of_it(text: str) -> None:
+def test_malformed_config_error_names_the_file_and_hides_its_content(text: str) -> None:
     with pytest.raises(PolicyError, match=r"^/home/me/config.json: ") as refused:
         docker_config.parse_config(text, "/home/me/config.json")
     assert "evil" not in str(refused.value)
@@ -88,7 +88,7 @@ def test_a_file_that_is_none_says_its_name_and_nothing_of_it(text: str) -> None:
 @pytest.mark.parametrize(
     "bad", ["%%%", base64.b64encode(b"nocolon").decode(), base64.b64encode(b"\xff\xfe:x").decode()]
 )
-def test_an_auth_that_is_none_is_not_shown(bad: str) -> None:
+def test_malformed_auth_is_rejected_without_showing_its_value(bad: str) -> None:
     with pytest.raises(PolicyError, match="not USER:PASSWORD in base64") as refused:
         login({"reg.example": {"auth": bad}}, "reg.example")
     assert bad not in str(refused.value)
@@ -99,7 +99,9 @@ def says(**words: str) -> str:
 
 
 @pytest.mark.standard
-async def test_a_credential_program_is_asked_for_its_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_credential_helper_returns_the_login_for_its_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"credHelpers": {"reg.example": "fake"}, "auths": {"other.example": auth("o", "p")}}))
@@ -116,7 +118,7 @@ async def test_a_credential_program_is_asked_for_its_host(tmp_path: Path, monkey
     assert await files.login("reg.example", "x") is None
 
 
-def test_where_the_files_are() -> None:
+def test_config_paths_follow_the_environment() -> None:
     home = Path("/home/me")
     assert list_config_paths({}, home) == [home / ".config/containers/auth.json", home / ".docker/config.json"]
     env = {"DOCKER_CONFIG": "/d", "XDG_RUNTIME_DIR": "/run/user/1"}

@@ -38,7 +38,7 @@ def secret(type: str = JSON, **users: str) -> Config:
 
 
 @pytest.mark.parametrize("type", [JSON, OLD])
-def test_both_forms_are_read_and_name_no_programs(type: str) -> None:
+def test_both_pull_secret_types_are_parsed_without_helpers(type: str) -> None:
     found = secret(type, reg_example="a")
     assert list_logins([found], HOST, "team/model") == [Login("a", "pw")]
     assert list_logins([found], "other.example", "team/model") == []
@@ -57,20 +57,20 @@ def test_both_forms_are_read_and_name_no_programs(type: str) -> None:
         (OLD, {".dockercfg": base64.b64encode(b'{"a": {"auth": 7}}').decode()}, "no JSON object with logins"),
     ],
 )
-def test_a_secret_that_is_none_is_named_and_not_shown(type: str, data: dict[str, str], said: str) -> None:
+def test_malformed_pull_secret_is_named_and_its_content_hidden(type: str, data: dict[str, str], said: str) -> None:
     with pytest.raises(PolicyError, match=f"secret team/regcred: .*{said}") as refused:
         parse_pull_secret(type, data, "secret team/regcred")
     assert "s3cret" not in str(refused.value)
 
 
 @given(st.sampled_from([JSON, OLD]), st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
-def test_whatever_a_secret_holds_it_is_read_or_refused(type: str, text: bytes) -> None:
+def test_any_pull_secret_content_is_parsed_or_rejected(type: str, text: bytes) -> None:
     name = ".dockercfg" if type == OLD else ".dockerconfigjson"
     with contextlib.suppress(PolicyError):
         list_logins([parse_pull_secret(type, {name: base64.b64encode(text).decode()})], HOST, "team/model")
 
 
-def test_the_more_exact_entry_is_first_whichever_secret_has_it_then_the_order_of_secrets() -> None:
+def test_logins_are_ordered_by_specificity_then_secret_order() -> None:
     one = secret(reg_example="wide", star_example="star")
     two = secret(reg_example__team="narrow", reg_example="second", reg_example__other="not")
     assert [found.user for found in list_logins([one, two], HOST, "team/model")] == ["narrow", "wide", "second", "star"]
@@ -97,7 +97,7 @@ async def tried(secrets: list[Config], fails: dict[str, Exception], rest: Keycha
         return seen, None
 
 
-async def test_each_is_tried_until_one_is_let_in_and_the_nodes_own_at_last() -> None:
+async def test_logins_are_tried_until_one_is_accepted_and_the_node_login_last() -> None:
     rest = Chain([Known("mirror.example", Login("node", "pw"))])
     secrets = [secret(reg_example="a"), secret(reg_example="b")]
     denied, absent = DeniedError("no"), AbsentError("none")
@@ -108,7 +108,7 @@ async def test_each_is_tried_until_one_is_let_in_and_the_nodes_own_at_last() -> 
     assert await tried([], {}, rest) == (["nobody"], "nobody")
 
 
-async def test_what_is_no_refusal_ends_it() -> None:
+async def test_error_other_than_denied_or_absent_ends_the_attempts() -> None:
     async def do(chain: Keychain) -> str:
         seen.append(chain)
         raise PolicyError("odd")
@@ -120,7 +120,7 @@ async def test_what_is_no_refusal_ends_it() -> None:
 
 
 @pytest.mark.standard
-async def test_the_login_that_a_registry_takes_is_found_among_several() -> None:
+async def test_accepted_login_is_found_among_several() -> None:
     right = Login("b", "pw").basic
 
     def judge(request: web.Request) -> web.StreamResponse | None:

@@ -46,7 +46,7 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "kept"
 
 
-async def test_a_login_is_kept_for_its_owner_alone_and_found_again(tmp_path: Path) -> None:
+async def test_saved_login_is_private_to_its_owner_and_readable_again(tmp_path: Path) -> None:
     file = tmp_path / "new/folder/config.json"
     old = os.umask(0)
     try:
@@ -60,7 +60,7 @@ async def test_a_login_is_kept_for_its_owner_alone_and_found_again(tmp_path: Pat
     assert [one.name for one in file.parent.iterdir()] == ["config.json"]
 
 
-async def test_all_else_in_the_file_stays_and_older_spellings_go(tmp_path: Path) -> None:
+async def test_other_config_content_is_kept_and_old_host_spellings_removed(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     other = {"auth": "bzpw", "email": "o@example"}
     old = {f"https://{HOST}/v2/": {"auth": "YTpi", "identitytoken": "old"}, "other.example": other}
@@ -75,7 +75,7 @@ async def test_all_else_in_the_file_stays_and_older_spellings_go(tmp_path: Path)
     assert await ConfigFiles([file]).login(HOST, "x") == GIVEN
 
 
-async def test_a_link_stays_one(tmp_path: Path) -> None:
+async def test_symlinked_config_file_stays_a_symlink(tmp_path: Path) -> None:
     real, file = tmp_path / "dotfiles.json", tmp_path / "config.json"
     real.write_text("{}")
     file.symlink_to(real)
@@ -84,7 +84,7 @@ async def test_a_link_stays_one(tmp_path: Path) -> None:
     assert set(document(real)["auths"]) == {DOCKER_KEY}
 
 
-async def test_it_goes_where_the_host_has_one_already_else_into_the_last_file(tmp_path: Path) -> None:
+async def test_login_is_saved_in_the_file_that_has_the_host_else_the_last(tmp_path: Path) -> None:
     first, last = tmp_path / "podman.json", tmp_path / "docker.json"
     first.write_text(json.dumps({"auths": {HOST: {"auth": "YTpi"}}}))
     assert await save_login([first, last], HOST, GIVEN) == LoginLocation(first)
@@ -93,9 +93,7 @@ async def test_it_goes_where_the_host_has_one_already_else_into_the_last_file(tm
         assert await ConfigFiles([first, last]).login(host, "x") == GIVEN
 
 
-async def test_a_break_while_it_is_written_leaves_the_file_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_failed_write_leaves_the_config_file_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "config.json"
     file.write_text('{"auths": {"other.example": {"auth": "YTpi"}}}')
     before = file.read_text()
@@ -110,7 +108,7 @@ async def test_a_break_while_it_is_written_leaves_the_file_as_it_was(
     assert [one.name for one in tmp_path.iterdir()] == ["config.json"]
 
 
-async def test_a_file_that_is_none_is_not_touched(tmp_path: Path) -> None:
+async def test_malformed_config_file_is_not_modified(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text("[s3cret")
     with pytest.raises(PolicyError, match=r"config\.json: no JSON object") as refused:
@@ -119,7 +117,7 @@ async def test_a_file_that_is_none_is_not_touched(tmp_path: Path) -> None:
     assert file.read_text() == "[s3cret"
 
 
-async def test_two_at_a_time_wait_for_each_other_and_not_for_ever(
+async def test_save_is_denied_while_another_process_holds_the_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(login, "LOCK_S_MAX", 0.0)
@@ -132,7 +130,7 @@ async def test_two_at_a_time_wait_for_each_other_and_not_for_ever(
 
 @pytest.mark.standard
 @pytest.mark.parametrize("by", [{"credsStore": "fake"}, {"credHelpers": {HOST: "fake"}}])
-async def test_a_program_keeps_it_and_the_file_has_no_password_any_more(
+async def test_credential_helper_stores_the_login_and_file_has_no_password(
     tmp_path: Path, kept: Path, by: dict[str, object]
 ) -> None:
     file = tmp_path / "config.json"
@@ -148,7 +146,7 @@ async def test_a_program_keeps_it_and_the_file_has_no_password_any_more(
 
 
 @pytest.mark.standard
-async def test_a_program_that_keeps_nothing_is_said_and_the_file_stays(tmp_path: Path, kept: Path) -> None:
+async def test_failing_credential_helper_leaves_the_file_unchanged(tmp_path: Path, kept: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text('{"credsStore": "fake"}')
     (tmp_path / "docker-credential-fake").write_text("#!/bin/sh\ncat; exit 1\n")
@@ -161,7 +159,7 @@ async def test_a_program_that_keeps_nothing_is_said_and_the_file_stays(tmp_path:
         await save_login([file], HOST, GIVEN)
 
 
-async def test_forgetting_is_everywhere_and_takes_nobody_elses(tmp_path: Path) -> None:
+async def test_removing_a_login_deletes_every_entry_of_that_host_only(tmp_path: Path) -> None:
     files = [tmp_path / "a.json", tmp_path / "b.json", tmp_path / "none.json"]
     for file in files[:2]:
         auths = {HOST: {"auth": "YTpi"}, f"https://{HOST}/v1/": {}, "other.example": {"auth": "YTpi"}}

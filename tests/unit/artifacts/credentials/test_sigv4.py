@@ -31,7 +31,7 @@ BUCKET = "https://examplebucket.s3.amazonaws.com"
         ),
     ],
 )  # fmt: skip
-def test_requests_of_the_suite_have_its_signatures(
+def test_aws_test_suite_requests_have_the_published_signatures(
     method: str, url: str, headers: dict[str, str], signature: str
 ) -> None:
     found = sign_request(Asked(method, URL(url, encoded=True), headers), SUITE, SERVICE, AT_2015)
@@ -42,7 +42,7 @@ def test_requests_of_the_suite_have_its_signatures(
     assert found["X-Amz-Date"] == "20150830T123600Z"
 
 
-def test_iams_example_has_its_signature() -> None:
+def test_iam_example_has_the_published_signature() -> None:
     url = URL("https://iam.amazonaws.com/?Action=ListUsers&Version=2010-05-08", encoded=True)
     headers = {"Content-Type": "application/x-www-form-urlencoded; charset=utf-8"}
     found = sign_request(Asked("GET", url, headers), SUITE, Scope("us-east-1", "iam"), AT_2015)
@@ -57,20 +57,20 @@ def test_iams_example_has_its_signature() -> None:
         ("/?max-keys=2&prefix=J", {}, "34b48302e7b5fa45bde8084f4b7868a86f0a534bc59db6670ed5711ef69dc6f7"),
     ],
 )
-def test_s3s_examples_have_their_signatures(path: str, headers: dict[str, str], signature: str) -> None:
+def test_s3_examples_have_the_published_signatures(path: str, headers: dict[str, str], signature: str) -> None:
     found = sign_request(Asked("GET", URL(BUCKET + path, encoded=True), headers), DOCUMENTED, S3, AT_2013)
     assert found["Authorization"].rpartition("=")[2] == signature
     assert found["X-Amz-Content-Sha256"].startswith("e3b0c442")
 
 
-def test_s3s_example_of_a_write_has_its_signature() -> None:
+def test_s3_put_example_has_the_published_signature() -> None:
     headers = {"Date": "Fri, 24 May 2013 00:00:00 GMT", "x-amz-storage-class": "REDUCED_REDUNDANCY"}
     url = URL(f"{BUCKET}/test%24file.text", encoded=True)
     found = sign_request(Asked("PUT", url, headers, b"Welcome to Amazon S3."), DOCUMENTED, S3, AT_2013)
     assert found["Authorization"].endswith("98ad721746da40c64f1a55b78f14c238d841ea1380cd77a1b5971af0ece108bd")
 
 
-def test_a_token_of_a_session_is_sent_and_signed() -> None:
+def test_session_token_is_sent_and_signed() -> None:
     keys = Keys("a", "s", "the-token")
     found = sign_request(Asked("GET", URL("http://127.0.0.1:9000/b/k")), keys, S3, AT_2013)
     assert found["X-Amz-Security-Token"] == "the-token"
@@ -79,6 +79,6 @@ def test_a_token_of_a_session_is_sent_and_signed() -> None:
     assert "t0ken" not in repr(Keys("a", "s3cret", "t0ken"))
 
 
-def test_parts_of_a_url_are_written_as_aws_wants_them() -> None:
+def test_uri_parts_are_percent_encoded_as_aws_requires() -> None:
     assert encode_uri("a b/ü+*~.gguf", path=True) == "a%20b/%C3%BC%2B%2A~.gguf"
     assert encode_uri("a/b=c") == "a%2Fb%3Dc"

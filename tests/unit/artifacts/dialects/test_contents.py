@@ -47,14 +47,14 @@ def refusals(*layers: Descriptor, allow_unsafe: bool = False) -> list[str]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_each_dialect_is_read_as_it_is_written(name: str) -> None:
+def test_golden_manifest_of_each_dialect_is_read_as_expected(name: str) -> None:
     found = golden(name)
     rows = [f"{file.path!r} under {file.under!r} in {list(found.roots)}" for file in (x.file for x in found.layers)]
     expected = (GOLDEN / f"{name}.expected.txt").read_text().splitlines()
     assert [*contents.explain_contents(found), *rows] == expected
 
 
-def test_every_dialect_of_the_list_is_there() -> None:
+def test_golden_manifests_cover_every_dialect() -> None:
     said = {golden(name).dialect for name in NAMES}
     assert said == {
         *("ModelPack", "ModelPack by its older name (cnai)", "Docker Model Runner", "KitOps ModelKit", "Ollama"),
@@ -63,7 +63,7 @@ def test_every_dialect_of_the_list_is_there() -> None:
     }
 
 
-def test_a_good_artifact_is_one_list_of_files() -> None:
+def test_valid_artifact_lists_its_files() -> None:
     files = golden("modelpack").files()
     assert [(file.role, file.encoding) for file in files[:2]] == [("weight", "raw")] * 2
     assert files[0].path == "model-00001-of-00002.safetensors"
@@ -74,15 +74,16 @@ def test_a_good_artifact_is_one_list_of_files() -> None:
 @pytest.mark.parametrize("kind", ["weight", "weight.config", "doc", "dataset"])
 @pytest.mark.parametrize("ending", ["raw", "tar", "tar+gzip", "tar+zstd"])
 @pytest.mark.parametrize("name", ["cncf", "cnai"])
-def test_all_types_of_the_specification_are_known(kind: str, ending: str, name: str) -> None:
+def test_all_layer_types_of_the_specification_are_accepted(kind: str, ending: str, name: str) -> None:
     layer = one(f"application/vnd.{name}.model.{kind}.v1.{ending}", "x.safetensors")
     found = read(layer, one(f"application/vnd.{name}.model.weight.v1.raw", "model.safetensors"))
     assert found.files()[0].encoding == ending
 
 
+@pytest.mark.point("16")
 @pytest.mark.parametrize("ending", ["raw", "tar", "tar+gzip", "tar+zstd"])
 @pytest.mark.parametrize("path", ["", "modeling.py", "src", "config.json"])
-def test_point_16_code_layers_are_refused_unless_allowed(ending: str, path: str) -> None:
+def test_code_layers_are_rejected_unless_allowed(ending: str, path: str) -> None:
     layer = one(f"{MODELPACK}code.v1.{ending}", path)
     (said,) = refusals(layer)
     assert "code is not taken" in said or (not path and ending == "raw" and "names no file" in said)
@@ -91,6 +92,7 @@ def test_point_16_code_layers_are_refused_unless_allowed(ending: str, path: str)
         assert found.files()[0].role == "code"
 
 
+@pytest.mark.point("16")
 @pytest.mark.parametrize("kind", ["weight", "weight.config", "doc", "dataset"])
 @pytest.mark.parametrize(
     "path",
@@ -109,7 +111,7 @@ def test_point_16_code_layers_are_refused_unless_allowed(ending: str, path: str)
         *("pytorch_model.bin.1", "consolidated.00.pth", "model.nemo", "rank0.engine", "model.llamafile"),
     ],
 )
-def test_point_16_pickles_are_refused_whatever_their_layer_is_called(kind: str, path: str) -> None:
+def test_pickles_are_rejected_for_every_layer_type(kind: str, path: str) -> None:
     (said,) = refusals(one(f"{MODELPACK}{kind}.v1.raw", path))
     assert "can run programs" in said
     assert "allowUnsafe: true" in said
@@ -117,6 +119,7 @@ def test_point_16_pickles_are_refused_whatever_their_layer_is_called(kind: str, 
     assert "can run programs" in refusals(one(f"{MODELPACK}{kind}.v1.tar", path))[0], "in an archive as well"
 
 
+@pytest.mark.point("16")
 @pytest.mark.parametrize("kind", ["weight", "weight.config", "doc", "dataset"])
 @pytest.mark.parametrize(
     "path",
@@ -125,12 +128,13 @@ def test_point_16_pickles_are_refused_whatever_their_layer_is_called(kind: str, 
         *("Makefile", "Dockerfile", "kernel.cu", "a.whl", "requirements-dev.txt", "m.wasm"),
     ],
 )
-def test_point_16_code_is_refused_whatever_its_layer_is_called(kind: str, path: str) -> None:
+def test_code_files_are_rejected_for_every_layer_type(kind: str, path: str) -> None:
     assert "code is not taken" in refusals(one(f"{MODELPACK}{kind}.v1.raw", path))[0]
     assert "code is not taken" in refusals(one(f"{MODELPACK}{kind}.v1.tar", path))[0]
 
 
-def test_point_16_weights_are_safetensors_or_gguf() -> None:
+@pytest.mark.point("16")
+def test_weights_must_be_safetensors_or_gguf() -> None:
     for path in ("model.onnx", "model.ggml", "weights", "model", "model.dduf", "model.safetensors.exe.x"):
         assert refusals(one(f"{MODELPACK}weight.v1.raw", path))[0], path
     for path in ("model.safetensors", "M.GGUF", "a/b-00001-of-00002.gguf"):
@@ -141,7 +145,8 @@ def test_point_16_weights_are_safetensors_or_gguf() -> None:
     assert "safetensors or GGUF" in refusals(one(f"{MODELPACK}weight.v1.newform"))[0]
 
 
-def test_point_16_nothing_of_an_artifact_is_taken_where_something_is_refused() -> None:
+@pytest.mark.point("16")
+def test_artifact_with_one_rejected_layer_yields_no_files() -> None:
     found = golden("refused")
     assert not found.layers[0].refusal
     with pytest.raises(RefusedError, match=r"^ModelPack: layer 2: weights of this form .*; 7 more layers are refused$"):
@@ -150,7 +155,8 @@ def test_point_16_nothing_of_an_artifact_is_taken_where_something_is_refused() -
     assert [bool(layer.refusal) for layer in allowed.layers] == [False] * 6 + [True] * 3, "paths and types stay refused"
 
 
-def test_point_16_names_in_archives_are_judged_alike() -> None:
+@pytest.mark.point("16")
+def test_archive_member_names_follow_the_same_file_policy() -> None:
     assert file_policy.evaluate_file("model.safetensors").refusal == ""
     assert file_policy.evaluate_file("tokenizer.model").role == "tokenizer"
     assert "nothing says" in file_policy.evaluate_file("blob").refusal
@@ -183,13 +189,13 @@ def test_point_16_names_in_archives_are_judged_alike() -> None:
         ("data/train.parquet", "dataset"),
     ],
 )
-def test_names_say_what_files_are(path: str, role: str) -> None:
+def test_file_roles_are_derived_from_file_names(path: str, role: str) -> None:
     found = kinds.classify_file(path)
     assert found is not None
     assert found.role == role
 
 
-def test_unknown_layers_are_refused_and_explained() -> None:
+def test_unknown_layer_types_are_rejected_and_explained() -> None:
     found = read(one(f"{MODELPACK}weight.v1.gguf"), one("application/vnd.example.thing", "x.json"))
     assert "is no layer of a ModelPack" in found.layers[1].refusal
     assert contents.explain_contents(found)[2].endswith(
@@ -213,20 +219,20 @@ def test_unknown_layers_are_refused_and_explained() -> None:
         ('{"size":7,"size":8}', "key 'size' twice"),
     ],
 )
-def test_metadata_that_cannot_be_are_refused(metadata: str, said: str) -> None:
+def test_invalid_file_metadata_is_rejected(metadata: str, said: str) -> None:
     layer = one(f"{MODELPACK}weight.v1.raw", "a.gguf", **{"org.cncf.model.file.metadata+json": metadata})
     assert said in refusals(layer)[0]
     good = '{"name":"a.gguf","size":7,"typeflag":48}'
     assert refusals(layer._replace(annotations={FILEPATH: "a.gguf", "org.cncf.model.file.metadata+json": good})) == [""]
 
 
-def test_a_version_of_docker_that_is_unknown_is_refused() -> None:
+def test_unknown_docker_model_version_is_rejected() -> None:
     layer = one("application/vnd.docker.ai.gguf.v3")
     with pytest.raises(RefusedError, match=r"version v99\.0, and only v0\.1 and v0\.2 are known"):
         read(layer, config="application/vnd.docker.ai.model.config.v99.0+json").files()
 
 
-def test_a_kit_that_takes_its_model_from_another_says_so() -> None:
+def test_modelkit_with_model_from_another_artifact_is_rejected() -> None:
     kitfile = b'{"model":{"path":"ghcr.io/a/base:v1"}}'
     config = Descriptor(
         "application/vnd.kitops.modelkit.config.v1+json", digests.compute_digest(kitfile), len(kitfile), {}
@@ -236,8 +242,9 @@ def test_a_kit_that_takes_its_model_from_another_says_so() -> None:
         contents.read_contents(Manifest(OCI_MANIFEST, "", config, (docs,), {}), kitfile).files()
 
 
+@pytest.mark.point("4")
 @pytest.mark.parametrize("path", ["../up/model.gguf", "/etc/model.gguf", "./../x"])
-def test_point_04_paths_of_a_kitfile_are_checked(path: str) -> None:
+def test_kitfile_paths_that_escape_are_rejected(path: str) -> None:
     kitfile = b'{"model":{"path":"%s"}}' % path.encode()
     config = Descriptor(
         "application/vnd.kitops.modelkit.config.v1+json", digests.compute_digest(kitfile), len(kitfile), {}
@@ -248,7 +255,7 @@ def test_point_04_paths_of_a_kitfile_are_checked(path: str) -> None:
         found.files()
 
 
-def test_a_kitfile_with_another_digest_is_refused() -> None:
+def test_kitfile_with_a_different_layer_digest_is_rejected() -> None:
     layer = one("application/vnd.kitops.modelkit.model.v1.tar")
     for digest, said in ((layer.digest, ""), (digests.compute_digest(b""), "its Kitfile has another digest for it")):
         kitfile = b'{"model":{"path":"model.gguf","digest":"%s"}}' % digest.encode()
@@ -259,12 +266,13 @@ def test_a_kitfile_with_another_digest_is_refused() -> None:
         assert [each.refusal for each in found.layers] == [said]
 
 
-def test_point_04_the_folder_that_an_archive_is_laid_under_is_checked() -> None:
+@pytest.mark.point("4")
+def test_archive_target_folder_path_is_checked() -> None:
     assert "in it" in contents._path_refusal(Said(encoding="tar", under="../x"), Tree())
     assert contents._path_refusal(Said(encoding="tar", under="x"), Tree()) == ""
 
 
-def test_a_folder_of_oras_is_an_archive_by_its_mark() -> None:
+def test_oras_folder_layer_is_an_archive_only_with_unpack_annotation() -> None:
     layer = one("application/vnd.oci.image.layer.v1.tar+gzip", **{TITLE: "parts.d"})
     marked = layer._replace(annotations={**layer.annotations, "io.deis.oras.content.unpack": "true"})
     empty = "application/vnd.oci.empty.v1+json"
@@ -272,13 +280,13 @@ def test_a_folder_of_oras_is_an_archive_by_its_mark() -> None:
     assert read(marked, config=empty).layers[0].file.encoding == "tar+gzip"
 
 
-def test_what_oras_py_calls_an_archive_is_the_file_itself_and_its_folders_are_compressed() -> None:
+def test_oras_py_tar_layer_is_raw_and_tar_gzip_layer_is_an_archive() -> None:
     empty, kind = "application/vnd.oci.empty.v1+json", "application/vnd.oci.image.layer.v1.tar"
     layers = (one(kind, **{TITLE: "LICENSE"}), one(f"{kind}+gzip", **{TITLE: "parts"}))
     assert [layer.file.encoding for layer in read(*layers, config=empty).layers] == ["raw", "tar+gzip"]
 
 
-def test_foreign_layers_of_images_are_refused() -> None:
+def test_foreign_image_layers_are_rejected() -> None:
     image = "application/vnd.oci.image.config.v1+json"
     layers = (
         one("application/vnd.oci.image.layer.v1.tar+gzip"),
@@ -288,7 +296,7 @@ def test_foreign_layers_of_images_are_refused() -> None:
     assert [bool(layer.refusal) for layer in read(*layers, config=image).layers] == [False, True, True]
 
 
-def test_signatures_and_what_has_no_weights_are_no_models() -> None:
+def test_signatures_and_artifacts_without_weights_are_rejected() -> None:
     signature = one("application/vnd.dev.cosign.simplesigning.v1+json")
     with pytest.raises(BadManifestError, match="a signature, and no model"):
         read(signature, config="application/vnd.oci.image.config.v1+json")
@@ -300,21 +308,21 @@ def test_signatures_and_what_has_no_weights_are_no_models() -> None:
         read().files()
 
 
-def test_one_digest_has_one_size() -> None:
+def test_layers_with_one_digest_and_two_sizes_are_rejected() -> None:
     first, second = one(f"{MODELPACK}weight.v1.raw", "a.gguf"), one(f"{MODELPACK}weight.v1.raw", "b.gguf")
     assert len(read(first, second).files()) == 2, "two names for the same bytes are nothing odd"
     with pytest.raises(RefusedError, match="one digest two sizes"):
         read(first, second._replace(size=8)).files()
 
 
-def test_a_path_of_many_kilobytes_costs_little() -> None:
+def test_very_long_path_is_rejected_quickly() -> None:
     long = "tokenizer" * 20_000
     begin_s = time.process_time()
     assert "longer than 1024" in refusals(one(f"{MODELPACK}weight.config.v1.raw", long))[0]
     assert time.process_time() - begin_s < 5, "it is refused before anything looks for words in it"
 
 
-def test_more_than_any_model_is_refused() -> None:
+def test_artifact_larger_than_32_tib_is_rejected() -> None:
     whole = one(f"{MODELPACK}weight.v1.raw")._replace(size=1 << 44)
     layers = (whole._replace(annotations={FILEPATH: f"{n}.gguf"}) for n in range(3))
     with pytest.raises(RefusedError, match="larger than 32 TiB"):

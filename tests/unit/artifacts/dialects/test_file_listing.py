@@ -26,7 +26,7 @@ def refused(*paths: str, include: tuple[str, ...] = ()) -> str:
     return str(caught.value)
 
 
-def test_what_a_registry_would_be_taken_with_is_taken_and_the_rest_is_said() -> None:
+def test_supported_files_are_selected_and_unsafe_files_reported() -> None:
     paths = ("model.safetensors", "config.json", "pytorch_model.bin", "modeling.py", ".gitattributes", "a/.git/x")
     found = file_listing.select_files("hf://a/b", entries(*paths))
     assert [one.entry.path for one in found.taken] == ["config.json", "model.safetensors"]
@@ -36,7 +36,7 @@ def test_what_a_registry_would_be_taken_with_is_taken_and_the_rest_is_said() -> 
     assert len(unsafe.taken) == 4
 
 
-def test_a_pattern_means_what_the_hubs_own_tools_mean_by_it() -> None:
+def test_include_patterns_match_like_hugging_face_tools() -> None:
     paths = ("a.gguf", "sub/b.gguf", "sub/deep/c.gguf", "x.json")
     assert taken(*paths, include=("*.gguf",)) == ["a.gguf", "sub/b.gguf", "sub/deep/c.gguf"]
     assert taken(*paths, include=("sub/",)) == ["sub/b.gguf", "sub/deep/c.gguf"]
@@ -45,7 +45,7 @@ def test_a_pattern_means_what_the_hubs_own_tools_mean_by_it() -> None:
     assert "include='A.gguf' fits no file; its weights are a.gguf" in refused(*paths, include=("a.gguf", "A.gguf"))
 
 
-def test_none_of_several_models_is_guessed() -> None:
+def test_ambiguous_choice_of_models_is_rejected() -> None:
     assert "say which with ?include=PATTERN: a.gguf, b.gguf" in refused("a.gguf", "b.gguf")
     assert "holds several models and safetensors beside them" in refused("a.gguf", "b.safetensors")
     many = [f"{number:02}.gguf" for number in range(20)]
@@ -56,14 +56,14 @@ def test_none_of_several_models_is_guessed() -> None:
     assert len(taken("m-00001-of-00002.safetensors", "m-00002-of-00002.safetensors")) == 2
 
 
-def test_a_place_without_weights_or_with_a_bad_path_is_refused() -> None:
+def test_listing_without_weights_or_with_a_bad_path_is_rejected() -> None:
     assert "no weights" in refused("README.md")
     assert "no weights (safetensors or GGUF); left out: a.bin" in refused("a.bin")
     assert "'../b.json'" in refused("a.gguf", "../b.json")
     assert refused("a/b.json", "a", "a.gguf", include=("*",))
 
 
-def test_the_same_files_have_the_same_digest_and_others_another() -> None:
+def test_equal_listings_share_a_digest_and_different_ones_do_not() -> None:
     one = file_listing.select_files("hf://a/b", entries("a.gguf", "c.json"))
     assert one.digest == file_listing.select_files("hf://a/b", reversed(entries("a.gguf", "c.json"))).digest
     others = [
@@ -76,7 +76,7 @@ def test_the_same_files_have_the_same_digest_and_others_another() -> None:
     assert one.bytes == 20
 
 
-def test_a_file_is_named_by_its_sum_or_by_what_is_said_of_it() -> None:
+def test_file_name_is_its_digest_or_derived_from_its_claim() -> None:
     assert ListedFile("a", 1, SHA).digest == ListedFile("a", 1, SHA).name == SHA
     unsaid = ListedFile("a", 1, "etag:x")
     assert unsaid.digest is None

@@ -27,7 +27,7 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> Non
     monkeypatch.setattr(fcntl, "flock", flock)
 
 
-def test_a_lock_is_that_of_the_file_that_lies_there_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lock_is_taken_on_the_replacement_file_at_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "lock"
     path.touch()
 
@@ -42,7 +42,7 @@ def test_a_lock_is_that_of_the_file_that_lies_there_now(tmp_path: Path, monkeypa
         assert locks.try_lock(tmp_path / "away") is not None
 
 
-def test_a_copy_that_went_between_the_two_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_locking_a_file_removed_meanwhile_raises_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "lease"
     path.touch()
     meanwhile(monkeypatch, path.unlink)
@@ -50,7 +50,7 @@ def test_a_copy_that_went_between_the_two_is_gone(tmp_path: Path, monkeypatch: p
         locks.try_lock(path, shared=True)
 
 
-def test_several_share_a_lock_and_nobody_has_it_alone(tmp_path: Path) -> None:
+def test_shared_locks_coexist_and_block_an_exclusive_lock(tmp_path: Path) -> None:
     path = tmp_path / "lease"
     one, two = (locks.wait_for_lock(path, 1.0, shared=True, make=True) for _ in range(2))
     for each in (one, two):
@@ -62,7 +62,7 @@ def test_several_share_a_lock_and_nobody_has_it_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.standard
-def test_a_child_that_was_given_the_lock_holds_it_until_it_ends(tmp_path: Path) -> None:
+def test_child_process_given_the_lock_holds_the_lock_until_exit(tmp_path: Path) -> None:
     path = tmp_path / "lease"
     lock = locks.wait_for_lock(path, 1.0, shared=True, make=True)
     with subprocess.Popen(
@@ -76,7 +76,7 @@ def test_a_child_that_was_given_the_lock_holds_it_until_it_ends(tmp_path: Path) 
     assert locks.try_lock(path) is not None
 
 
-async def test_who_waits_can_be_cancelled_and_then_holds_nothing(tmp_path: Path) -> None:
+async def test_cancelled_waiter_holds_no_lock(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     first = locks.wait_for_lock(path, 1.0, make=True)
 

@@ -16,7 +16,7 @@ async def begun(work: asyncio.Future[object]) -> asyncio.Task[None]:
     return task
 
 
-async def test_what_fails_is_over_and_its_error_looked_at() -> None:
+async def test_failed_work_ends_the_wait_without_a_loop_error() -> None:
     loop, told = asyncio.get_running_loop(), list[object]()
     loop.set_exception_handler(lambda _, context: told.append(context))
     work: asyncio.Future[object] = loop.create_future()
@@ -28,7 +28,7 @@ async def test_what_fails_is_over_and_its_error_looked_at() -> None:
     assert told == []
 
 
-async def test_who_is_cancelled_twice_still_waits_and_is_cancelled_then() -> None:
+async def test_repeatedly_cancelled_wait_is_cancelled_only_after_the_work() -> None:
     work: asyncio.Future[object] = asyncio.get_running_loop().create_future()
     task = await begun(work)
     for _ in range(3):
@@ -40,7 +40,7 @@ async def test_who_is_cancelled_twice_still_waits_and_is_cancelled_then() -> Non
         await task
 
 
-async def test_work_that_was_cancelled_is_over() -> None:
+async def test_cancelled_work_ends_the_wait() -> None:
     work: asyncio.Future[object] = asyncio.get_running_loop().create_future()
     task = await begun(work)
     work.cancel()

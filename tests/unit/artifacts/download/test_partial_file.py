@@ -34,9 +34,10 @@ def layout(monkeypatch: pytest.MonkeyPatch) -> None:
     small(monkeypatch)
 
 
+@pytest.mark.point("13")
 @pytest.mark.standard
 @pytest.mark.parametrize("seed", range(3))
-async def test_point_13_the_power_goes_before_any_step_of_a_fetch(tmp_path: Path, seed: int) -> None:
+async def test_power_loss_at_any_fetch_step_resumes_to_the_whole_file(tmp_path: Path, seed: int) -> None:
     """And again in the middle of what goes on; at the end the file is there whole, and nothing else."""
     async with place(tmp_path) as one:
         wanted = one.wanted(CONTENT, PATH)
@@ -65,7 +66,7 @@ async def test_point_13_the_power_goes_before_any_step_of_a_fetch(tmp_path: Path
                 return
 
 
-def test_a_part_that_came_is_there_for_the_next_process_and_on_the_disk_for_the_next_run(tmp_path: Path) -> None:
+def test_received_parts_survive_a_killed_process_and_a_reboot(tmp_path: Path) -> None:
     """The first is killed: it closes nothing, and has synced nothing."""
     runs = [Disk(boot="one"), Disk(boot="one"), Disk(boot="two")]
     first = Partial(tmp_path, DIGEST, len(SHORT), runs[0])
@@ -83,7 +84,7 @@ def test_a_part_that_came_is_there_for_the_next_process_and_on_the_disk_for_the_
     third.close()
 
 
-def test_of_a_part_that_has_begun_the_next_process_knows_how_far_it_is_and_the_next_run_of_the_machine_nothing(
+def test_progress_within_a_part_survives_a_restart_but_no_reboot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spans, "MARK_BYTES", 1000)
@@ -99,7 +100,7 @@ def test_of_a_part_that_has_begun_the_next_process_knows_how_far_it_is_and_the_n
     assert (tmp_path / PATH).read_bytes() == SHORT
 
 
-def test_bytes_begin_to_go_onto_the_disk_while_more_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writeback_starts_while_more_bytes_arrive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partial_file, "START_BYTES", 4096)
     begun: list[tuple[int, int]] = []
     kept = Disk()
@@ -114,9 +115,7 @@ def test_bytes_begin_to_go_onto_the_disk_while_more_come(tmp_path: Path, monkeyp
     one.close()
 
 
-def test_where_the_run_of_the_machine_has_no_name_only_the_disk_is_believed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_synced_parts_are_resumed_without_a_boot_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert Disk().boot == Disk().boot
     monkeypatch.setattr(disk, "BOOT_ID", tmp_path / "none")
     for synced, resumed in ((False, 0), (True, 4096)):
@@ -130,7 +129,7 @@ def test_where_the_run_of_the_machine_has_no_name_only_the_disk_is_believed(
         second.close()
 
 
-def test_a_blob_in_parts_wants_a_thread_that_sums_and_its_connections_do_not(tmp_path: Path) -> None:
+def test_partial_blob_requests_hashing_only_for_contiguous_bytes(tmp_path: Path) -> None:
     one = Partial(tmp_path, DIGEST, len(SHORT), Disk())
     one.put(4096, [SHORT[4096:9000]])
     assert one.sum_up not in one.wants()  # the first part is missing
@@ -143,7 +142,7 @@ def test_a_blob_in_parts_wants_a_thread_that_sums_and_its_connections_do_not(tmp
     one.close()
 
 
-def test_what_comes_through_this_process_in_order_is_summed_and_not_read_again(
+def test_bytes_received_in_order_are_hashed_without_reading_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spans, "WHOLE_BYTES_MAX", 1 << 20)
@@ -169,9 +168,7 @@ def test_what_comes_through_this_process_in_order_is_summed_and_not_read_again(
         (tmp_path / PATH).unlink()
 
 
-def test_what_a_large_blob_lacks_of_its_sum_and_of_the_disk_comes_side_by_side(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_publish_hashes_and_syncs_a_large_blob_concurrently(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     syncing, preadv = Event(), os.preadv
     one = Partial(tmp_path, DIGEST, len(SHORT), Disk(lambda what, _path: syncing.set() if what == "sync" else None))
     one.put(0, [SHORT])
@@ -187,7 +184,7 @@ def test_what_a_large_blob_lacks_of_its_sum_and_of_the_disk_comes_side_by_side(
     one.close()
 
 
-def test_a_blob_that_comes_at_once_waits_for_the_disk_at_its_end_only(tmp_path: Path) -> None:
+def test_single_request_blob_is_synced_only_when_published(tmp_path: Path) -> None:
     steps: list[str] = []
     one = Partial(tmp_path, DIGEST, len(SHORT), Disk(lambda what, _path: steps.append(what)))
     steps.clear()
@@ -201,7 +198,7 @@ def test_a_blob_that_comes_at_once_waits_for_the_disk_at_its_end_only(tmp_path: 
 @example(2265079)  # the rename lasts at its new name alone, and what goes on begins from the old one
 @settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.integers(0, 1 << 32))
-def test_any_order_of_parts_lies_and_crashes_ends_with_the_exact_bytes_or_no_file(seed: int) -> None:
+def test_random_parts_corruption_and_crashes_yield_exact_bytes_or_no_file(seed: int) -> None:
     random = Random(seed)
     with tempfile.TemporaryDirectory() as made:
         root, lives = Path(made) / "0", itertools.count(1)

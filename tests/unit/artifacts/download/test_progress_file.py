@@ -19,7 +19,7 @@ DIGEST = Digest("sha256:" + "a" * 64)
 MIB = 1 << 20
 
 
-def test_small_blobs_come_by_one_request_and_large_ones_by_parts() -> None:
+def test_small_blobs_use_one_request_and_large_blobs_use_parts() -> None:
     assert BlobProgress(200 * MIB, part_bytes(200 * MIB)).spans() == [Span(0, 200 * MIB)]
     large = BlobProgress(300 * MIB, part_bytes(300 * MIB))
     assert large.spans()[:2] == [Span(0, 32 * MIB), Span(32 * MIB, 64 * MIB)]
@@ -33,12 +33,12 @@ def test_small_blobs_come_by_one_request_and_large_ones_by_parts() -> None:
 
 
 @pytest.mark.parametrize(("size", "part", "done"), [(10, 0, ()), (-1, 4, ()), (10, 4, (3,)), (1 << 40, 1, ())])
-def test_a_layout_that_is_none_is_refused(size: int, part: int, done: tuple[int, ...]) -> None:
+def test_invalid_part_layout_is_rejected(size: int, part: int, done: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"parts"):
         BlobProgress(size, part, frozenset(done))
 
 
-def test_a_gap_in_a_part_is_refused() -> None:
+def test_write_that_leaves_a_gap_in_a_part_is_rejected() -> None:
     ledger = BlobProgress(100, 30)
     ledger.wrote(30, 40)
     for at in (0 + 1, 71, 30, 100):
@@ -48,7 +48,7 @@ def test_a_gap_in_a_part_is_refused() -> None:
 
 @settings(deadline=None)
 @given(st.integers(0, 200), st.integers(1, 40), st.randoms(use_true_random=False))
-def test_however_parts_come_the_frontier_is_the_first_missing_byte(size: int, part: int, random: Random) -> None:
+def test_frontier_is_the_first_missing_byte_in_any_order(size: int, part: int, random: Random) -> None:
     ledger, there = BlobProgress(size, part), bytearray(size)
     while not ledger.complete:
         spans = ledger.spans()
@@ -72,14 +72,14 @@ def text(done: range) -> bytes:
     return progress_file.format_header(DIGEST, 1000, 100) + progress_file.format_parts(done)
 
 
-def test_a_sidecar_says_which_parts_are_there() -> None:
+def test_progress_file_lists_the_completed_parts() -> None:
     found = progress_file.parse_progress(text(range(3)) + progress_file.format_parts([7]), DIGEST, 1000, BOOT)
     assert found is not None
     assert found.full == {0, 1, 2, 7}
     assert (found.size, found.part) == (1000, 100)
 
 
-def test_a_part_that_was_only_in_memory_is_there_for_as_long_as_the_machine_runs() -> None:
+def test_unsynced_parts_count_only_within_the_same_boot() -> None:
     said = text(range(2)) + progress_file.format_parts([4, 5], BOOT) + progress_file.format_parts([5, 6], "another")
     found, later = (
         progress_file.parse_progress(said, DIGEST, 1000, BOOT),
@@ -91,7 +91,7 @@ def test_a_part_that_was_only_in_memory_is_there_for_as_long_as_the_machine_runs
     assert later.full == {0, 1}
 
 
-def test_of_parts_that_have_begun_the_last_mark_of_this_run_of_the_machine_counts() -> None:
+def test_last_progress_mark_of_the_current_boot_counts() -> None:
     said = text(range(2)) + progress_file.format_marks({1: 50, 4: 30}, BOOT) + progress_file.format_marks({4: 60}, BOOT)
     said += progress_file.format_marks({4: 70, 5: 20}, "another")
     found, later = (
@@ -107,7 +107,7 @@ def test_of_parts_that_have_begun_the_last_mark_of_this_run_of_the_machine_count
 
 @settings(deadline=None)
 @given(st.integers(0, 400), st.binary(max_size=40))
-def test_a_sidecar_that_was_cut_off_says_less_and_never_more(cut: int, noise: bytes) -> None:
+def test_truncated_progress_file_never_claims_extra_parts(cut: int, noise: bytes) -> None:
     found = progress_file.parse_progress(text(range(5))[:cut] + noise, DIGEST, 1000, BOOT)
     assert found is None or found.full <= set(range(5))
 
@@ -137,7 +137,7 @@ def test_a_sidecar_that_was_cut_off_says_less_and_never_more(cut: int, noise: by
         "noise",
     ],
 )
-def test_a_sidecar_of_something_else_says_nothing(said: bytes) -> None:
+def test_invalid_or_foreign_progress_file_is_ignored(said: bytes) -> None:
     assert progress_file.parse_progress(said, DIGEST, 1000, BOOT) is None
 
 
@@ -154,7 +154,7 @@ def sizes(rate: dict[int, float], steps: int) -> list[int]:
     return found
 
 
-def test_more_requests_run_while_that_is_faster() -> None:
+def test_request_window_grows_while_throughput_increases() -> None:
     assert sizes({n: 100.0 * n for n in range(1, 17)}, 12)[-1] == pacing.MOST
     assert sizes({n: 100.0 * min(n, 6) for n in range(1, 17)}, 60)[-1] in {6, 7}
     flat = sizes(dict.fromkeys(range(1, 17), 100.0), 40)
@@ -162,7 +162,7 @@ def test_more_requests_run_while_that_is_faster() -> None:
     assert flat.count(pacing.START) > 30  # mostly as it began
 
 
-def test_trouble_halves_them_once_for_one_outage() -> None:
+def test_one_outage_halves_the_request_window_once() -> None:
     window = Window(0.0)
     window.size = 8
     for _ in range(8):
@@ -177,7 +177,7 @@ def test_trouble_halves_them_once_for_one_outage() -> None:
     assert window.size == pacing.LEAST
 
 
-def test_a_queue_that_is_empty_says_nothing_of_the_line() -> None:
+def test_idle_queue_leaves_the_request_window_unchanged() -> None:
     window = Window(0.0)
     for second in range(1, 20):
         window.measured(float(second), 100 * second, busy=False)
@@ -196,23 +196,23 @@ def judged(rates: list[dict[str, int]], anew: dict[str, int] | None = None) -> l
     return found
 
 
-def test_who_is_far_slower_than_the_others_has_stalled() -> None:
+def test_connection_far_slower_than_the_others_is_stalled() -> None:
     seen = judged([{"a": 100, "b": 90, "c": 5}] * 7)
     assert seen[int(pacing.WINDOW_S)] == ["c"]
     assert not any(seen[: int(pacing.WINDOW_S)])
 
 
-def test_a_line_that_is_slow_for_all_makes_nobody_a_suspect() -> None:
+def test_uniformly_slow_link_marks_no_connection_as_stalled() -> None:
     assert not any(judged([{"a": 100, "b": 100, "c": 100}] * 8 + [{"a": 1, "b": 1, "c": 2}] * 30))
 
 
-def test_the_last_one_is_compared_with_what_was_before() -> None:
+def test_last_connection_is_compared_with_earlier_rates() -> None:
     seen = judged([{"a": 100, "b": 100, "c": 100}] * 8 + [{"c": 1}] * 12)
     assert ["c"] in seen
     assert not any(judged([{"c": 1}] * 30))  # and alone with nothing
 
 
-def test_one_is_asked_for_anew_a_few_times_only() -> None:
+def test_stall_restarts_per_request_are_limited() -> None:
     rates = [{"a": 100, "b": 90, "c": 0}] * 20
     assert any(judged(rates, {"c": pacing.ANEW_MAX - 1}))
     assert not any(judged(rates, {"c": pacing.ANEW_MAX}))

@@ -58,7 +58,7 @@ def one_span(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts, "WHOLE_BYTES_MAX", 1 << 20)
 
 
-async def test_blobs_come_in_closed_ranges_and_get_their_names(tmp_path: Path, way: str) -> None:
+async def test_blobs_are_fetched_in_closed_ranges_and_named(tmp_path: Path, way: str) -> None:
     async with place(tmp_path) as one:
         short, empty = one.wanted(CONTENT[:10_000], Path("b")), one.wanted(b"", Path("c/d/e"))
         await one.fetch(one.wanted(), short, empty)
@@ -72,7 +72,7 @@ async def test_blobs_come_in_closed_ranges_and_get_their_names(tmp_path: Path, w
         assert one.told[-1] > 0
 
 
-async def test_sha512_is_summed_too(tmp_path: Path, way: str) -> None:
+async def test_sha512_digests_are_verified(tmp_path: Path, way: str) -> None:
     async with place(tmp_path) as one:
         digest = Digest(f"sha512:{hashlib.sha512(CONTENT).hexdigest()}")
         one.fake.blobs[digest] = CONTENT
@@ -84,6 +84,7 @@ async def test_sha512_is_summed_too(tmp_path: Path, way: str) -> None:
         assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.point("1")
 @pytest.mark.parametrize(
     ("answer", "error", "said"),
     [
@@ -96,7 +97,7 @@ async def test_sha512_is_summed_too(tmp_path: Path, way: str) -> None:
     ],
     ids=["flipped", "truncated", "longer", "empty", "absent", "gzip"],
 )
-async def test_point_01_bytes_that_are_not_the_blob(
+async def test_wrong_blob_bytes_are_rejected_and_the_next_fetch_succeeds(
     tmp_path: Path, one_span: None, answer: Answer, error: type[RegistryError], said: str
 ) -> None:
     async with place(tmp_path) as one:
@@ -108,7 +109,8 @@ async def test_point_01_bytes_that_are_not_the_blob(
         assert one.file() == CONTENT
 
 
-async def test_point_01_a_flipped_bit_in_one_part_drops_the_whole(tmp_path: Path, way: str) -> None:
+@pytest.mark.point("1")
+async def test_corrupt_part_discards_the_whole_blob(tmp_path: Path, way: str) -> None:
     async with place(tmp_path) as one:
         one.fake.always[one.url()] = lambda request: answer_part(request, CONTENT[:40_000] + b"?" + CONTENT[40_001:])
         with pytest.raises(MismatchError, match="its bytes are others than its digest says; nothing of it is kept"):
@@ -120,7 +122,8 @@ async def test_point_01_a_flipped_bit_in_one_part_drops_the_whole(tmp_path: Path
         assert one.file() == CONTENT
 
 
-async def test_point_01_a_content_length_that_promises_more_than_comes(tmp_path: Path, way: str) -> None:
+@pytest.mark.point("1")
+async def test_body_shorter_than_content_length_fails_after_all_retries(tmp_path: Path, way: str) -> None:
     async with place(tmp_path) as one:
         wanted = one.wanted(CONTENT[:9000])
         text = whole_head(9000) + CONTENT[:1000]
@@ -130,9 +133,8 @@ async def test_point_01_a_content_length_that_promises_more_than_comes(tmp_path:
         assert one.file() is None
 
 
-async def test_point_10_urls_of_descriptors_are_never_asked_and_a_redirect_takes_no_login_along(
-    tmp_path: Path, way: str
-) -> None:
+@pytest.mark.point("10")
+async def test_redirected_blob_request_sends_no_login_to_the_target(tmp_path: Path, way: str) -> None:
     async with FakeRegistry().serving() as fake, FakeRegistry().serving() as store:
         fake.judge = lambda request: (
             None
@@ -159,8 +161,9 @@ async def _redirect(fake: FakeRegistry, request: web.Request, url: str) -> web.S
 # --- 12: answers that are none ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.point("12")
 @pytest.mark.parametrize("end", ["close", "reset", "hang"])
-async def test_point_12_a_part_that_breaks_is_gone_on_with_where_it_broke(tmp_path: Path, way: str, end: str) -> None:
+async def test_broken_part_resumes_where_the_connection_broke(tmp_path: Path, way: str, end: str) -> None:
     async with place(tmp_path, Limits(read_s=1.0 if end == "hang" else 30.0)) as one:
         one.next(*(breaking(one, end) for _ in range(4)))
         await one.fetch()
@@ -171,7 +174,8 @@ async def test_point_12_a_part_that_breaks_is_gone_on_with_where_it_broke(tmp_pa
             assert {int(span[6:].partition("-")[0]) % 4096 % 1000 for span in again} == {0}
 
 
-async def test_point_12_a_login_that_ends_mid_pull_is_had_anew(tmp_path: Path, way: str) -> None:
+@pytest.mark.point("12")
+async def test_login_that_expires_during_a_pull_is_renewed(tmp_path: Path, way: str) -> None:
     async with FakeRegistry().serving() as fake:
         tokens, good = itertools.count(), set[str]()
 
@@ -197,8 +201,9 @@ async def test_point_12_a_login_that_ends_mid_pull_is_had_anew(tmp_path: Path, w
             assert next(tokens) >= 2
 
 
+@pytest.mark.point("12")
 @pytest.mark.parametrize("status", [429, 500, 503])
-async def test_point_12_a_busy_registry_is_asked_again_when_it_says(tmp_path: Path, way: str, status: int) -> None:
+async def test_busy_registry_is_retried_after_the_requested_delay(tmp_path: Path, way: str, status: int) -> None:
     async with place(tmp_path) as one:
         one.next(says(206), *(says(status, Retry_After="7") for _ in range(3)))
         one.fake.answers[one.url()].popleft()
@@ -210,6 +215,7 @@ async def test_point_12_a_busy_registry_is_asked_again_when_it_says(tmp_path: Pa
         assert len(one.ranges()) == 19
 
 
+@pytest.mark.point("12")
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
@@ -221,9 +227,7 @@ async def test_point_12_a_busy_registry_is_asked_again_when_it_says(tmp_path: Pa
     ],
     ids=["elsewhere", "silent", "another whole", "short", "several"],
 )
-async def test_point_12_a_part_that_is_another_ends_the_fetch(
-    tmp_path: Path, way: str, answer: Answer, said: str
-) -> None:
+async def test_wrong_partial_response_fails_the_fetch(tmp_path: Path, way: str, answer: Answer, said: str) -> None:
     async with place(tmp_path) as one:
         one.fake.always[one.url()] = answer
         with pytest.raises(MismatchError, match=said):
@@ -231,10 +235,9 @@ async def test_point_12_a_part_that_is_another_ends_the_fetch(
         assert one.file() is None
 
 
+@pytest.mark.point("12")
 @pytest.mark.parametrize("answer", [says(200, CONTENT), says(416)], ids=["the whole", "416"])
-async def test_point_12_a_registry_without_ranges_still_gives_the_blob(
-    tmp_path: Path, way: str, answer: Answer
-) -> None:
+async def test_registry_without_range_support_still_serves_the_blob(tmp_path: Path, way: str, answer: Answer) -> None:
     async def whole(request: web.Request) -> web.StreamResponse:
         return await answer(request) if "Range" in request.headers else web.Response(body=CONTENT)
 
@@ -244,7 +247,8 @@ async def test_point_12_a_registry_without_ranges_still_gives_the_blob(
         assert one.file() == CONTENT
 
 
-async def test_point_12_a_connection_that_stalls_is_left_for_another(
+@pytest.mark.point("12")
+async def test_stalled_connection_is_replaced_by_another(
     tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The others go on at their pace: by virtual time, one second at each look."""
@@ -267,7 +271,7 @@ async def test_point_12_a_connection_that_stalls_is_left_for_another(
 # --- mirrors ---------------------------------------------------------------------------------------------------------
 
 
-async def test_a_mirror_that_lies_costs_one_more_try_with_the_registry_alone(tmp_path: Path, way: str) -> None:
+async def test_corrupt_mirror_costs_one_retry_with_the_registry_only(tmp_path: Path, way: str) -> None:
     async with place(tmp_path) as one, FakeRegistry().serving() as other:
         wanted = one.wanted()
         other.blobs[wanted.blob.digest] = WRONG
@@ -278,7 +282,7 @@ async def test_a_mirror_that_lies_costs_one_more_try_with_the_registry_alone(tmp
         assert len(other.seen) == len(one.fake.seen) == 16
 
 
-async def test_a_mirror_that_breaks_is_gone_on_from_at_the_registry(tmp_path: Path, way: str) -> None:
+async def test_broken_mirror_transfer_continues_at_the_registry(tmp_path: Path, way: str) -> None:
     async with place(tmp_path) as one, FakeRegistry().serving() as other:
         other.always[one.url()] = breaking(one, "close")
         async with Client(Site(other.host), pace=StillClock()) as mirror:
@@ -287,13 +291,13 @@ async def test_a_mirror_that_breaks_is_gone_on_from_at_the_registry(tmp_path: Pa
         assert one.file() == CONTENT
 
 
-async def test_a_blob_that_is_wanted_twice_is_a_fault(tmp_path: Path) -> None:
+async def test_requesting_a_blob_twice_raises_value_error(tmp_path: Path) -> None:
     async with place(tmp_path) as one:
         with pytest.raises(ValueError, match="wanted twice"):
             await one.fetch(one.wanted(), one.wanted())
 
 
-async def test_a_cancelled_fetch_leaves_no_thread_and_what_it_has(tmp_path: Path, way: str) -> None:
+async def test_cancelled_fetch_keeps_its_parts_for_the_next_fetch(tmp_path: Path, way: str) -> None:
     async with place(tmp_path) as one:
         one.fake.answers[one.url()].extend([lambda request: answer_part(request, CONTENT)] * 5)
         one.fake.always[one.url()] = breaking(one, "hang")

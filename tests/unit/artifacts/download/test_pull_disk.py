@@ -51,6 +51,7 @@ def failing(kind: str, error: int, after: int = 0) -> Disk:
     return Disk(step)
 
 
+@pytest.mark.point("13")
 @pytest.mark.parametrize(
     ("disk", "said"),
     [
@@ -61,7 +62,7 @@ def failing(kind: str, error: int, after: int = 0) -> Disk:
     ],
     ids=["full", "quota", "broken", "read-only"],
 )
-async def test_point_13_what_the_disk_refuses_is_one_line_and_the_next_goes_on(
+async def test_disk_error_is_one_line_and_the_next_fetch_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk: Callable[[], Disk], said: str
 ) -> None:
     go("through us", monkeypatch, tmp_path)
@@ -77,7 +78,8 @@ async def test_point_13_what_the_disk_refuses_is_one_line_and_the_next_goes_on(
             assert len(one.ranges()) - before < 16
 
 
-async def test_point_13_a_write_that_fails_beside_its_request_is_no_error_that_nobody_looked_at(
+@pytest.mark.point("13")
+async def test_concurrent_write_and_request_failures_log_no_loop_error(
     tmp_path: Path,
 ) -> None:
     """The request's own failure is told; the loop has nothing to say of the other."""
@@ -106,7 +108,8 @@ async def test_point_13_a_write_that_fails_beside_its_request_is_no_error_that_n
     assert told == []
 
 
-async def test_point_13_a_disk_without_room_is_said_before_anything_is_asked_for(tmp_path: Path) -> None:
+@pytest.mark.point("13")
+async def test_insufficient_disk_space_fails_before_any_request(tmp_path: Path) -> None:
     class Full(Disk):
         def free_bytes(self, folder: Path) -> int:
             return len(CONTENT) - 1
@@ -117,7 +120,8 @@ async def test_point_13_a_disk_without_room_is_said_before_anything_is_asked_for
         assert one.ranges() == []
 
 
-async def test_point_13_two_processes_do_not_write_one_file(tmp_path: Path) -> None:
+@pytest.mark.point("13")
+async def test_second_process_cannot_fetch_the_same_blob(tmp_path: Path) -> None:
     async with place(tmp_path) as one:
         wanted = one.wanted()
         (tmp_path / "partial").mkdir()
@@ -129,7 +133,8 @@ async def test_point_13_two_processes_do_not_write_one_file(tmp_path: Path) -> N
         assert one.file() == CONTENT
 
 
-async def test_point_13_parts_that_are_there_are_not_asked_for_again(tmp_path: Path, way: str) -> None:
+@pytest.mark.point("13")
+async def test_existing_parts_are_not_fetched_again(tmp_path: Path, way: str) -> None:
     async with place(tmp_path) as one:
         wanted = one.wanted()
         leave(tmp_path, wanted.blob, CONTENT, range(14))
@@ -138,7 +143,8 @@ async def test_point_13_parts_that_are_there_are_not_asked_for_again(tmp_path: P
         assert sorted(str(span) for span in one.ranges()) == ["bytes=57344-61439", "bytes=61440-65535"]
 
 
-async def test_point_13_a_poisoned_partial_is_dropped_and_the_blob_begun_anew(tmp_path: Path, way: str) -> None:
+@pytest.mark.point("13")
+async def test_corrupt_partial_file_is_dropped_and_fetched_again(tmp_path: Path, way: str) -> None:
     async with place(tmp_path) as one:
         wanted = one.wanted()
         leave(tmp_path, wanted.blob, WRONG, range(16))
@@ -148,7 +154,8 @@ async def test_point_13_a_poisoned_partial_is_dropped_and_the_blob_begun_anew(tm
         assert one.left() == []
 
 
-async def test_point_13_parts_are_remembered_while_others_still_come(tmp_path: Path, way: str) -> None:
+@pytest.mark.point("13")
+async def test_completed_parts_are_recorded_before_the_fetch_ends(tmp_path: Path, way: str) -> None:
     """So that a process that is killed has them: by the sidecar, before the fetch has an end."""
     async with place(tmp_path) as one:
         wanted = one.wanted()

@@ -51,7 +51,7 @@ def send(theirs: socket.socket, content: bytes) -> threading.Thread:
     return sending
 
 
-def test_a_body_goes_where_it_belongs_and_no_byte_behind_it(
+def test_body_is_written_at_its_offset_without_trailing_bytes(
     ends: tuple[socket.socket, socket.socket], tmp_path: Path
 ) -> None:
     theirs, ours = ends
@@ -65,7 +65,7 @@ def test_a_body_goes_where_it_belongs_and_no_byte_behind_it(
     assert ours.recv(100) == b"more"
 
 
-def test_a_file_system_without_splice_gets_copies(
+def test_file_system_without_splice_falls_back_to_copying(
     ends: tuple[socket.socket, socket.socket], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     true = os.splice
@@ -84,7 +84,7 @@ def test_a_file_system_without_splice_gets_copies(
     assert came.path.read_bytes() == CONTENT
 
 
-def test_what_the_disk_refuses_is_an_error_and_not_the_registrys(
+def test_disk_error_is_raised_as_os_error(
     ends: tuple[socket.socket, socket.socket], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     true = os.splice
@@ -101,7 +101,7 @@ def test_what_the_disk_refuses_is_an_error_and_not_the_registrys(
         Came(tmp_path / "file").move(ours, 100)
 
 
-def test_an_end_a_silence_and_a_trickle_each_end_the_waiting(
+def test_early_end_silence_and_trickle_end_the_transfer(
     ends: tuple[socket.socket, socket.socket], tmp_path: Path
 ) -> None:
     theirs, ours = ends
@@ -126,7 +126,9 @@ def test_an_end_a_silence_and_a_trickle_each_end_the_waiting(
     assert "its end came too early" in moved.broken
 
 
-def test_another_thread_ends_the_waiting(ends: tuple[socket.socket, socket.socket], tmp_path: Path) -> None:
+def test_interrupt_from_another_thread_ends_the_transfer(
+    ends: tuple[socket.socket, socket.socket], tmp_path: Path
+) -> None:
     _, ours = ends
     threading.Timer(0.01, interrupt_transfer, [ours]).start()
     assert "came too early" in Came(tmp_path / "file").move(ours, 10).broken

@@ -104,7 +104,7 @@ class Came:
 
 
 @pytest.mark.parametrize("ahead", [0, 5, 70_000], ids=["nothing", "a record's begin", "some records"])
-def test_a_body_goes_where_it_belongs_and_no_byte_behind_it(pair: Pair, ahead: int) -> None:
+def test_body_is_written_at_its_offset_without_trailing_bytes(pair: Pair, ahead: int) -> None:
     came = Came()
     sending = pair.send(CONTENT + b"more")
     pair.ahead(ahead)
@@ -117,7 +117,7 @@ def test_a_body_goes_where_it_belongs_and_no_byte_behind_it(pair: Pair, ahead: i
     assert bytes(came.bytes[-4:]) == b"more"
 
 
-def test_what_the_disk_refuses_is_an_error_and_not_the_registrys(pair: Pair) -> None:
+def test_disk_error_is_raised_as_os_error(pair: Pair) -> None:
     def put(_at: int, _pieces: Sequence[bytes | memoryview]) -> None:
         raise OSError(28, "full")
 
@@ -126,7 +126,7 @@ def test_what_the_disk_refuses_is_an_error_and_not_the_registrys(pair: Pair) -> 
         pair.move(100, put)
 
 
-def test_an_end_a_silence_and_a_trickle_each_end_the_waiting_and_keep_what_came(pair: Pair) -> None:
+def test_early_end_silence_and_trickle_keep_received_bytes(pair: Pair) -> None:
     came = Came()
     pair.send(b"abc").join()
     assert pair.move(10, came.put, limits=SILENT) == Moved(3, "the connection broke while it answered (too slow)")
@@ -149,7 +149,7 @@ def test_an_end_a_silence_and_a_trickle_each_end_the_waiting_and_keep_what_came(
     assert "its end came too early" in moved.broken
 
 
-def test_a_farewell_before_the_end_is_an_end_too_early(pair: Pair) -> None:
+def test_close_notify_before_the_end_reports_an_early_end(pair: Pair) -> None:
     came = Came()
     pair.server.sendall(b"abc")
     saying = threading.Thread(target=_farewell, args=(pair.server,))
@@ -164,19 +164,19 @@ def _farewell(server: ssl.SSLSocket) -> None:
         server.unwrap()
 
 
-def test_bytes_that_somebody_changed_on_the_way_are_none(pair: Pair) -> None:
+def test_invalid_tls_record_breaks_the_transfer_without_bytes(pair: Pair) -> None:
     came = Came()
     pair.sealed.incoming.write(b"\x17\x03\x03\x00\x20" + bytes(32))
     assert pair.move(10, came.put) == Moved(0, "the connection broke while it answered (what came is no TLS)")
     assert not came.bytes
 
 
-def test_another_thread_ends_the_waiting(pair: Pair) -> None:
+def test_interrupt_from_another_thread_ends_the_transfer(pair: Pair) -> None:
     threading.Timer(0.01, interrupt_transfer, [pair.ours]).start()
     assert "the connection broke while it answered" in pair.move(10, Came().put).broken
 
 
-def test_a_body_is_taken_from_the_loop_of_users_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_body_is_received_in_a_thread_under_uvloop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """uvloop, in which an agent runs, has TLS of its own."""
     go("unsealed", monkeypatch, tmp_path)
     blob = CONTENT * 8
@@ -199,7 +199,7 @@ def test_a_body_is_taken_from_the_loop_of_users_too(tmp_path: Path, monkeypatch:
     assert 0 < moved[0] < len(blob), "what came with the head was unsealed already"
 
 
-def test_only_contexts_that_judge_are_made() -> None:
+def test_tls_context_always_verifies_certificates() -> None:
     context = create_tls_context()
     assert context.verify_mode is ssl.CERT_REQUIRED
     assert context.check_hostname

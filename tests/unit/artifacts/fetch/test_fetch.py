@@ -28,7 +28,7 @@ from tests.unit.artifacts.formats.test_gguf import write
 pytestmark = pytest.mark.standard
 
 
-def test_what_lies_elsewhere_is_told_from_what_is_here() -> None:
+def test_remote_sources_are_parsed_and_local_files_rejected() -> None:
     assert (
         fetch.parse_remote_source("ghcr.io/a/b:c")
         == fetch.parse_remote_source("oci://ghcr.io/a/b:c")
@@ -40,7 +40,7 @@ def test_what_lies_elsewhere_is_told_from_what_is_here() -> None:
         fetch.parse_remote_source("file:///a.gguf")
 
 
-def test_no_place_is_called_as_another(tmp_path: Path) -> None:
+def test_source_origins_differ_by_endpoint_and_bucket(tmp_path: Path) -> None:
     ways = Ways(env={}, home=tmp_path)
     mirror = Ways(
         env={"HF_ENDPOINT": "https://mirror.example/hf", "AWS_ENDPOINT_URL": "http://minio:9000"}, home=tmp_path
@@ -56,7 +56,7 @@ def test_no_place_is_called_as_another(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-async def test_where_signatures_are_wanted_nothing_comes_from_where_there_are_none(tmp_path: Path) -> None:
+async def test_enforced_signatures_reject_sources_without_signatures(tmp_path: Path) -> None:
     async with FakeHub({}, {"a.gguf": b"GGUF"}).both() as fake:
         store = Store(tmp_path / "store", spare_bytes=0).open()
         free = Ways(Registries(pace=StillClock()), fake.env(), tmp_path)
@@ -67,7 +67,7 @@ async def test_where_signatures_are_wanted_nothing_comes_from_where_there_are_no
                 await ask(Hub("acme/tiny"), store, strict)
 
 
-async def test_headers_are_laid_before_the_weights_come(tmp_path: Path) -> None:
+async def test_model_header_is_fetched_from_the_hub(tmp_path: Path) -> None:
     content = write(tmp_path / "a.gguf").read_bytes()
     async with FakeHub({}, {"a.gguf": content}).both() as fake:
         ways = Ways(Registries(pace=StillClock()), fake.env(), tmp_path)
@@ -75,7 +75,7 @@ async def test_headers_are_laid_before_the_weights_come(tmp_path: Path) -> None:
         assert gguf.header_bytes(tmp_path / "headers" / "a.gguf") > 0
 
 
-async def test_also_where_nobody_says_the_sum_of_a_file(tmp_path: Path) -> None:
+async def test_model_header_is_fetched_from_a_bucket_without_checksums(tmp_path: Path) -> None:
     content = write(tmp_path / "a.gguf").read_bytes()
     async with FakeS3({"m/a.gguf": content}).serving() as fake:
         assert isinstance(fake, FakeS3)
@@ -85,7 +85,7 @@ async def test_also_where_nobody_says_the_sum_of_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["oci", "hf"])
-async def test_who_is_cancelled_while_connections_are_closed_holds_nothing(
+async def test_cancellation_while_connections_close_releases_the_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str
 ) -> None:
     closed = Transport.__aexit__

@@ -69,7 +69,7 @@ async def place(folder: Path, scheme: str, *, summed: bool = True) -> AsyncItera
 
 
 @pytest.mark.parametrize("scheme", ["hf", "s3"])
-async def test_a_node_that_has_them_gives_weights_of_the_hub_and_of_buckets(tmp_path: Path, scheme: str) -> None:
+async def test_peer_serves_hub_and_bucket_weights(tmp_path: Path, scheme: str) -> None:
     async with place(tmp_path, scheme) as one:
         before = one.gave()
         with await one.bring("b") as copy:
@@ -79,7 +79,7 @@ async def test_a_node_that_has_them_gives_weights_of_the_hub_and_of_buckets(tmp_
 
 
 @pytest.mark.parametrize("scheme", ["hf", "s3"])
-async def test_a_node_that_lies_or_has_nothing_costs_one_try(tmp_path: Path, scheme: str) -> None:
+async def test_corrupt_or_empty_peer_falls_back_to_the_source(tmp_path: Path, scheme: str) -> None:
     async def lies(request: web.Request) -> web.StreamResponse:
         return web.Response(body=bytes(len(CONTENT)))
 
@@ -95,14 +95,14 @@ async def test_a_node_that_lies_or_has_nothing_costs_one_try(tmp_path: Path, sch
             assert one.peer.asked(DIGEST) > 0
 
 
-async def test_whose_sum_nobody_says_is_asked_of_no_node(tmp_path: Path) -> None:
+async def test_file_without_a_known_checksum_is_not_requested_from_peers(tmp_path: Path) -> None:
     async with place(tmp_path, "s3", summed=False) as one:
         with await one.bring("b") as copy:
             assert (copy.folder / "a.gguf").read_bytes() == CONTENT
         assert not one.peer.seen
 
 
-async def test_who_may_not_read_there_gets_nothing_of_a_node_either(tmp_path: Path) -> None:
+async def test_caller_denied_by_the_hub_gets_nothing_from_peers(tmp_path: Path) -> None:
     async with place(tmp_path, "hf") as one:
         assert isinstance(one.fake, FakeHub)
         one.fake.private = True

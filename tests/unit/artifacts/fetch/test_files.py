@@ -16,9 +16,7 @@ from artifacts.store.layout import digest_file_name
 from artifacts.store.publish import Job
 
 
-async def test_who_is_cancelled_leaves_no_thread_that_still_lays_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_cancelled_fetch_waits_for_its_thread_to_finish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     entry = ListedFile("a.gguf", 4, 'etag:"1"')
     begun, go = threading.Event(), threading.Event()
 

@@ -70,7 +70,7 @@ class Registry:
         return await list_image_files(self.contents, "r", cast("BlobSource", self), allow_unsafe=allow_unsafe)
 
 
-async def test_of_archives_that_are_not_compressed_only_the_headers_are_asked_for() -> None:
+async def test_only_headers_of_uncompressed_layers_are_read() -> None:
     registry = Registry(
         archive(("bin/sh", BIG), ("etc/x", b"x")),
         archive(("models/a.gguf", BIG), ("models/LICENSE", b"free"), ("models/sub/b.json", BIG)),
@@ -80,18 +80,18 @@ async def test_of_archives_that_are_not_compressed_only_the_headers_are_asked_fo
     assert sum(map(len, registry.blobs.values())) > 30 * SPAN_BYTES
 
 
-async def test_what_is_not_below_models_is_the_model_where_nothing_is_below_it() -> None:
+async def test_image_without_a_models_folder_uses_its_root() -> None:
     assert await Registry(archive(("./a.gguf", b"x"))).look() == Inside("", ("a.gguf",), whole=True)
 
 
-async def test_names_as_long_as_tools_write_them_are_read_wherever_a_span_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_long_member_names_are_read_across_span_boundaries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inspect_image, "SPAN_BYTES", 512)
     long = f"models/{'d' * 90}/{'e' * 90}.gguf"
     seen = await Registry(archive((long, b"x" * 2000), ("models/z.json", b"z"))).look()
     assert seen.paths == (long.removeprefix("models/"), "z.json")
 
 
-async def test_of_a_compressed_archive_that_is_small_all_names_are_seen_and_of_a_large_one_the_first(
+async def test_compressed_layer_is_listed_whole_if_small_else_in_part(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     packed = gzip.compress(archive(("models/a.gguf", BIG), ("models/b.json", b"b")))
@@ -101,14 +101,14 @@ async def test_of_a_compressed_archive_that_is_small_all_names_are_seen_and_of_a
     assert len(packed) < BEGIN_BYTES
 
 
-async def test_no_more_is_asked_for_than_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_inspection_stops_at_the_request_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inspect_image, "SPANS_MAX", 3)
     registry = Registry(archive(*((f"models/{number}.gguf", BIG) for number in range(9))))
     seen = await registry.look()
     assert (len(seen.paths), seen.whole, len(registry.asked)) == (3, False, 3)
 
 
-async def test_what_a_pull_would_refuse_is_refused() -> None:
+async def test_image_content_that_a_pull_rejects_is_rejected() -> None:
     unsafe = Registry(archive(("models/a.safetensors", b"x"), ("models/run.py", b"x")))
     with pytest.raises(BadArchiveError, match=r"run\.py: code is not taken"):
         await unsafe.look()
@@ -119,13 +119,13 @@ async def test_what_a_pull_would_refuse_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["/models/run.py", "././models/run.py", "x/../models/run.py", "../models/run.py"])
-async def test_a_name_that_a_container_runtime_would_make_one_of_the_models_is_refused(name: str) -> None:
+async def test_ambiguous_path_into_the_models_folder_is_rejected(name: str) -> None:
     image = Registry(archive(("models/a.gguf", b"GGUF")), archive((name, b"pass")))
     with pytest.raises(BadArchiveError, match="could be read in two ways"):
         await image.look()
 
 
-async def test_folders_as_tar_writes_them_are_plain() -> None:
+async def test_folder_entries_written_by_tar_are_accepted() -> None:
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as made:
         for name in (".", "./models"):
@@ -136,7 +136,7 @@ async def test_folders_as_tar_writes_them_are_plain() -> None:
 
 
 @pytest.mark.parametrize("magic", [b"\x1f\x8b\x08\x04", b"BZh9", (0x184D2A50).to_bytes(4, "little")])
-async def test_an_archive_that_could_be_taken_for_a_compressed_one_is_refused(magic: bytes) -> None:
+async def test_uncompressed_layer_with_compression_magic_is_rejected(magic: bytes) -> None:
     """The first header is one of pax, whose own name nobody reads: it may begin with anything."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as made:

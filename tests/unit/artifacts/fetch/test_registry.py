@@ -99,7 +99,7 @@ def left(store: Store) -> list[Path]:
 
 
 @pytest.mark.parametrize("form", ["modelpack", "modelpack-raw"])
-async def test_what_was_packed_is_pulled_once_and_is_the_same(tmp_path: Path, form: Form) -> None:
+async def test_packed_model_is_pulled_once_with_identical_files(tmp_path: Path, form: Form) -> None:
     async with node(tmp_path, form) as one:
         with await one.obtain() as copy:
             assert held(copy) == FILES
@@ -118,7 +118,7 @@ async def test_what_was_packed_is_pulled_once_and_is_the_same(tmp_path: Path, fo
         assert one.fake.asked("GET", "/blobs/") == one.fake.asked("GET", "/blobs/")[:1]  # its config
 
 
-async def test_who_was_here_before_is_found_again_while_the_registry_is_away(tmp_path: Path) -> None:
+async def test_stored_copy_is_found_without_contacting_the_registry(tmp_path: Path) -> None:
     async with node(tmp_path) as one:
         assert await one.kept() is None
         (await one.obtain()).close()
@@ -134,7 +134,7 @@ async def test_who_was_here_before_is_found_again_while_the_registry_is_away(tmp
         assert await one.kept() is None
 
 
-async def test_a_tag_that_moves_means_the_new_one_from_its_next_pull_on(tmp_path: Path) -> None:
+async def test_moved_tag_resolves_to_the_new_copy_after_the_next_pull(tmp_path: Path) -> None:
     async with node(tmp_path) as one:
         (await one.obtain()).close()
         other = packed.packed(packed.model(tmp_path / "new", {"b.gguf": as_gguf(b"other")}), tmp_path / "other")
@@ -152,7 +152,7 @@ async def test_a_tag_that_moves_means_the_new_one_from_its_next_pull_on(tmp_path
 
 
 @pytest.mark.parametrize("packer", [gzip.compress, zstandard.compress], ids=["gzip", "zstd"])
-async def test_of_an_image_the_models_folder_is_taken_whatever_it_unpacks_to(
+async def test_image_pull_takes_the_models_folder_and_reserves_its_size(
     tmp_path: Path, packer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kind = {gzip.compress: "gzip", zstandard.compress: "zstd"}[packer]
@@ -177,7 +177,7 @@ async def test_of_an_image_the_models_folder_is_taken_whatever_it_unpacks_to(
         (archives.member(b"../m.gguf", b"x") + archives.END, "in the archive: its path"),
     ],
 )
-async def test_an_archive_that_is_refused_leaves_nothing(tmp_path: Path, content: bytes, said: str) -> None:
+async def test_rejected_archive_leaves_no_files(tmp_path: Path, content: bytes, said: str) -> None:
     async with node(tmp_path) as one:
         one.image((LAYER, content))
         with pytest.raises(RefusedError, match=said):
@@ -187,7 +187,7 @@ async def test_an_archive_that_is_refused_leaves_nothing(tmp_path: Path, content
 
 
 @pytest.mark.parametrize("inside", [True, False], ids=["in an archive", "as a layer"])
-async def test_code_comes_only_to_who_allows_it_and_so_it_stays(tmp_path: Path, *, inside: bool) -> None:
+async def test_code_is_served_only_to_callers_that_allow_unsafe_files(tmp_path: Path, *, inside: bool) -> None:
     """What one has laid here is no way around the refusal for another."""
     files = {"m.gguf": b"GGUF", "load.py": b"import os"}
     async with node(tmp_path) as one:
@@ -218,7 +218,7 @@ async def test_code_comes_only_to_who_allows_it_and_so_it_stays(tmp_path: Path, 
         copy_again.close()
 
 
-async def test_a_blob_that_lies_becomes_no_copy(tmp_path: Path) -> None:
+async def test_blob_with_wrong_bytes_yields_no_copy(tmp_path: Path) -> None:
     async with node(tmp_path) as one:
         digest = max(one.fake.blobs, key=lambda each: len(one.fake.blobs[each]))
         one.fake.blobs[digest] = one.fake.blobs[digest][:-1] + b"!"
@@ -230,9 +230,7 @@ async def test_a_blob_that_lies_becomes_no_copy(tmp_path: Path) -> None:
             await one.obtain(f"{NAME}:nothing")
 
 
-async def test_what_an_earlier_try_brought_is_not_fetched_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_blobs_of_a_failed_pull_are_not_fetched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with node(tmp_path) as one:
 
         async def breaks(*_: object) -> None:
@@ -248,7 +246,7 @@ async def test_what_an_earlier_try_brought_is_not_fetched_again(
         assert len(one.fake.asked("GET", "/blobs/")) == 1  # its config
 
 
-async def test_a_login_is_asked_for_again_and_shown_nowhere(tmp_path: Path) -> None:
+async def test_private_copy_needs_a_login_and_no_password_is_stored(tmp_path: Path) -> None:
     async with node(tmp_path) as one:
 
         def judge(request: web.Request) -> web.StreamResponse | None:
@@ -269,7 +267,8 @@ async def test_a_login_is_asked_for_again_and_shown_nowhere(tmp_path: Path) -> N
             await one.kept()
 
 
-async def test_point_14_a_restart_forgets_nobody_whom_the_registry_let_in(tmp_path: Path) -> None:
+@pytest.mark.point("14")
+async def test_permits_survive_a_restart_while_the_registry_is_down(tmp_path: Path) -> None:
     """While it is away: the same login gets the Copy from a store that another process has open, and no other does."""
     async with node(tmp_path) as one:
         ours, others = keychain(one.fake.host), Known(one.fake.host, Login("somebody-else", PASSWORD))
@@ -288,13 +287,13 @@ async def test_point_14_a_restart_forgets_nobody_whom_the_registry_let_in(tmp_pa
             await one.kept()
 
 
-def test_logins_have_fingerprints_of_their_own() -> None:
+def test_each_login_has_its_own_fingerprint() -> None:
     logins = [Login(*parts) for parts in (("a", "bc"), ("ab", "c"), ("a", "b"), ("a", "b"))]
     assert len({obtain.fingerprint_login(login, b"key") for login in logins}) == 3
     assert obtain.fingerprint_login(logins[0], b"key") != obtain.fingerprint_login(logins[0], b"another")
 
 
-async def test_a_mirror_is_asked_first_and_not_about_tags(tmp_path: Path) -> None:
+async def test_mirror_serves_blobs_but_resolves_no_tags(tmp_path: Path) -> None:
     async with node(tmp_path) as one, FakeRegistry().serving() as mirror:
         mirror.blobs = dict(one.fake.blobs)
         one.ways = Registries(pace=StillClock(), mirrors={one.fake.host: [MirrorSite(mirror.host)]})
@@ -305,7 +304,7 @@ async def test_a_mirror_is_asked_first_and_not_about_tags(tmp_path: Path) -> Non
         assert mirror.asked("GET", "/manifests/v1") == []
 
 
-async def test_meanings_are_bounded_and_what_cannot_be_read_is_none(
+async def test_tag_cache_is_bounded_and_unreadable_entries_are_ignored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("artifacts.store.tag_cache.MEANINGS_MAX", 2)

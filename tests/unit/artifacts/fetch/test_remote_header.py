@@ -27,7 +27,7 @@ def files(folder: Path) -> Path:
 
 @pytest.mark.parametrize("form", ["modelpack", "modelpack-raw"])
 @pytest.mark.parametrize("first", [remote_header.FIRST_BYTES, 1000])
-async def test_a_header_is_as_that_of_the_whole_file(
+async def test_fetched_header_matches_the_header_of_the_whole_file(
     tmp_path: Path, form: Form, first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote_header, "FIRST_BYTES", first)
@@ -43,9 +43,7 @@ async def test_a_header_is_as_that_of_the_whole_file(
         assert here.read_bytes() != there.read_bytes(), "its weights were not asked for"
 
 
-async def test_what_is_no_gguf_or_has_too_large_a_header_is_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_invalid_or_oversized_gguf_header_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     packed.packed(packed.model(tmp_path / "in"), tmp_path / "layout")
     packed.packed(files(tmp_path / "ada"), tmp_path / "other")
     with packed.served(tmp_path / "layout") as host:

@@ -72,7 +72,7 @@ def refused(below: Path, content: bytes, said: str, of: File | None = None, *, a
 
 
 @pytest.mark.parametrize("encoding", ["tar", "tar+gzip", "tar+zstd"])
-def test_an_honest_archive_is_laid_out(encoding: Encoding, below: Path) -> None:
+def test_valid_archive_is_unpacked_with_digests_and_roles(encoding: Encoding, below: Path) -> None:
     content = honest(MODEL, folders=["sub", "empty"])
     packed = {"tar": content, "tar+gzip": gzip.compress(content), "tar+zstd": zstandard.compress(content)}[encoding]
     found = lay(below, packed, layer(content, encoding), diff_id=digest.compute_digest(content))
@@ -85,13 +85,13 @@ def test_an_honest_archive_is_laid_out(encoding: Encoding, below: Path) -> None:
     assert (below / "empty").is_dir()
 
 
-def test_names_that_begin_with_a_dot_and_folders_that_nobody_names(below: Path) -> None:
+def test_dot_slash_paths_and_implicit_folders_are_unpacked(below: Path) -> None:
     content = header(b"./", 0, b"5") + member(b"./a/b/model.gguf", b"x") + member(b"a/config.json", b"{}") + END
     lay(below, content)
     assert there(below) == {"a/b/model.gguf": b"x", "a/config.json": b"{}"}
 
 
-def test_modes_are_ours_whatever_the_archive_and_the_umask_say(below: Path) -> None:
+def test_file_modes_ignore_the_archive_and_the_umask(below: Path) -> None:
     before = os.umask(0o077)
     try:
         lay(
@@ -107,7 +107,7 @@ def test_modes_are_ours_whatever_the_archive_and_the_umask_say(below: Path) -> N
     assert modes == {"d": 0o755, "a.gguf": 0o644, "b.gguf": 0o644}
 
 
-def test_only_the_model_of_an_image_is_taken_and_its_software_is_passed_by(below: Path) -> None:
+def test_only_the_models_folder_of_an_image_is_unpacked(below: Path) -> None:
     software = header(b"bin/sh", 0, b"2", link=b"busybox") + header(b"dev/null", 0, b"3") + member(b"../x", b"x")
     content = software + member(b"models/", flag=b"5") + member(b"./models/model.gguf", b"x") + software + END
     assert [one.path for one in lay(below, content, root="models")] == ["model.gguf"]
@@ -119,7 +119,7 @@ def test_only_the_model_of_an_image_is_taken_and_its_software_is_passed_by(below
         lay(below, member(b"models/../x.gguf", b"x") + END, root="models")
 
 
-def test_the_models_folder_is_the_first_that_is_there() -> None:
+def test_model_root_is_the_first_candidate_folder_present() -> None:
     content = member(b"a.gguf") + member(b"./models/b.gguf") + END
     names = [one.path for one in unpack.iter_members([content], layer(content))]
     assert names == ["a.gguf", "./models/b.gguf"]
@@ -131,13 +131,13 @@ def test_the_models_folder_is_the_first_that_is_there() -> None:
         member_filter.select_model_root(("models",), ["a.gguf"])
 
 
-def test_names_are_laid_under_the_layers_folder(below: Path) -> None:
+def test_members_are_unpacked_below_the_layer_folder(below: Path) -> None:
     content = member(b"a.gguf", b"x") + END
     assert lay(below, content, layer(content, under="lora"))[0].path == "lora/a.gguf"
     refused(below, content, "in it", layer(content, under="../out-evil"))
 
 
-def test_layers_share_one_tree_and_one_reservation(below: Path) -> None:
+def test_layers_share_one_path_tree_and_one_size_limit(below: Path) -> None:
     first, again = member(b"d/a.gguf", b"x" * 60) + END, member(b"D/A.gguf", b"y") + END
     second = member(b"d/b.gguf", b"x" * 60) + END
     for other, room, said in ((again, ROOM, "beside 'd/a.gguf'"), (second, 100, "more than the 100 bytes reserved")):
@@ -148,6 +148,7 @@ def test_layers_share_one_tree_and_one_reservation(below: Path) -> None:
     assert sorted(there(below)) == ["d/a.gguf", "d/b.gguf"]
 
 
+@pytest.mark.point("5")
 @pytest.mark.parametrize(
     ("content", "said"),
     [
@@ -190,12 +191,13 @@ def test_layers_share_one_tree_and_one_reservation(below: Path) -> None:
         (member(b"a.gguf", b"x") + member(b"a.gguf/", flag=b"5"), "twice"),
     ],
 )
-def test_point_05_what_leads_out_or_is_no_file_is_refused(content: bytes, said: str, below: Path) -> None:
+def test_escaping_paths_and_non_regular_members_are_rejected(content: bytes, said: str, below: Path) -> None:
     refused(below, member(b"first.gguf", b"x") + content + END, said, allow_unsafe=True)
 
 
+@pytest.mark.point("16")
 @pytest.mark.parametrize("name", ["modeling.py", "pytorch_model.bin", "run.sh", "x.gguf.pkl", "libx.so.1", "passwd"])
-def test_point_16_code_and_programs_in_archives_are_refused(name: str, below: Path) -> None:
+def test_code_in_archives_is_rejected_unless_allowed(name: str, below: Path) -> None:
     content = member(b"a.gguf", b"x") + member(f"d/{name}".encode(), b"x") + END
     refused(below, content, rf"in the archive: d/{name}: .*allowUnsafe")
     roles: tuple[Role, ...] = ("weight", "config", "doc")
@@ -206,7 +208,8 @@ def test_point_16_code_and_programs_in_archives_are_refused(name: str, below: Pa
     assert [one.path for one in lay(below, content, allow_unsafe=True)] == ["a.gguf", f"d/{name}"]
 
 
-def test_point_05_nothing_is_written_through_what_was_there(below: Path) -> None:
+@pytest.mark.point("5")
+def test_existing_links_and_files_are_never_written_through(below: Path) -> None:
     (below / "d").symlink_to("../out-evil")
     (below / "x.gguf").symlink_to("../secret")
     (below / "f").write_text("f")
@@ -220,7 +223,8 @@ def test_point_05_nothing_is_written_through_what_was_there(below: Path) -> None
         refused(below, member(b"ok/a.gguf", b"x") + member(name, b"pwned") + END, said)
 
 
-def test_point_06_no_more_is_written_than_was_reserved(below: Path) -> None:
+@pytest.mark.point("6")
+def test_unpacking_stops_at_the_reserved_size(below: Path) -> None:
     content = member(b"a.gguf", b"x" * 600) + header(b"b.gguf", 500) + END
     with pytest.raises(BadArchiveError, match="more than the 1000 bytes reserved"):
         lay(below, content, room=1000)
@@ -229,12 +233,12 @@ def test_point_06_no_more_is_written_than_was_reserved(below: Path) -> None:
 
 
 @pytest.mark.parametrize("cut_at", [600, 1300, 2000, 2600])
-def test_an_archive_that_ends_too_soon_leaves_nothing(cut_at: int, below: Path) -> None:
+def test_truncated_archive_leaves_no_files(cut_at: int, below: Path) -> None:
     content = member(b"d/a.gguf", b"x" * 600) + member(b"d/e/b.gguf", b"y") + END
     refused(below, content[:cut_at], "cut off")
 
 
-def test_a_failure_of_who_brings_the_bytes_leaves_nothing_either(below: Path) -> None:
+def test_failing_input_stream_leaves_no_files(below: Path) -> None:
     def breaking() -> Iterator[bytes]:
         yield member(b"d/a.gguf", b"x" * 600)
         raise ConnectionError("gone")
@@ -246,7 +250,7 @@ def test_a_failure_of_who_brings_the_bytes_leaves_nothing_either(below: Path) ->
     os.close(folder)
 
 
-def test_what_others_have_put_there_meanwhile_stays_theirs(below: Path) -> None:
+def test_files_added_by_others_survive_a_failed_unpack(below: Path) -> None:
     def bringing() -> Iterator[bytes]:
         yield member(b"d/a.gguf", b"x")
         (below / "d" / "theirs").write_text("x")
@@ -258,7 +262,7 @@ def test_what_others_have_put_there_meanwhile_stays_theirs(below: Path) -> None:
     os.close(folder)
 
 
-def test_a_diff_id_that_is_another_is_refused(below: Path) -> None:
+def test_wrong_diff_id_is_rejected(below: Path) -> None:
     content = honest(MODEL)
     lay(below, content, diff_id=digest.compute_digest(content))
     for path in sorted(below.rglob("*"), reverse=True):
@@ -268,7 +272,7 @@ def test_a_diff_id_that_is_another_is_refused(below: Path) -> None:
     assert not list(below.iterdir())
 
 
-def test_no_file_stays_open_and_everything_is_synced(below: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unpacking_closes_every_file_and_syncs_all_paths(below: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced, fsync = list[str](), os.fsync
 
     def kept(fd: int) -> None:

@@ -42,7 +42,8 @@ def sign(one: Node, private: ec.EllipticCurvePrivateKey) -> None:
     one.fake.manifest(NAME, f"{format_referrers_tag(one.digest)}.sig", json.dumps(body).encode())
 
 
-async def test_point_17_what_is_not_signed_by_who_counts_is_refused_before_any_of_it_is_fetched(tmp_path: Path) -> None:
+@pytest.mark.point("17")
+async def test_untrusted_signature_is_rejected_before_the_pull(tmp_path: Path) -> None:
     async with node(tmp_path) as one:
         sign(one, THEIRS)
         one.ways = asking(ENFORCE)
@@ -54,7 +55,7 @@ async def test_point_17_what_is_not_signed_by_who_counts_is_refused_before_any_o
             assert held(copy) == FILES
 
 
-async def test_what_was_laid_here_when_nobody_asked_is_judged_before_it_is_used(tmp_path: Path) -> None:
+async def test_stored_copy_is_verified_once_before_use(tmp_path: Path) -> None:
     async with node(tmp_path) as one:
         (await one.obtain()).close()
         one.ways = asking(ENFORCE)
@@ -69,9 +70,7 @@ async def test_what_was_laid_here_when_nobody_asked_is_judged_before_it_is_used(
             assert (one.fake.seen == []) == again, "what was seen signed is not asked for again"
 
 
-async def test_a_warning_names_what_is_not_signed_and_it_is_used(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_warn_policy_logs_and_uses_an_unsigned_model(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with node(tmp_path) as one:
         one.ways = asking(ENFORCE._replace(policy="warn"))
         with caplog.at_level(logging.WARNING), await one.obtain() as copy:

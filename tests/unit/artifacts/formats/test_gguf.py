@@ -51,7 +51,7 @@ def wrong(path: Path, content: bytes) -> str:
     return line.removeprefix(f"{path}: ")
 
 
-def test_a_header_says_name_context_and_attention(tmp_path: Path) -> None:
+def test_header_yields_name_context_and_attention_shape(tmp_path: Path) -> None:
     path = write(tmp_path / "a.gguf", tokens=5)
     layer = LayerShape(key_elements=32, value_elements=32)
     assert gguf.load_gguf_info(path) == gguf.GgufInfo(
@@ -69,12 +69,12 @@ def test_a_header_says_name_context_and_attention(tmp_path: Path) -> None:
     )
 
 
-def test_heads_may_differ_per_block_and_key_length_may_come_last(tmp_path: Path) -> None:
+def test_per_block_head_counts_and_late_key_length_are_read(tmp_path: Path) -> None:
     info = gguf.load_gguf_info(write(tmp_path / "a.gguf", heads_kv=[1, 3], key_length=32))
     assert [(one.key_elements, one.value_elements) for one in info.shape.layers] == [(32, 16), (96, 48)]
 
 
-def test_a_header_that_takes_too_much_time_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_header_above_the_cpu_time_limit_is_rejected_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.gguf"
     tiny_gguf.make_model(path, "x")
     monkeypatch.setattr(gguf, "CPU_S_MAX", 0.0)
@@ -82,21 +82,21 @@ def test_a_header_that_takes_too_much_time_is_refused_by_name(tmp_path: Path, mo
         gguf.load_gguf_info(path)
 
 
-def test_a_path_that_cannot_be_opened_is_said_in_one_line(tmp_path: Path) -> None:
+def test_unopenable_path_is_reported_in_one_line(tmp_path: Path) -> None:
     for name, why in (("a" * 300, "File name too long"), ("a\0b", "embedded null byte")):
         with pytest.raises(gguf.GgufError, match=why) as caught:
             gguf.load_gguf_info(f"{tmp_path}/{name}")
         assert "\n" not in str(caught.value)
 
 
-def test_a_large_vocabulary_is_skipped_and_counted(tmp_path: Path) -> None:
+def test_large_vocabulary_is_counted_across_read_chunks(tmp_path: Path) -> None:
     """Also across the chunks in which the file is read."""
     path = write(tmp_path / "a.gguf", tokens=200_000)
     assert path.stat().st_size > 3 * gguf.CHUNK_BYTES
     assert gguf.load_gguf_info(path).shape.vocabulary == 200_000
 
 
-def test_parts_of_a_split_model_are_joined(tmp_path: Path) -> None:
+def test_sizes_of_split_model_parts_are_added(tmp_path: Path) -> None:
     first = write(tmp_path / "big-00001-of-00003.gguf")
     for part in (2, 3):
         (tmp_path / f"big-{part:05}-of-00003.gguf").write_bytes(bytes(1000))
@@ -113,18 +113,18 @@ def test_a_missing_part_is_named(tmp_path: Path) -> None:
         gguf.load_gguf_info(first)
 
 
-def test_only_the_first_part_is_read(tmp_path: Path) -> None:
+def test_loading_a_later_part_is_rejected_with_the_first_part_named(tmp_path: Path) -> None:
     second = write(tmp_path / "big-00002-of-00002.gguf")
     with pytest.raises(gguf.GgufError, match=r"part 2 of 2; give the first, big-00001-of-00002\.gguf"):
         gguf.load_gguf_info(second)
 
 
-def test_a_file_that_is_not_there_is_said_so(tmp_path: Path) -> None:
+def test_missing_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(gguf.GgufError, match=r"a\.gguf: No such file or directory"):
         gguf.load_gguf_info(tmp_path / "a.gguf")
 
 
-def test_what_is_no_gguf_is_said_so(tmp_path: Path) -> None:
+def test_non_gguf_content_is_rejected_with_the_reason(tmp_path: Path) -> None:
     path = tmp_path / "a.gguf"
     good = write(tmp_path / "good.gguf").read_bytes()
     assert wrong(path, b"") == "not a GGUF file"
@@ -140,7 +140,7 @@ def claim(*parts: tuple[str, object]) -> bytes:
     return b"GGUF" + struct.pack("<IQ", 3, 0) + b"".join(struct.pack("<" + form, value) for form, value in parts)
 
 
-def test_a_hostile_file_allocates_nothing(tmp_path: Path) -> None:
+def test_hostile_header_lengths_are_rejected(tmp_path: Path) -> None:
     path = tmp_path / "a.gguf"
     huge = 1 << 62
     assert wrong(path, claim(("Q", huge))) == f"claims {huge} keys; at most {gguf.KEYS_MAX} are read"
@@ -156,7 +156,7 @@ def test_a_hostile_file_allocates_nothing(tmp_path: Path) -> None:
     assert wrong(path, claim(*key, ("I", 9), ("I", 9), ("Q", 1))) == "'k' is an array of unknown type 9"
 
 
-def test_what_is_no_language_model_is_said_so(tmp_path: Path) -> None:
+def test_file_that_is_no_language_model_is_rejected(tmp_path: Path) -> None:
     assert wrong(tmp_path / "a.gguf", claim(("Q", 0))) == "general.architecture is missing"
     w = reference.GGUFWriter(str(tmp_path / "b.gguf"), "clip")
     w.write_header_to_file()
@@ -168,7 +168,7 @@ def test_what_is_no_language_model_is_said_so(tmp_path: Path) -> None:
 
 @settings(derandomize=True, deadline=None, max_examples=examples(150))
 @given(data=st.data())
-def test_a_damaged_file_is_read_or_refused_and_nothing_else(
+def test_damaged_file_is_read_or_rejected_with_gguf_error(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "damaged.gguf"
@@ -181,7 +181,7 @@ def test_a_damaged_file_is_read_or_refused_and_nothing_else(
         assert gguf.load_gguf_info(path).shape.weights_bytes == len(content)
 
 
-def test_the_tiny_model_reads_as_the_reference_package_reads_it(tmp_path: Path) -> None:
+def test_tiny_model_reads_like_the_reference_package(tmp_path: Path) -> None:
     path = tmp_path / "ada.gguf"
     tiny_gguf.make_model(path, "Hello, I am Ada.", context_tokens=1024)
     fields = reference.GGUFReader(path).fields
@@ -192,7 +192,7 @@ def test_the_tiny_model_reads_as_the_reference_package_reads_it(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("sentence", ["", "twice is twice", "two  spaces"])
-def test_a_sentence_that_the_chain_cannot_say_is_refused(tmp_path: Path, sentence: str) -> None:
+def test_tiny_model_rejects_unsupported_sentences(tmp_path: Path, sentence: str) -> None:
     with pytest.raises(ValueError, match="no word twice"):
         tiny_gguf.make_model(tmp_path / "a.gguf", sentence)
 
@@ -200,12 +200,12 @@ def test_a_sentence_that_the_chain_cannot_say_is_refused(tmp_path: Path, sentenc
 @pytest.mark.parametrize(
     "architecture", ["\x1b]0;owned\x07", "a\nb", "x" * 81], ids=["an escape", "two lines", "81 characters"]
 )
-def test_an_architecture_that_is_no_name_is_refused(architecture: str) -> None:
+def test_invalid_architecture_name_is_rejected(architecture: str) -> None:
     with pytest.raises(ValueError, match=r"^general\.architecture is not a name of at most 80 printable characters$"):
         gguf_memory.read_shape({"general.architecture": architecture}, 1)
 
 
-def test_a_name_with_control_characters_is_not_taken_over(tmp_path: Path) -> None:
+def test_name_with_control_characters_is_replaced_by_the_file_stem(tmp_path: Path) -> None:
     path = write(tmp_path / "a.gguf")
     path.write_bytes(path.read_bytes().replace(b"A name", b"A\x1b[31m"))
     assert gguf.load_gguf_info(path).name == "a"

@@ -29,14 +29,14 @@ def part(name: str, metadata: dict[str, Value], **served: int) -> int:
     return sum(item.bytes for item in made.items if item.name == name)
 
 
-def test_full_attention_keeps_every_token_of_every_slot() -> None:
+def test_full_attention_cache_holds_every_token_of_every_slot() -> None:
     """128 KiB a token is what an 8B model with grouped heads is known to need."""
     assert part("cache", keys("llama")) == 4 * 4096 * (128 << 10)
     assert part("cache", keys("llama"), slots=1, context_tokens=100) == 256 * (128 << 10), "in cells of 256"
     assert part("checkpoints", keys("llama"), checkpoints=32) == 0
 
 
-def test_known_windows_keep_the_window_and_a_batch_and_no_others_are_believed() -> None:
+def test_sliding_window_cache_applies_only_to_known_architectures() -> None:
     row, full = 2 * 8 * 128 * 2, 4 * 4096
     gemma = keys("gemma3", attention__sliding_window=1024)
     assert part("cache", gemma) == row * (5 * full + 27 * 4 * 1536)
@@ -47,7 +47,7 @@ def test_known_windows_keep_the_window_and_a_batch_and_no_others_are_believed() 
     assert part("cache", gemma, whole_windows=True) == 32 * row * full
 
 
-def test_a_pattern_in_the_header_counts_where_servers_read_it() -> None:
+def test_window_pattern_in_the_header_sets_the_cache_size() -> None:
     row, full = 2 * 8 * 128 * 2, 4 * 4096
     short = tuple(int(block % 2 == 0) for block in range(32))
     said = keys("gemma4", attention__sliding_window=512, attention__sliding_window_pattern=short)
@@ -56,7 +56,7 @@ def test_a_pattern_in_the_header_counts_where_servers_read_it() -> None:
     assert part("cache", half) == row * (16 * full + 16 * 4 * 1536), "of two periods the one with more full layers"
 
 
-def test_checkpoints_are_copies_of_windows_and_states_of_each_slot() -> None:
+def test_checkpoints_copy_windows_and_states_per_slot() -> None:
     window = keys("gemma3", attention__sliding_window=1024)
     assert part("checkpoints", window, checkpoints=3) == 3 * 4 * 27 * 1536 * 2 * 8 * 128 * 2
     assert part("checkpoints", window, checkpoints=3, whole_windows=True) == 0
@@ -82,7 +82,7 @@ STATE = 4 * (8192 * 16 + 3 * 8192)
         ("qwen3next", {"full_attention_interval": 0}, 0, 32),
     ],
 )
-def test_recurrent_layers_have_a_state_and_hybrids_have_both(
+def test_recurrent_layers_need_state_and_attention_layers_need_cache(
     architecture: str, said: dict[str, Value], states: int, attends: int
 ) -> None:
     header = keys(architecture, **MAMBA | said)
@@ -90,7 +90,7 @@ def test_recurrent_layers_have_a_state_and_hybrids_have_both(
     assert part("cache", header) == attends * 4 * 4096 * 2 * 8 * 128 * 2
 
 
-def test_states_of_other_kinds_are_not_nothing() -> None:
+def test_other_recurrent_state_kinds_are_counted() -> None:
     rwkv = keys("rwkv7", attention__head_count=0, attention__head_count_kv=None, wkv__head_size=64)
     assert part("state", rwkv) == 4 * 32 * 4 * 4096 * (64 + 2)
     kimi = keys("kimi-linear", attention__head_count_kv=(0, 0, 0, 1) * 8, kda__head_dim=128, ssm__conv_kernel=4)
@@ -99,7 +99,7 @@ def test_states_of_other_kinds_are_not_nothing() -> None:
     assert part("state", lfm) == 4 * 16 * 4 * 4096 * 2
 
 
-def test_latent_attention_is_one_narrow_row_for_a_token() -> None:
+def test_latent_attention_stores_one_narrow_row_per_token() -> None:
     latent = keys("deepseek2", attention__head_count_kv=1, attention__key_length=576, attention__value_length=512)
     assert part("cache", latent) == 32 * 4 * 4096 * (576 + 512) * 2
     index = keys("llama", attention__indexer__key_length=128)
@@ -107,12 +107,12 @@ def test_latent_attention_is_one_narrow_row_for_a_token() -> None:
 
 
 @pytest.mark.parametrize("odd", [None, "many", -1, 2.5, True, (), (1, -5), 1 << 40])
-def test_an_odd_feed_forward_length_is_taken_for_the_common_one(odd: Value | None) -> None:
+def test_odd_feed_forward_length_uses_a_fallback(odd: Value | None) -> None:
     made = read_shape(keys("llama", feed_forward_length=odd), 1000)
     assert made.inner == (1 if odd == (1, -5) else 4 * 4096)
 
 
-def test_a_context_that_is_not_said_is_shared_by_all_slots() -> None:
+def test_unspecified_context_is_shared_by_all_slots() -> None:
     header = keys("llama")
     alone, shared = ServingOptions(slots=4, context_tokens=4096), ServingOptions(slots=4)
     one, all_ = estimate_llama_cpp(read_shape(header, 0), shared), estimate_llama_cpp(read_shape(header, 0), alone)
@@ -120,7 +120,7 @@ def test_a_context_that_is_not_said_is_shared_by_all_slots() -> None:
     assert (one.slot_bytes, all_.slot_bytes) == (0, 4096 * (128 << 10))
 
 
-def test_what_is_told_of_the_cache_changes_it() -> None:
+def test_cache_types_and_score_buffers_change_the_estimate() -> None:
     made = read_shape(keys("llama"), 0)
     plain = estimate_llama_cpp(made, ServingOptions(slots=1, context_tokens=4096))
     quantised = estimate_llama_cpp(
@@ -131,14 +131,14 @@ def test_what_is_told_of_the_cache_changes_it() -> None:
     assert scored.total_bytes(gpus=True) - plain.total_bytes(gpus=True) == 4 * 512 * 32 * 4096
 
 
-def test_what_is_in_the_hosts_memory_is_not_on_a_gpu() -> None:
+def test_host_memory_is_not_counted_on_gpus() -> None:
     made = estimate_llama_cpp(
         read_shape(keys("llama"), 1000), ServingOptions(slots=1, context_tokens=256, prompts_bytes=5 * MIB)
     )
     assert made.total_bytes(gpus=False) - made.total_bytes(gpus=True) == 5 * MIB
 
 
-def test_a_file_may_claim_anything_and_the_estimate_stays_a_number() -> None:
+def test_extreme_header_values_give_a_bounded_estimate() -> None:
     huge = (1 << 32) - 1
     said = keys("llama", block_count=4096, attention__key_length=huge, attention__head_count_kv=(1 << 20) - 1)
     for make in (estimate_llama_cpp, estimate_paged_engine):
@@ -147,7 +147,7 @@ def test_a_file_may_claim_anything_and_the_estimate_stays_a_number() -> None:
         assert max(made.slot_bytes, made.token_bytes, *(item.bytes for item in made.items)) <= BYTES_MAX
 
 
-def test_pages_need_one_context_however_many_slots() -> None:
+def test_paged_cache_needs_one_context_for_any_slot_count() -> None:
     made = read_shape(keys("llama"), 0)
     one, many = (
         estimate_paged_engine(made, ServingOptions(slots=1)),

@@ -32,7 +32,7 @@ FOREIGN = [*PICKLES, zipped(), b"", b"GG", b"\x7fELF" + bytes(60), b"<html>", b"
 
 
 @pytest.mark.parametrize("content", FOREIGN, ids=lambda content: content[:8].hex())
-def test_other_content_is_neither(content: bytes) -> None:
+def test_foreign_content_is_neither_gguf_nor_safetensors(content: bytes) -> None:
     head = content[: magic.HEAD_BYTES]
     for path, why in (("a/model.gguf", GGUF), ("MODEL.GGUF", GGUF), ("model.safetensors", SAFETENSORS)):
         assert magic.find_mismatch(path, head, len(content)).startswith(why)
@@ -51,7 +51,7 @@ def test_other_content_is_neither(content: bytes) -> None:
         ("a.safetensors", (2).to_bytes(8, "little") + b"[]", False),
     ],
 )
-def test_the_format_is_that_of_the_suffix(path: str, content: bytes, right: bool) -> None:
+def test_content_must_match_the_file_suffix(path: str, content: bytes, right: bool) -> None:
     assert (magic.find_mismatch(path, content[: magic.HEAD_BYTES], len(content)) == "") == right
 
 

@@ -12,7 +12,7 @@ LIST = b"""<?xml version="1.0" encoding="UTF-8"?>
 <Contents><Key>1</Key></Contents><Contents><Key>2</Key></Contents></s3:List>"""
 
 
-def test_elements_are_found_by_name_whatever_their_namespace() -> None:
+def test_elements_are_found_by_name_in_any_namespace() -> None:
     found = xml.parse_xml(LIST)
     assert found.name == "List"
     assert found.one("Key") == "a & b"
@@ -34,6 +34,6 @@ def test_elements_are_found_by_name_whatever_their_namespace() -> None:
         (b"<a>" + b"x<b/>" * xml.ELEMENTS_MAX + b"</a>", "more than 100000 elements"),
     ],
 )
-def test_what_is_dangerous_or_broken_is_refused(body: bytes, said: str) -> None:
+def test_dangerous_or_malformed_xml_is_rejected(body: bytes, said: str) -> None:
     with pytest.raises(BadXmlError, match=said):
         xml.parse_xml(body)

@@ -42,7 +42,7 @@ def refusal(found: object, **also: Any) -> str:
     return str(caught.value)
 
 
-def test_what_a_manifest_says() -> None:
+def test_manifest_fields_are_parsed() -> None:
     layer = descriptor(digest=B, size=0, annotations={"x": "y"}, urls=["http://169.254.169.254/"], name="a")
     found = parsed(document(artifactType="application/vnd.x+json", layers=[layer], subject=descriptor()))
     assert isinstance(found, Manifest)
@@ -52,7 +52,8 @@ def test_what_a_manifest_says() -> None:
     assert "http" not in repr(found), "urls of strangers are not even kept"
 
 
-def test_point_02_a_manifest_that_was_substituted_is_not_taken() -> None:
+@pytest.mark.point("2")
+def test_substituted_manifest_is_rejected() -> None:
     content = json.dumps(document()).encode()
     assert isinstance(manifest.parse_manifest(content, digest=digests.compute_digest(content)), Manifest)
     for other in (content + b" ", json.dumps(document(layers=[])).encode()):
@@ -60,7 +61,8 @@ def test_point_02_a_manifest_that_was_substituted_is_not_taken() -> None:
             manifest.parse_manifest(other, digest=digests.compute_digest(content))
 
 
-def test_point_02_sha512_is_compared_as_well() -> None:
+@pytest.mark.point("2")
+def test_sha512_manifest_digest_is_verified() -> None:
     content = json.dumps(document()).encode()
     good = digests.parse_digest(f"sha512:{hashlib.sha512(content).hexdigest()}")
     assert isinstance(manifest.parse_manifest(content, digest=good), Manifest)
@@ -68,7 +70,8 @@ def test_point_02_sha512_is_compared_as_well() -> None:
         manifest.parse_manifest(content + b"\n", digest=good)
 
 
-def test_point_02_a_config_that_was_substituted_is_not_taken() -> None:
+@pytest.mark.point("2")
+def test_substituted_config_is_rejected() -> None:
     config = b'{"config":{}}'
     said = descriptor(
         mediaType="application/vnd.cncf.model.config.v1+json", digest=digests.compute_digest(config), size=len(config)
@@ -84,16 +87,18 @@ def test_point_02_a_config_that_was_substituted_is_not_taken() -> None:
             contents.read_contents(of, other)
 
 
+@pytest.mark.point("3")
 @pytest.mark.parametrize("bad", ["sha256:../..", "sha256:" + "A" * 64, "sha256:", "md5:" + "a" * 32, "", None, 5, [A]])
 @pytest.mark.parametrize("at", ["config", "layers", "subject"])
-def test_point_03_digests_are_checked_wherever_they_stand(bad: object, at: str) -> None:
+def test_invalid_digests_are_rejected_in_every_field(bad: object, at: str) -> None:
     one = descriptor(digest=bad)
     said = refusal(document(**{at: [one] if at == "layers" else one}))
     assert f"{at}{'[0]' if at == 'layers' else ''}.digest" in said
     assert "manifests[0].digest" in refusal({"schemaVersion": 2, "manifests": [one]})
 
 
-def test_point_07_more_than_4_mib_is_not_read() -> None:
+@pytest.mark.point("7")
+def test_manifest_above_4_mib_is_rejected() -> None:
     content = json.dumps(document(annotations={"x": "y" * (4 << 20)})).encode()
     with pytest.raises(BadManifestError, match="larger than 4 MiB"):
         manifest.parse_manifest(content)
@@ -101,7 +106,8 @@ def test_point_07_more_than_4_mib_is_not_read() -> None:
     assert isinstance(manifest.parse_manifest(fits), Manifest)
 
 
-def test_point_07_a_hundred_thousand_layers_are_not_read() -> None:
+@pytest.mark.point("7")
+def test_too_many_layers_or_index_entries_are_rejected() -> None:
     small = b'{"mediaType":"a/b"}'
     content = b'{"schemaVersion":2,"config":%s,"layers":[%s]}' % (
         json.dumps(descriptor()).encode(),
@@ -112,6 +118,7 @@ def test_point_07_a_hundred_thousand_layers_are_not_read() -> None:
     assert "manifests has more than 1024" in refusal({"schemaVersion": 2, "manifests": [descriptor()] * 1025})
 
 
+@pytest.mark.point("7")
 @pytest.mark.parametrize(
     "content",
     [
@@ -121,24 +128,27 @@ def test_point_07_a_hundred_thousand_layers_are_not_read() -> None:
         b'{"annotations":' + b"[" * 34 + b"]" * 34 + b"}",
     ],
 )
-def test_point_07_deep_json_is_not_read(content: bytes) -> None:
+def test_deeply_nested_json_is_rejected(content: bytes) -> None:
     with pytest.raises(BadManifestError, match=r"nested deeper|of more than"):
         manifest.parse_manifest(content)
 
 
-def test_point_07_what_would_fill_the_memory_is_not_read() -> None:
+@pytest.mark.point("7")
+def test_json_with_too_many_parts_is_rejected() -> None:
     with pytest.raises(BadManifestError, match="of more than 400000 parts"):
         manifest.parse_manifest(b'{"a":[' + b"{}," * 1_000_000 + b"{}]}")
 
 
-def test_point_07_a_key_that_stands_twice_is_an_error() -> None:
+@pytest.mark.point("7")
+def test_duplicate_json_key_is_rejected() -> None:
     with pytest.raises(BadManifestError, match="key 'layers' twice"):
         manifest.parse_manifest(b'{"schemaVersion":2,"layers":[],"layers":[{}]}')
     with pytest.raises(BadManifestError, match="key 'digest' twice"):
         manifest.parse_manifest(b'{"schemaVersion":2,"config":{"digest":"a","digest":"b"},"layers":[]}')
 
 
-def test_point_07_a_manifest_is_never_an_index_too() -> None:
+@pytest.mark.point("7")
+def test_document_that_is_both_manifest_and_index_is_rejected() -> None:
     both = document(manifests=[descriptor()])
     assert "both a manifest and an index" in refusal(both)
     assert "both a manifest and an index" in refusal({**both, "mediaType": OCI_INDEX})
@@ -152,28 +162,33 @@ def test_point_07_a_manifest_is_never_an_index_too() -> None:
     assert isinstance(parsed({"schemaVersion": 2, "manifests": []}), Index)
 
 
+@pytest.mark.point("7")
 @pytest.mark.parametrize("size", [-1, 1.0, 7.5, 1e3, "7", None, True, (1 << 44) + 1, 10**30, [7]])
-def test_point_07_a_size_is_a_whole_number_that_can_be(size: object) -> None:
+def test_size_that_is_not_a_valid_integer_is_rejected(size: object) -> None:
     assert "layers[0].size is no whole number" in refusal(document(layers=[descriptor(size=size)]))
     assert "config.size is no whole number" in refusal(document(config=descriptor(size=size)))
 
 
+@pytest.mark.point("7")
 @pytest.mark.parametrize("text", [b"NaN", b"Infinity", b"-Infinity", b"1" * 5000, b"1e999"])
-def test_point_07_odd_numbers_are_errors(text: bytes) -> None:
+def test_non_finite_or_huge_numbers_are_rejected(text: bytes) -> None:
     with pytest.raises(BadManifestError):
         manifest.parse_manifest(json.dumps(document(layers=[descriptor(size="@")])).encode().replace(b'"@"', text))
 
 
-def test_point_07_what_is_no_number_is_no_json_wherever_it_stands() -> None:
+@pytest.mark.point("7")
+def test_nan_is_rejected_in_unknown_fields() -> None:
     with pytest.raises(BadManifestError, match="NaN is no number"):
         manifest.parse_manifest(json.dumps(document(anything=float("nan"))).encode())
 
 
-def test_point_07_a_large_config_is_not_fetched() -> None:
+@pytest.mark.point("7")
+def test_config_above_4_mib_is_rejected() -> None:
     assert "config.size is above 4 MiB" in refusal(document(config=descriptor(size=(4 << 20) + 1)))
 
 
-def test_point_07_indexes_that_contain_themselves_end() -> None:
+@pytest.mark.point("7")
+def test_self_referencing_and_deep_indexes_are_rejected() -> None:
     inner = parsed({"schemaVersion": 2, "manifests": [descriptor(mediaType=OCI_INDEX)]})
     assert isinstance(inner, Index)
     assert manifest.select_manifest(inner, AMD64).digest == A
@@ -208,12 +223,12 @@ def test_point_07_indexes_that_contain_themselves_end() -> None:
         ({"layers": [{**descriptor(), "name": 1}]}, "layers[0].name is no text"),
     ],
 )
-def test_what_is_wrong_is_named(changed: dict[str, object], said: str) -> None:
+def test_invalid_field_is_named_in_the_error(changed: dict[str, object], said: str) -> None:
     assert said in refusal(document(**changed))
 
 
 @pytest.mark.parametrize("content", [b"", b"null", b"[]", b"7", b'"x"', b"{", b"\xff\xfe{}", b'{"a":"\\ud8"}', b"{}"])
-def test_what_is_no_manifest_at_all(content: bytes) -> None:
+def test_non_manifest_content_is_rejected(content: bytes) -> None:
     with pytest.raises(BadManifestError):
         manifest.parse_manifest(content)
 
@@ -229,7 +244,7 @@ def chosen(*entries: dict[str, object], platform: Platform = AMD64) -> str:
     return manifest.select_manifest(index, platform).digest
 
 
-def test_the_image_for_the_platform_is_chosen() -> None:
+def test_index_entry_of_the_platform_is_selected() -> None:
     arm, amd = entry(A, "linux/arm64/v8"), entry(B, "linux/amd64")
     assert chosen(arm, amd) == B
     assert chosen(arm, amd, platform=Platform("linux", "arm64")) == A
@@ -239,7 +254,7 @@ def test_the_image_for_the_platform_is_chosen() -> None:
         chosen(arm)
 
 
-def test_a_model_goes_before_images_and_attestations_are_none() -> None:
+def test_model_entry_is_preferred_and_attestations_are_skipped() -> None:
     model = entry(B, artifactType="application/vnd.cncf.model.manifest.v1+json")
     assert chosen(entry(A, "linux/amd64"), model) == B
     assert chosen(entry(A, "linux/amd64"), entry(B, "linux/arm64", annotations={"org.cnai.model.model": "true"})) == B
@@ -301,7 +316,7 @@ KITFILE = st.builds(
 
 @settings(derandomize=True, deadline=None, max_examples=examples(300))
 @given(st.binary(max_size=200) | ANYTHING.map(lambda found: json.dumps(found).encode()))
-def test_arbitrary_bytes_make_one_kind_of_error(content: bytes) -> None:
+def test_arbitrary_content_is_rejected_with_bad_manifest_error(content: bytes) -> None:
     try:
         manifest.parse_manifest(content)
     except BadManifestError:
@@ -311,7 +326,7 @@ def test_arbitrary_bytes_make_one_kind_of_error(content: bytes) -> None:
 
 @settings(derandomize=True, deadline=None, max_examples=examples(600))
 @given(st.sampled_from(CONFIGS), st.lists(LAYER, max_size=4), KITFILE | ANYTHING, st.booleans())
-def test_what_comes_out_of_nearly_right_manifests_can_be_written(
+def test_nearly_valid_manifests_yield_only_safe_paths(
     kind: str, layers: list[dict[str, object]], config: object, allow_unsafe: bool
 ) -> None:
     raw = json.dumps(config).encode()

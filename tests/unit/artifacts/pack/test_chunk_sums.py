@@ -81,7 +81,7 @@ async def pushed(tmp_path: Path, *, subjects: bool = False) -> AsyncIterator[Pus
         yield Pushed(fake, client, digest, blob)
 
 
-async def test_with_large_blobs_the_sums_of_their_parts_are_pushed_and_found_by_the_artifact(tmp_path: Path) -> None:
+async def test_chunk_sums_of_large_blobs_are_pushed_as_a_referrer(tmp_path: Path) -> None:
     async with pushed(tmp_path) as one:
         (found,) = await list_referrers(one.client, NAME, one.digest, chunk_sums.KIND)
         said = json.loads(one.fake.manifests[NAME, found.digest][1])
@@ -96,7 +96,7 @@ async def test_with_large_blobs_the_sums_of_their_parts_are_pushed_and_found_by_
         )
 
 
-async def test_small_artifacts_have_none_and_a_registry_that_takes_none_gets_the_artifact(
+async def test_small_artifact_has_no_chunk_sums_and_push_failure_is_ignored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refuses(*_: object) -> None:
@@ -110,7 +110,7 @@ async def test_small_artifacts_have_none_and_a_registry_that_takes_none_gets_the
         assert await list_referrers(one.client, NAME, one.digest, chunk_sums.KIND) == []
 
 
-async def test_a_part_that_lies_comes_again_alone(tmp_path: Path) -> None:
+async def test_corrupt_part_alone_is_fetched_again(tmp_path: Path) -> None:
     async with pushed(tmp_path) as one:
         lies = lying(CONTENT, BAD * 4096)
         span = f"bytes={BAD * 4096}-{BAD * 4096 + 4095}"
@@ -126,21 +126,21 @@ async def test_a_part_that_lies_comes_again_alone(tmp_path: Path) -> None:
         assert one.lists() == 1
 
 
-async def test_of_a_mirror_that_lies_in_one_part_the_registry_gives_that_part(tmp_path: Path) -> None:
+async def test_corrupt_mirror_part_is_fetched_from_the_registry(tmp_path: Path) -> None:
     async with pushed(tmp_path) as one, FakeRegistry().serving() as mirror:
         mirror.blobs = dict(one.fake.blobs) | {one.blob: lying(CONTENT, BAD * 4096)}
         assert await one.obtained(tmp_path, mirror) == FILES
         assert one.ranges() == [f"bytes={BAD * 4096}-{BAD * 4096 + 4095}"]
 
 
-async def test_who_gets_the_right_bytes_asks_for_no_sums(tmp_path: Path) -> None:
+async def test_correct_download_requests_no_chunk_sums(tmp_path: Path) -> None:
     async with pushed(tmp_path) as one:
         assert await one.obtained(tmp_path) == FILES
         assert one.lists() == 0
 
 
 @pytest.mark.parametrize("said", ["nothing", "the wrong bytes", "noise"])
-async def test_a_list_that_lies_makes_nothing_right(tmp_path: Path, said: str) -> None:
+async def test_wrong_chunk_sums_never_validate_a_corrupt_blob(tmp_path: Path, said: str) -> None:
     """The digest of the whole is what counts: the wrong bytes become no Copy, whatever the list calls good."""
     async with pushed(tmp_path) as one:
         lies = lying(CONTENT, BAD * 4096)

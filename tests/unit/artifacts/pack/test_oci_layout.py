@@ -86,7 +86,7 @@ def unpacked(at: OciLayout, into: Path, files: tuple[contents.File, ...]) -> dic
     return {path.relative_to(into).as_posix(): path.read_bytes() for path in into.rglob("*") if path.is_file()}
 
 
-def test_a_folder_is_packed_and_read_back_as_it_was(model: Path, tmp_path: Path) -> None:
+def test_packed_folder_reads_back_with_identical_files(model: Path, tmp_path: Path) -> None:
     at = packed(model, tmp_path / "oci")
     files = files_of(at)
     assert [one.path for one in files] == sorted(FILES)
@@ -98,7 +98,7 @@ def test_a_folder_is_packed_and_read_back_as_it_was(model: Path, tmp_path: Path)
     assert unpacked(at, tmp_path / "out", files) == FILES
 
 
-def test_every_layer_is_an_archive_of_one_file_whose_bytes_begin_at_a_block(model: Path, tmp_path: Path) -> None:
+def test_each_layer_is_a_one_file_archive_aligned_to_512_bytes(model: Path, tmp_path: Path) -> None:
     at = packed(model, tmp_path / "oci")
     for one in files_of(at):
         content = at.path(one.digest).read_bytes()
@@ -111,7 +111,7 @@ def test_every_layer_is_an_archive_of_one_file_whose_bytes_begin_at_a_block(mode
         assert info.offset_data % 512 == 0
 
 
-def test_the_same_blobs_are_an_image_for_each_platform(model: Path, tmp_path: Path) -> None:
+def test_same_blobs_form_an_image_for_each_platform(model: Path, tmp_path: Path) -> None:
     at = packed(model, tmp_path / "oci")
     index = manifest.parse_manifest(at.document(at.top()))
     assert isinstance(index, Index)
@@ -131,7 +131,7 @@ def test_the_same_blobs_are_an_image_for_each_platform(model: Path, tmp_path: Pa
         assert unpacked(at, tmp_path / config["architecture"], found.files()) == FILES
 
 
-def test_the_manifest_is_what_the_specification_asks_for(model: Path, tmp_path: Path) -> None:
+def test_manifest_follows_the_modelpack_specification(model: Path, tmp_path: Path) -> None:
     entry = packed(model, tmp_path / "oci", "--tag", "v1").entry(AMD)
     assert entry.manifest.artifact_type == "application/vnd.cncf.model.manifest.v1+json"
     assert entry.manifest.config.media_type == "application/vnd.cncf.model.config.v1+json"
@@ -151,7 +151,7 @@ def test_the_manifest_is_what_the_specification_asks_for(model: Path, tmp_path: 
     assert index["manifests"][0]["annotations"] == {"org.opencontainers.image.ref.name": "v1"}
 
 
-def test_raw_layers_are_the_files_themselves(model: Path, tmp_path: Path) -> None:
+def test_raw_layers_contain_the_files_unchanged(model: Path, tmp_path: Path) -> None:
     at = packed(model, tmp_path / "oci", "--format", "modelpack-raw")
     assert at.top().artifact_type == "application/vnd.cncf.model.manifest.v1+json"
     files = files_of(at)
@@ -160,7 +160,7 @@ def test_raw_layers_are_the_files_themselves(model: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("form", ["modelpack", "modelpack-raw"])
-def test_the_same_files_make_the_same_artifact(form: str, model: Path, tmp_path: Path) -> None:
+def test_same_files_produce_an_identical_artifact(form: str, model: Path, tmp_path: Path) -> None:
     packed(model, tmp_path / "one", "--format", form)
     other = laid(tmp_path / "other", dict(reversed(FILES.items())))
     for number, path in enumerate(other.rglob("*")):
@@ -174,7 +174,7 @@ def test_the_same_files_make_the_same_artifact(form: str, model: Path, tmp_path:
     assert first == second
 
 
-def test_a_modelfile_of_ollama_is_packed(tmp_path: Path) -> None:
+def test_ollama_modelfile_is_packed(tmp_path: Path) -> None:
     laid(tmp_path / "in", {"base.gguf": b"GGUF", "tuned.gguf": b"GGUF lora", "other.gguf": b"not asked for"})
     (tmp_path / "in" / "Modelfile").write_text(
         "FROM ./base.gguf\nADAPTER ./tuned.gguf\nPARAMETER num_ctx 4096\nPARAMETER temperature 0.5\n"
@@ -197,7 +197,7 @@ def test_a_modelfile_of_ollama_is_packed(tmp_path: Path) -> None:
     assert (roles["adapter-tuned.gguf"], roles["base.gguf"], roles["system"]) == ("adapter", "weight", "template")
 
 
-def test_a_modelfile_of_modctl_is_packed(model: Path, tmp_path: Path) -> None:
+def test_modctl_modelfile_is_packed(model: Path, tmp_path: Path) -> None:
     laid(model, {"train.parquet": b"rows", "not-named.safetensors": b"x"})
     (model / "Modelfile").write_text(
         "# modctl\nNAME llama\nARCH transformer\nFAMILY llama3\nFORMAT safetensors\nPARAMSIZE 8b\nPRECISION bf16\n"
@@ -214,12 +214,12 @@ def test_a_modelfile_of_modctl_is_packed(model: Path, tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_one_file_is_a_model(tmp_path: Path) -> None:
+def test_single_file_is_packed_as_a_model(tmp_path: Path) -> None:
     laid(tmp_path, {"qwen.gguf": b"GGUF"})
     assert [one.path for one in files_of(packed(tmp_path / "qwen.gguf", tmp_path / "oci"))] == ["qwen.gguf"]
 
 
-def test_links_of_a_cache_are_followed_and_folders_that_are_links_are_not(model: Path, tmp_path: Path) -> None:
+def test_file_links_are_followed_and_folder_links_are_not(model: Path, tmp_path: Path) -> None:
     cache = laid(tmp_path / "cache", {".cache/x": b"hidden"})
     (cache / "model.safetensors").symlink_to(model / "model-00001-of-00002.safetensors")
     (cache / "again").symlink_to(cache)
@@ -227,7 +227,7 @@ def test_links_of_a_cache_are_followed_and_folders_that_are_links_are_not(model:
     assert [one.path for one in files_of(at)] == ["model.safetensors"]
 
 
-def test_what_a_registry_may_not_give_us_is_left_out_and_told(model: Path, tmp_path: Path) -> None:
+def test_unsupported_files_are_left_out_and_reported(model: Path, tmp_path: Path) -> None:
     laid(model, {"pytorch_model.bin": b"pickle", "modeling.py": b"code", "strange.xyz": b"?"})
     done = pack(model, tmp_path / "oci")
     assert done.exit_code == 0
@@ -259,7 +259,7 @@ def test_what_a_registry_may_not_give_us_is_left_out_and_told(model: Path, tmp_p
         ({"Modelfile": b"\xff"}, "is no Modelfile, and no weights by its name"),
     ],
 )
-def test_what_makes_no_artifact_is_one_line_and_leaves_nothing(
+def test_unpackable_source_fails_in_one_line_and_leaves_no_files(
     files: dict[str, bytes], said: str, tmp_path: Path
 ) -> None:
     done = pack(laid(tmp_path / "in", files), tmp_path / "oci")
@@ -269,12 +269,12 @@ def test_what_makes_no_artifact_is_one_line_and_leaves_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
-def test_a_file_that_is_no_weights_by_its_name_is_read_as_a_modelfile_which_is_said(tmp_path: Path) -> None:
+def test_error_states_that_a_file_was_read_as_a_modelfile(tmp_path: Path) -> None:
     done = pack(laid(tmp_path / "in", {"notes.log": b"FORM x"}) / "notes.log", tmp_path / "oci")
     assert "notes.log, read as a Modelfile: line 1: expected one of FROM" in done.output
 
 
-def test_what_is_there_is_not_written_over(model: Path, tmp_path: Path) -> None:
+def test_existing_layout_is_not_overwritten(model: Path, tmp_path: Path) -> None:
     packed(model, tmp_path / "oci")
     again = pack(model, tmp_path / "oci")
     assert again.exit_code == 1
@@ -282,7 +282,7 @@ def test_what_is_there_is_not_written_over(model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [69_999, 70_001])
-def test_a_file_that_changes_meanwhile_is_noticed_and_nothing_is_left(
+def test_file_changed_during_packing_fails_and_leaves_no_layout(
     size: int, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = oci_layout.write_layout
@@ -297,7 +297,7 @@ def test_a_file_that_changes_meanwhile_is_noticed_and_nothing_is_left(
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_a_damaged_layout_is_noticed(model: Path, tmp_path: Path) -> None:
+def test_damaged_layout_is_rejected(model: Path, tmp_path: Path) -> None:
     at = packed(model, tmp_path / "oci")
     path = at.path(at.top().digest)
     path.write_bytes(path.read_bytes()[:-1] + b" ")
@@ -309,7 +309,7 @@ def test_a_damaged_layout_is_noticed(model: Path, tmp_path: Path) -> None:
 
 @settings(derandomize=True, deadline=None, max_examples=examples(150))
 @given(st.text("ab\u00e9/.", min_size=1, max_size=120), st.integers(0, 1 << 43))
-def test_frames_are_read_by_python_as_they_are_meant(path: str, size: int) -> None:
+def test_tar_frames_are_read_by_python_with_the_same_path_and_size(path: str, size: int) -> None:
     try:
         safe_paths.check_path(path)
     except safe_paths.BadPathError:
@@ -326,7 +326,7 @@ def test_frames_are_read_by_python_as_they_are_meant(path: str, size: int) -> No
 
 
 @pytest.mark.standard
-def test_memory_does_not_grow_with_the_files(tmp_path: Path) -> None:
+def test_packing_memory_does_not_grow_with_file_size(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     with (tmp_path / "in" / "model.gguf").open("wb") as file:
         file.write(b"GGUF")

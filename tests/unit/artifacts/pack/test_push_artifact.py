@@ -65,7 +65,7 @@ async def run(*words: str) -> Result:
 
 
 @pytest.mark.parametrize("form", ["modelpack", "modelpack-raw"])
-async def test_what_was_pushed_is_there_whole_and_looked_at(form: Form, tmp_path: Path) -> None:
+async def test_pushed_artifact_is_complete_and_resolvable(form: Form, tmp_path: Path) -> None:
     async with rigged(tmp_path, form) as rig:
         moved = list[int]()
         digest = await push_artifact.push_layout(rig.client, NAME, "v1", rig.layout, moved.append)
@@ -80,7 +80,7 @@ async def test_what_was_pushed_is_there_whole_and_looked_at(form: Form, tmp_path
         assert not rig.fake.asked("GET", found.manifest.layers[0].digest), "no weights are fetched"
 
 
-async def test_blobs_go_first_then_what_is_named_and_the_tag_last(tmp_path: Path) -> None:
+async def test_blobs_are_pushed_first_and_the_tag_last(tmp_path: Path) -> None:
     async with rigged(tmp_path) as rig:
         await push_artifact.push_layout(rig.client, NAME, "v1", rig.layout)
         puts = [one.path for one in rig.fake.asked("PUT", NAME)]
@@ -93,7 +93,7 @@ async def test_blobs_go_first_then_what_is_named_and_the_tag_last(tmp_path: Path
         assert not [one for one in rig.fake.seen[sent:] if "uploads" in one.path], "nothing is sent twice"
 
 
-async def test_where_a_blob_is_refused_nothing_can_be_found(tmp_path: Path) -> None:
+async def test_rejected_blob_leaves_no_manifest(tmp_path: Path) -> None:
     async with rigged(tmp_path) as rig:
         rig.fake.always["POST", f"/v2/{NAME}/blobs/uploads/"] = says(403)
         with pytest.raises(DeniedError):
@@ -101,7 +101,7 @@ async def test_where_a_blob_is_refused_nothing_can_be_found(tmp_path: Path) -> N
         assert not rig.fake.manifests
 
 
-async def test_a_layout_that_lacks_a_blob_is_not_pushed(tmp_path: Path) -> None:
+async def test_layout_with_a_truncated_blob_is_not_pushed(tmp_path: Path) -> None:
     async with rigged(tmp_path) as rig:
         path = rig.layout.path(rig.layout.entry(AMD).manifest.layers[0].digest)
         path.write_bytes(path.read_bytes()[:-1])
@@ -110,7 +110,7 @@ async def test_a_layout_that_lacks_a_blob_is_not_pushed(tmp_path: Path) -> None:
         assert not rig.fake.seen
 
 
-async def test_the_commands_push_and_inspect(tmp_path: Path) -> None:
+async def test_push_and_inspect_commands_report_the_artifact(tmp_path: Path) -> None:
     async with rigged(tmp_path) as rig:
         pushed = await run("push", str(rig.folder), rig.ref)
         assert pushed.exit_code == 0, pushed.output
@@ -130,7 +130,7 @@ async def test_the_commands_push_and_inspect(tmp_path: Path) -> None:
             assert [one["path"] for one in told["layers"]] == sorted(FILES)
 
 
-async def test_the_command_mounts_and_sends_in_chunks(tmp_path: Path) -> None:
+async def test_push_command_uploads_in_chunks_and_mounts_blobs(tmp_path: Path) -> None:
     async with rigged(tmp_path) as rig:
         big = {"model.safetensors": b"w" * (3 << 20)}
         offered = [Offered(path, len(content), content=content) for path, content in big.items()]
@@ -152,7 +152,7 @@ async def test_the_command_mounts_and_sends_in_chunks(tmp_path: Path) -> None:
         assert not rig.fake.asked("PUT", "uploads")
 
 
-async def test_a_refusal_is_shown(tmp_path: Path) -> None:
+async def test_inspect_reports_a_rejected_layer(tmp_path: Path) -> None:
     offered = [Offered("model.gguf", 1, content=b"x"), Offered("run.py", 1, content=b"x")]
     oci_layout.write_layout(tmp_path / "oci", pack.build_plan(offered, About(), allow_unsafe=True), "modelpack")
     shown = (await run("inspect", str(tmp_path / "oci"))).stdout
@@ -174,7 +174,7 @@ async def test_a_refusal_is_shown(tmp_path: Path) -> None:
         (("push", "{folder}/oci", "{host}/team/llama:v1", "--chunk-bytes", "1Ki"), "expected a size from 1Mi to 1Gi"),
     ],
 )
-async def test_what_goes_wrong_is_one_line(words: tuple[str, ...], said: str, tmp_path: Path) -> None:
+async def test_failing_command_reports_one_line(words: tuple[str, ...], said: str, tmp_path: Path) -> None:
     (tmp_path / "a.gguf").write_bytes(b"GGUF")
     async with rigged(tmp_path) as rig:
         done = await run(*(word.format(host=rig.fake.host, folder=tmp_path) for word in words))

@@ -40,7 +40,7 @@ def look(store: Store, *, private: bool = True) -> CompleteBlob | Coming | None:
     return found
 
 
-def test_parts_that_have_come_are_offered_and_no_others(store: Store, partial: Partial) -> None:
+def test_only_received_parts_are_offered(store: Store, partial: Partial) -> None:
     found = look(store)
     assert isinstance(found, Coming)
     assert found.fetching
@@ -58,7 +58,7 @@ def test_parts_that_have_come_are_offered_and_no_others(store: Store, partial: P
     assert not found.has(0, len(CONTENT))
 
 
-def test_one_that_a_pull_has_summed_is_whole_before_the_copy_is(store: Store, partial: Partial) -> None:
+def test_verified_blob_is_offered_complete_before_its_copy_exists(store: Store, partial: Partial) -> None:
     partial.put(0, [CONTENT])
     folder = store.layout.partial(KEY) / "blobs"
     assert partial.publish(folder / DIGEST.replace(":", "-"))
@@ -67,12 +67,12 @@ def test_one_that_a_pull_has_summed_is_whole_before_the_copy_is(store: Store, pa
     assert found.size == len(CONTENT)
 
 
-def test_what_is_fetched_just_now_is_shown_to_nobody_without_the_token(store: Store, partial: Partial) -> None:
+def test_blob_in_transfer_is_hidden_from_callers_without_the_token(store: Store, partial: Partial) -> None:
     partial.put(0, [CONTENT[:PART]])
     assert look(store, private=False) is None
 
 
-def test_a_pull_that_broke_is_not_waited_for_and_its_parts_are_offered(store: Store, partial: Partial) -> None:
+def test_parts_of_a_stopped_pull_are_offered_as_not_fetching(store: Store, partial: Partial) -> None:
     partial.put(0, [CONTENT[:PART]])
     partial.close()
     path = next((store.layout.partial(KEY) / "blobs/partial").glob("sha256:*"))
@@ -85,7 +85,7 @@ def test_a_pull_that_broke_is_not_waited_for_and_its_parts_are_offered(store: St
     assert found.has(0, PART)
 
 
-def test_links_and_folders_in_the_place_of_a_blob_are_none(store: Store, tmp_path: Path) -> None:
+def test_link_or_folder_in_place_of_a_blob_is_not_offered(store: Store, tmp_path: Path) -> None:
     path = store.layout.blob(KEY, DIGEST)
     path.parent.mkdir(parents=True)
     (tmp_path / "secret").write_bytes(CONTENT)
@@ -99,13 +99,13 @@ def test_links_and_folders_in_the_place_of_a_blob_are_none(store: Store, tmp_pat
     assert isinstance(look(store), CompleteBlob)
 
 
-def test_a_room_that_is_none_leads_nowhere(store: Store) -> None:
+def test_invalid_room_name_offers_nothing(store: Store) -> None:
     (store.layout.root / DIGEST.replace(":", "-")).write_bytes(CONTENT)
     for room in ("", "..", KEY.room.upper(), f"{KEY.room}/..", f"{KEY.room}\n"):
         assert Offers(store.layout, private=True).blob(room, DIGEST) is None
 
 
-def test_what_is_fetched_of_another_registry_is_not_seen(store: Store, partial: Partial) -> None:
+def test_blob_of_another_registry_is_not_offered(store: Store, partial: Partial) -> None:
     partial.put(0, [CONTENT[:PART]])
     assert look(store) is not None
     assert Offers(store.layout, private=True).blob(CopyKey("other.example", KEY.digest).room, DIGEST) is None

@@ -16,7 +16,7 @@ def name(found: Peer | Wait | None) -> str:
     return found.name if isinstance(found, Peer) else str(found)
 
 
-def test_who_is_known_to_have_it_is_asked_first_whatever_it_runs_already() -> None:
+def test_peer_known_to_have_the_digest_is_chosen_despite_its_load() -> None:
     knows = Peer("node-c", C.url, frozenset({ONE}))
     board = Board([A, B, knows], "me")
     board.began("node-c")
@@ -25,7 +25,7 @@ def test_who_is_known_to_have_it_is_asked_first_whatever_it_runs_already() -> No
     assert board.choose(TWO, None, 0.0) != knows
 
 
-def test_requests_are_spread_by_how_many_run_and_nodes_begin_with_different_peers() -> None:
+def test_requests_are_balanced_and_nodes_start_with_different_peers() -> None:
     board = Board([A, B, C], "me")
     chosen = list[str]()
     for _ in range(9):
@@ -38,13 +38,13 @@ def test_requests_are_spread_by_how_many_run_and_nodes_begin_with_different_peer
     assert firsts == {"node-a", "node-b", "node-c"}
 
 
-def test_we_are_no_peer_of_ours_and_without_peers_it_is_the_registrys_turn() -> None:
+def test_own_node_is_excluded_and_no_peer_yields_none() -> None:
     assert Board([A], "node-a").choose(ONE, None, 0.0) is None
     assert Board([], "me").choose(ONE, None, 0.0) is None
     assert Board([A], "me").choose(ONE, None, 0.0, frozenset({"node-a"})) is None
 
 
-def test_so_many_are_asked_and_first_those_that_are_known_to_have_something() -> None:
+def test_peer_count_is_capped_and_known_holders_are_kept() -> None:
     many = [Peer(f"node-{number}", "https://x:1") for number in range(100)]
     knows = Peer("zz", "https://x:1", frozenset({TWO}))
     board = Board([*many, knows], "me")
@@ -53,7 +53,7 @@ def test_so_many_are_asked_and_first_those_that_are_known_to_have_something() ->
     assert {one.name for one in board.peers} != {one.name for one in Board(many, "other").peers}
 
 
-def test_a_busy_peer_is_left_for_as_long_as_it_asks_and_no_longer_than_the_bound() -> None:
+def test_busy_peer_is_skipped_for_its_requested_delay_up_to_a_limit() -> None:
     for asked_s, left_s in (
         (None, selection.BUSY_S),
         (7.0, 7.0),
@@ -66,7 +66,7 @@ def test_a_busy_peer_is_left_for_as_long_as_it_asks_and_no_longer_than_the_bound
         assert board.choose(TWO, None, 100.0 + left_s) == A
 
 
-def test_one_that_failed_is_left_for_all_and_one_that_lacks_a_digest_for_that_one() -> None:
+def test_failed_peer_is_skipped_for_all_digests_and_lacking_peer_for_one() -> None:
     board = Board([A, B], "me")
     board.failed("node-a", 0.0)
     assert board.choose(ONE, None, selection.FAILED_S - 0.01) == B
@@ -76,7 +76,7 @@ def test_one_that_failed_is_left_for_all_and_one_that_lacks_a_digest_for_that_on
     assert board.choose(ONE, None, selection.LACKS_S) == B
 
 
-def test_one_that_fetches_it_just_now_is_waited_for_and_asked_again_but_not_for_ever() -> None:
+def test_peer_still_fetching_is_polled_until_the_time_limit() -> None:
     board, now_s, waits = Board([A], "me"), 10.0, 0
     for _ in range(1000):
         found = board.choose(ONE, None, now_s)
@@ -93,7 +93,7 @@ def test_one_that_fetches_it_just_now_is_waited_for_and_asked_again_but_not_for_
     assert board.choose(TWO, None, now_s) == A
 
 
-def test_nobody_waits_for_one_that_failed_meanwhile_nor_while_another_has_it() -> None:
+def test_no_wait_for_a_failed_peer_or_while_another_has_the_blob() -> None:
     board = Board([A, B], "me")
     board.coming("node-a", ONE, 0.0)
     assert board.choose(ONE, None, 0.0) == B
@@ -103,7 +103,7 @@ def test_nobody_waits_for_one_that_failed_meanwhile_nor_while_another_has_it() -
     assert board.choose(ONE, None, 0.0) is None
 
 
-def test_who_gave_of_a_digest_that_lied_is_never_asked_for_it_again_and_for_others_still() -> None:
+def test_source_of_a_corrupt_digest_is_excluded_for_that_digest_only() -> None:
     board = Board([A, B, C], "me")
     board.gave("node-b", ONE)
     board.gave("node-a", ONE)
@@ -114,7 +114,7 @@ def test_who_gave_of_a_digest_that_lied_is_never_asked_for_it_again_and_for_othe
     assert {name(board.choose(TWO, None, 0.0, frozenset({"node-c"})))} <= {"node-a", "node-b"}
 
 
-def test_the_order_is_a_nodes_own_within_windows_and_keeps_to_the_front() -> None:
+def test_request_order_is_node_specific_within_windows() -> None:
     count = 3 * selection.WINDOW + 5
     mine, yours = order_requests("a", "x", count), order_requests("b", "x", count)
     assert sorted(mine) == list(range(count))
@@ -125,7 +125,7 @@ def test_the_order_is_a_nodes_own_within_windows_and_keeps_to_the_front() -> Non
         assert place // selection.WINDOW == number // selection.WINDOW
 
 
-def test_of_four_nodes_few_begin_with_the_same_parts() -> None:
+def test_four_nodes_start_with_mostly_different_parts() -> None:
     first: Counter[int] = Counter()
     for node in "abcd":
         first.update(order_requests(f"node-{node}", Digest(ONE), selection.WINDOW)[:8])

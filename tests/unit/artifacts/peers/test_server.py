@@ -68,7 +68,7 @@ async def node(
         (f"bytes=5-{len(CONTENT) - 1}", 206, 5, len(CONTENT) - 1),
     ],
 )
-async def test_a_blob_or_one_closed_range_of_it(
+async def test_blob_and_closed_ranges_are_served(
     tmp_path: Path, span: str | None, status: int, first: int, last: int
 ) -> None:
     async with node(tmp_path) as (_, session):
@@ -86,7 +86,7 @@ async def test_a_blob_or_one_closed_range_of_it(
 @pytest.mark.parametrize(
     "span", ["bytes=0-", "bytes=-5", f"bytes=0-{len(CONTENT)}", "bytes=5-4", "bytes=0-1,3-4", "lines=0-1", "bytes=0-1x"]
 )
-async def test_any_other_range_is_refused(tmp_path: Path, span: str) -> None:
+async def test_unsupported_ranges_return_416(tmp_path: Path, span: str) -> None:
     async with node(tmp_path) as (_, session), session.get(BLOB, headers={"Range": span}) as answer:
         assert answer.status == 416
         assert answer.headers["Content-Range"] == f"bytes */{len(CONTENT)}"
@@ -108,19 +108,19 @@ async def test_any_other_range_is_refused(tmp_path: Path, span: str) -> None:
         "/",
     ],
 )
-async def test_what_is_not_there_or_no_digest_is_not_found(tmp_path: Path, path: str) -> None:
+async def test_unknown_or_invalid_paths_return_404(tmp_path: Path, path: str) -> None:
     async with node(tmp_path) as (_, session), session.get(path) as answer:
         assert answer.status == 404
 
 
-async def test_nothing_is_changed_from_outside(tmp_path: Path) -> None:
+async def test_write_methods_return_405(tmp_path: Path) -> None:
     async with node(tmp_path) as (_, session):
         for method in ("PUT", "POST", "DELETE", "PATCH"):
             async with session.request(method, BLOB, data=b"x") as answer:
                 assert answer.status == 405
 
 
-async def test_manifests_and_configs_are_given_of_what_needed_no_login(tmp_path: Path) -> None:
+async def test_manifests_are_served_only_for_public_copies(tmp_path: Path) -> None:
     manifest = f"/v2/{KEY.room}/team/model/manifests/{KEY.digest}"
     async with node(tmp_path / "public") as (_, session):
         async with session.get(manifest) as answer:
@@ -134,7 +134,7 @@ async def test_manifests_and_configs_are_given_of_what_needed_no_login(tmp_path:
             assert answer.status == 200
 
 
-async def test_without_the_token_nobody_gets_anything_and_without_a_door_only_what_is_public(tmp_path: Path) -> None:
+async def test_wrong_token_returns_401_and_open_node_serves_public_blobs_only(tmp_path: Path) -> None:
     async with node(tmp_path / "a") as (_, session):
         for shown in ("", "Bearer ", f"Basic {TOKEN}", f"Bearer {TOKEN}x"):
             async with session.get(BLOB, headers={"Authorization": shown}) as answer:
@@ -145,9 +145,7 @@ async def test_without_the_token_nobody_gets_anything_and_without_a_door_only_wh
         assert answer.status == 200
 
 
-async def test_beyond_so_many_at_once_it_says_to_come_later_and_serves_again_after(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_request_above_the_stream_limit_returns_429(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     go, sends = asyncio.Event(), server._send
 
     async def held(*given: object) -> None:
@@ -169,7 +167,9 @@ async def test_beyond_so_many_at_once_it_says_to_come_later_and_serves_again_aft
             assert await answer.read() == CONTENT
 
 
-async def test_who_does_not_read_is_cut_off_and_makes_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stalled_client_is_disconnected_and_frees_its_stream(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(server, "STEP_S_MAX", 0.05)
     blocked = asyncio.Event()
 
@@ -189,9 +189,7 @@ async def test_who_does_not_read_is_cut_off_and_makes_room(tmp_path: Path, monke
                 assert await answer.read() == CONTENT
 
 
-async def test_where_the_loop_has_no_sendfile_it_is_read_and_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_blob_is_served_without_sendfile_support(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def none(*_: object, **__: object) -> int:
         raise NotImplementedError
 
@@ -201,7 +199,7 @@ async def test_where_the_loop_has_no_sendfile_it_is_read_and_written(
         assert await answer.read() == CONTENT[7:50_001]
 
 
-async def test_a_file_that_a_disk_has_made_shorter_says_its_own_length(tmp_path: Path) -> None:
+async def test_truncated_file_is_served_with_its_actual_length(tmp_path: Path) -> None:
     async with node(tmp_path) as (one, session):
         path = one.store.layout.blob(KEY, Digest(FILE.digest))
         path.chmod(0o644)

@@ -115,7 +115,7 @@ def whole(copy: Copy, files: dict[str, bytes] | None = None) -> bool:
 
 
 @pytest.mark.parametrize("form", ["modelpack-raw", "modelpack"])
-async def test_the_registry_gives_the_manifest_and_a_peer_all_the_rest(tmp_path: Path, form: Form) -> None:
+async def test_registry_serves_the_manifest_and_a_peer_all_blobs(tmp_path: Path, form: Form) -> None:
     async with house(tmp_path, form=form) as one, with_peer(one) as peer:
         with await one.pull("b", peer) as copy:
             assert whole(copy)
@@ -124,7 +124,7 @@ async def test_the_registry_gives_the_manifest_and_a_peer_all_the_rest(tmp_path:
         assert peer.asked("/blobs/", 200) == len(FILES) + 1  # its config
 
 
-async def test_a_peer_that_breaks_in_the_midst_of_a_blob_costs_nothing_that_came(tmp_path: Path) -> None:
+async def test_peer_failure_during_a_blob_keeps_the_received_bytes(tmp_path: Path) -> None:
     async with house(tmp_path) as one, with_peer(one) as peer:
         big = max(one.fake.blobs, key=lambda each: len(one.fake.blobs[each]))
 
@@ -143,7 +143,7 @@ async def test_a_peer_that_breaks_in_the_midst_of_a_blob_costs_nothing_that_came
         assert ranges == [f"bytes=50000-{len(CONTENT) - 1}"]
 
 
-async def test_a_peer_that_stalls_is_left_and_the_registry_goes_on(tmp_path: Path) -> None:
+async def test_stalled_peer_is_abandoned_for_the_registry(tmp_path: Path) -> None:
     async with house(tmp_path) as one, with_peer(one) as peer:
         ended = asyncio.Event()
 
@@ -158,9 +158,7 @@ async def test_a_peer_that_stalls_is_left_and_the_registry_goes_on(tmp_path: Pat
         assert one.blobs_asked() >= len(FILES)
 
 
-async def test_a_peer_that_lies_is_named_and_not_asked_again_and_the_pull_is_whole(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_peer_with_wrong_bytes_is_logged_and_avoided(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with house(tmp_path) as one, with_peer(one) as peer:
         big = Digest(max(one.fake.blobs, key=lambda each: len(one.fake.blobs[each])))
         blob = next(path for path in (tmp_path / "a/blobs").rglob("*") if path.name.endswith(big.partition(":")[2]))
@@ -175,9 +173,7 @@ async def test_a_peer_that_lies_is_named_and_not_asked_again_and_the_pull_is_who
         assert peer.url.removeprefix("http://") not in caplog.text
 
 
-async def test_of_several_peers_only_who_gave_bytes_of_a_lie_is_named(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_only_the_peer_that_sent_wrong_bytes_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with house(tmp_path) as one, with_peer(one) as liar, neighbours.serving(one.store("empty")) as empty:
         big = max(one.fake.blobs, key=lambda each: len(one.fake.blobs[each]))
         breaks_first = True
@@ -200,7 +196,7 @@ async def test_of_several_peers_only_who_gave_bytes_of_a_lie_is_named(
         assert "peer=node-1" not in caplog.text
 
 
-async def test_a_config_that_a_peer_lies_about_comes_from_the_registry(tmp_path: Path) -> None:
+async def test_config_with_wrong_peer_bytes_is_fetched_from_the_registry(tmp_path: Path) -> None:
     async with house(tmp_path) as one, with_peer(one) as peer:
 
         async def lies(request: web.Request) -> web.StreamResponse | None:
@@ -212,7 +208,7 @@ async def test_a_config_that_a_peer_lies_about_comes_from_the_registry(tmp_path:
             assert whole(copy)
 
 
-async def test_a_busy_peer_is_left_for_a_while_and_the_registry_takes_over(tmp_path: Path) -> None:
+async def test_busy_peer_is_skipped_and_the_registry_takes_over(tmp_path: Path) -> None:
     async with house(tmp_path) as one, with_peer(one, streams=0) as peer:
         with await one.pull("b", peer) as copy:
             assert whole(copy)
@@ -222,9 +218,7 @@ async def test_a_busy_peer_is_left_for_a_while_and_the_registry_takes_over(tmp_p
 
 @pytest.mark.parametrize("form", ["modelpack-raw", "modelpack"])
 @pytest.mark.parametrize("asked", ["tag", "digest"])
-async def test_while_the_registry_is_away_a_digest_comes_from_peers_and_a_tag_from_nobody(
-    tmp_path: Path, asked: str, form: Form
-) -> None:
+async def test_registry_outage_allows_pulls_by_digest_but_not_by_tag(tmp_path: Path, asked: str, form: Form) -> None:
     async with house(tmp_path, form=form) as one, with_peer(one) as peer:
         one.fake.judge = lambda _: web.Response(status=503)
         if asked == "tag":
@@ -236,7 +230,7 @@ async def test_while_the_registry_is_away_a_digest_comes_from_peers_and_a_tag_fr
                 assert whole(copy)
 
 
-async def test_what_a_peer_says_while_the_registry_is_away_is_no_yes_of_the_registry(tmp_path: Path) -> None:
+async def test_peer_response_during_an_outage_grants_no_permit(tmp_path: Path) -> None:
     """Of a login that the registry never heard of, nothing is remembered but what the registry says."""
     async with house(tmp_path) as one, with_peer(one) as peer:
         one.keychain = keychain(one.fake.host)
@@ -250,7 +244,7 @@ async def test_what_a_peer_says_while_the_registry_is_away_is_no_yes_of_the_regi
         assert len(one.store("b").permits) == 1
 
 
-async def test_it_is_counted_how_much_came_from_whom(tmp_path: Path) -> None:
+async def test_bytes_per_peer_are_counted(tmp_path: Path) -> None:
     """Also of one that broke off: what it gave was kept."""
     async with house(tmp_path, {"a.gguf": CONTENT}) as one, with_peer(one) as peer:
         (await one.pull("b", peer)).close()
@@ -265,7 +259,7 @@ def _asks_for_a_login(request: web.Request) -> web.StreamResponse | None:
     return web.Response(status=401, headers={"WWW-Authenticate": 'Basic realm="x"'})
 
 
-async def test_what_needed_a_login_comes_from_peers_only_to_whom_the_registry_gives_its_manifest(
+async def test_private_model_comes_from_peers_only_with_registry_access(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -284,7 +278,7 @@ async def test_what_needed_a_login_comes_from_peers_only_to_whom_the_registry_gi
     assert PASSWORD not in caplog.text
 
 
-async def test_who_shows_no_token_gets_only_what_needed_no_login(tmp_path: Path) -> None:
+async def test_caller_without_a_token_gets_only_public_models(tmp_path: Path) -> None:
     async with house(tmp_path) as one:
         async with with_peer(one, private=False, token=None) as open_to_all:
             with await one.pull("b", open_to_all) as copy:
@@ -297,9 +291,7 @@ async def test_who_shows_no_token_gets_only_what_needed_no_login(tmp_path: Path)
             assert one.blobs_asked() > 0
 
 
-async def test_a_wrong_token_gets_nothing_and_is_said_without_it(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_wrong_token_gets_no_blobs_and_is_not_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with house(tmp_path) as one, with_peer(one) as peer:
         with await one.pull("b", peer, token="wr0ng-token-of-this-node") as copy:
             assert whole(copy)
@@ -308,7 +300,7 @@ async def test_a_wrong_token_gets_nothing_and_is_said_without_it(
         assert one.blobs_asked() == len(FILES) + 1
 
 
-async def test_another_registry_that_names_the_same_digests_gets_nothing_of_a_peer(tmp_path: Path) -> None:
+async def test_peer_serves_no_blob_to_a_pull_from_another_registry(tmp_path: Path) -> None:
     async with house(tmp_path) as one, with_peer(one) as peer, FakeRegistry().serving() as other:
         other.manifests = dict(one.fake.manifests)  # and none of the blobs
         one.fake = other
@@ -317,7 +309,7 @@ async def test_another_registry_that_names_the_same_digests_gets_nothing_of_a_pe
         assert peer.asked("/blobs/", 200) == 0
 
 
-async def test_parts_of_one_blob_come_from_peers_and_the_registry_mixed(
+async def test_parts_of_one_blob_come_from_peers_and_the_registry(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spans, "WHOLE_BYTES_MAX", 10_000)
@@ -339,7 +331,7 @@ async def test_parts_of_one_blob_come_from_peers_and_the_registry_mixed(
         assert second.asked(big, 206) > 0
 
 
-async def test_with_every_way_lying_there_is_no_copy(tmp_path: Path) -> None:
+async def test_no_copy_is_stored_when_peer_and_registry_bytes_are_wrong(tmp_path: Path) -> None:
     async with house(tmp_path) as one, with_peer(one) as peer:
         big = max(one.fake.blobs, key=lambda each: len(one.fake.blobs[each]))
         one.fake.blobs[big] = one.fake.blobs[big][:-1] + b"!"
@@ -353,7 +345,7 @@ async def test_with_every_way_lying_there_is_no_copy(tmp_path: Path) -> None:
         assert list(one.store("b").layout.records()) == []
 
 
-async def test_a_peer_does_not_lead_anywhere_else(tmp_path: Path) -> None:
+async def test_peer_redirect_is_not_followed(tmp_path: Path) -> None:
     async with house(tmp_path) as one, with_peer(one) as peer:
 
         async def leads(_: web.Request) -> web.StreamResponse | None:
@@ -373,7 +365,7 @@ ONE_FILE = {"m.gguf": as_gguf(bytes(1 << 20))}
 
 
 @pytest.mark.parametrize("files", [_spread(24, 20_000), ONE_FILE], ids=["many files", "one file"])
-async def test_four_nodes_that_pull_at_the_same_time_take_it_little_more_than_once_from_the_registry(
+async def test_four_concurrent_nodes_load_at_most_twice_the_size_from_registry(
     tmp_path: Path, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spans, "WHOLE_BYTES_MAX", 100_000)

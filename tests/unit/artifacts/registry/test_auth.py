@@ -16,7 +16,7 @@ from tests.unit.artifacts.registry.test_manifests import with_tokens
 pytestmark = pytest.mark.standard
 
 
-async def test_a_greeting_tries_the_login_without_wanting_anything() -> None:
+async def test_login_check_requests_a_token_without_a_scope() -> None:
     async with with_tokens(Login("me", "pw")) as (place, client, _):
         assert await manifests.is_login_accepted(client)
         assert place.asked == [{"kept": ["1"], "service": ["reg"]}]

@@ -20,6 +20,7 @@ NAME = "team/model"
 HUB = URL("https://registry-1.docker.io/v2/")
 
 
+@pytest.mark.point("8")
 @pytest.mark.parametrize(
     ("registry_url", "realm"),
     [
@@ -32,10 +33,11 @@ HUB = URL("https://registry-1.docker.io/v2/")
         ("http://127.0.0.1:5000/", "http://127.0.0.1:5000/token"),
     ],
 )
-def test_point_08_realms_of_the_registry_s_own(registry_url: str, realm: str) -> None:
+def test_realms_related_to_the_registry_are_accepted(registry_url: str, realm: str) -> None:
     assert str(challenge.parse_realm(realm, URL(registry_url))) == realm
 
 
+@pytest.mark.point("8")
 @pytest.mark.parametrize(
     ("realm", "registry_url"),
     [
@@ -74,13 +76,14 @@ def test_point_08_realms_of_the_registry_s_own(registry_url: str, realm: str) ->
         ("https://10.1.2.4/token", "https://10.1.2.3/"),
     ],
 )
-def test_point_08_realms_of_others_get_no_login(realm: str, registry_url: str) -> None:
+def test_unrelated_realms_are_rejected(realm: str, registry_url: str) -> None:
     with pytest.raises(PolicyError) as refused:
         challenge.parse_realm(realm, URL(registry_url) if registry_url else HUB)
     assert "secret" not in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.point("8")
 @pytest.mark.parametrize(
     "shared",
     [
@@ -93,7 +96,7 @@ def test_point_08_realms_of_others_get_no_login(realm: str, registry_url: str) -
         "hf.space", "duckdns.org", "svc.cluster.local", "cluster.local", "ts.net", "co.uk", "com",
     ],
 )  # fmt: skip
-def test_point_08_names_that_a_provider_gives_to_everybody_are_no_family(shared: str) -> None:
+def test_hosts_under_a_shared_provider_suffix_are_not_related(shared: str) -> None:
     """Neither of two customers, nor of a customer and the name above."""
     with pytest.raises(PolicyError):
         challenge.parse_realm(f"https://evil.{shared}/token", URL(f"https://team.{shared}/"))
@@ -101,6 +104,7 @@ def test_point_08_names_that_a_provider_gives_to_everybody_are_no_family(shared:
     assert not challenge.is_related_host(f"team.{shared}", f"a.evil.{shared}")
 
 
+@pytest.mark.point("8")
 @pytest.mark.parametrize(
     ("registry_host", "realm_host"),
     [
@@ -112,11 +116,12 @@ def test_point_08_names_that_a_provider_gives_to_everybody_are_no_family(shared:
         ("registry.windows.example", "auth.windows.example"),
     ],
 )
-def test_point_08_names_under_one_customer_s_name_are_a_family(registry_host: str, realm_host: str) -> None:
+def test_hosts_under_one_customer_name_are_related(registry_host: str, realm_host: str) -> None:
     assert challenge.is_related_host(registry_host, realm_host)
 
 
-def test_point_08_a_person_may_allow_a_realm_but_no_metadata() -> None:
+@pytest.mark.point("8")
+def test_configured_realm_is_allowed_except_metadata_addresses() -> None:
     assert challenge.parse_realm("https://sso.example/token", HUB, ["SSO.example"]).host == "sso.example"
     plain = URL("http://127.0.0.1:5000/")
     assert challenge.parse_realm("http://127.0.0.1:5001/token", plain, ["127.0.0.1:5001"]).port == 5001
@@ -125,7 +130,8 @@ def test_point_08_a_person_may_allow_a_realm_but_no_metadata() -> None:
             challenge.parse_realm(refused, HUB, ["sso.example", "169.254.169.254"])
 
 
-async def test_point_08_a_foreign_or_redirecting_realm_is_not_asked() -> None:
+@pytest.mark.point("8")
+async def test_foreign_or_redirecting_realm_receives_no_login() -> None:
     async with FakeRegistry().serving() as fake, FakeRegistry().serving() as thief:
         fake.judge = lambda _: web.Response(
             status=401, headers={"WWW-Authenticate": f'Bearer realm="{thief.url}/token",service="x"'}
@@ -143,7 +149,8 @@ async def test_point_08_a_foreign_or_redirecting_realm_is_not_asked() -> None:
         assert not thief.seen
 
 
-async def test_point_08_a_token_with_crlf_stands_in_no_header() -> None:
+@pytest.mark.point("8")
+async def test_token_with_crlf_is_rejected() -> None:
     async with FakeRegistry().serving() as fake:
         fake.judge = lambda _: web.Response(
             status=401, headers={"WWW-Authenticate": f'Bearer realm="{fake.url}/token"'}

@@ -57,7 +57,8 @@ def to(url: str) -> dict[str, str]:
 # --- 9: redirects ----------------------------------------------------------------------------------------------------
 
 
-async def test_point_09_a_redirect_to_another_port_takes_nothing_of_ours_along() -> None:
+@pytest.mark.point("9")
+async def test_redirect_to_another_port_sends_no_login_or_cookies() -> None:
     async with FakeRegistry().serving() as fake, FakeRegistry().serving() as store:
         digest = fake.blob(CONTENT)
         store.always["GET", "/bucket/x"] = says(200, CONTENT)
@@ -82,7 +83,8 @@ async def test_point_09_a_redirect_to_another_port_takes_nothing_of_ours_along()
         assert theirs.query == "X-Amz-Signature=a%2Bb%3D&s=%7E"  # as it was signed
 
 
-async def test_point_09_what_has_left_the_registry_does_not_come_back_with_a_login() -> None:
+@pytest.mark.point("9")
+async def test_redirect_back_to_the_registry_sends_no_site_headers() -> None:
     async with FakeRegistry().serving() as fake, FakeRegistry().serving() as store:
         digest = fake.blob(CONTENT)
         path = f"/v2/{NAME}/blobs/{digest}"
@@ -95,7 +97,8 @@ async def test_point_09_what_has_left_the_registry_does_not_come_back_with_a_log
         assert "x-team" not in fake.seen[-1].headers
 
 
-async def test_point_09_loops_end_after_ten() -> None:
+@pytest.mark.point("9")
+async def test_redirect_loop_ends_after_10_redirects() -> None:
     async with FakeRegistry().serving() as fake:
         digest = fake.blob(CONTENT)
         path = f"/v2/{NAME}/blobs/{digest}"
@@ -106,6 +109,7 @@ async def test_point_09_loops_end_after_ten() -> None:
         assert len(fake.seen) == 11
 
 
+@pytest.mark.point("9")
 @pytest.mark.parametrize(
     ("location", "said"),
     [
@@ -120,12 +124,13 @@ async def test_point_09_loops_end_after_ten() -> None:
         (None, "says not where"),
     ],
 )
-def test_point_09_where_a_redirect_may_not_lead(location: str | None, said: str) -> None:
+def test_unsafe_redirect_targets_are_rejected(location: str | None, said: str) -> None:
     with pytest.raises(PolicyError, match=said):
         origin.resolve_redirect(URL("https://registry.example/v2/"), location, "GET", 307, 0)
 
 
-def test_point_09_writes_are_not_redirected_elsewhere() -> None:
+@pytest.mark.point("9")
+def test_redirect_of_a_write_to_another_host_is_rejected() -> None:
     asked = URL("https://registry.example/v2/x")
     assert origin.resolve_redirect(asked, "/v2/y", "PUT", 307, 0).path == "/v2/y"
     for status, location in ((307, "https://other.example/"), (302, "/v2/y")):
@@ -133,7 +138,8 @@ def test_point_09_writes_are_not_redirected_elsewhere() -> None:
             origin.resolve_redirect(asked, location, "PUT", status, 0)
 
 
-async def test_point_09_client_certificate_and_private_authority(tmp_path: Path) -> None:
+@pytest.mark.point("9")
+async def test_client_certificate_is_sent_only_to_the_registry(tmp_path: Path) -> None:
     files = write(tmp_path, "client", leaf(THEIRS, "client.example"))
     server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=write_authority(tmp_path, THEIRS))
     leaf(OURS).configure_cert(server)
@@ -158,7 +164,8 @@ async def test_point_09_client_certificate_and_private_authority(tmp_path: Path)
                 await read(client, digest)
 
 
-async def test_point_09_a_presigned_url_that_ends_mid_blob_is_had_anew() -> None:
+@pytest.mark.point("9")
+async def test_expired_presigned_url_is_renewed_during_a_blob() -> None:
     async with FakeRegistry().serving() as fake, FakeRegistry().serving() as store:
         digest = fake.blob(CONTENT)
         numbers = iter(range(9))
@@ -195,7 +202,8 @@ class Names(AbstractResolver):
         pass
 
 
-async def test_point_09_names_that_lead_into_a_private_network() -> None:
+@pytest.mark.point("9")
+async def test_private_network_names_are_rejected_for_a_public_registry() -> None:
     names = Names(public="93.184.215.14", inner="10.0.0.7", store="10.0.0.8", local="127.0.0.1", meta="169.254.169.254")
     outside = Resolver(names, "public", frozenset({"store"}))
     await outside.resolve("public", 443)
@@ -218,7 +226,8 @@ async def test_point_09_names_that_lead_into_a_private_network() -> None:
 # --- 10, 11, 15 ------------------------------------------------------------------------------------------------------
 
 
-async def test_point_10_foreign_urls_of_layers_are_not_asked() -> None:
+@pytest.mark.point("10")
+async def test_foreign_layer_urls_are_never_requested() -> None:
     async with FakeRegistry().serving() as fake, FakeRegistry().serving() as foreign:
         foreign.always["GET", "/layer"] = says(200, CONTENT)
         layer = {"digest": digest_of(CONTENT), "size": len(CONTENT), "urls": [f"{foreign.url}/layer"]}
@@ -241,8 +250,9 @@ class Bytes:
             yield self.content[at : min(at + 1000, end)]
 
 
+@pytest.mark.point("11")
 @pytest.mark.parametrize("chunk_bytes", [0, 3000])
-async def test_point_11_an_upload_at_a_foreign_host_gets_no_login(chunk_bytes: int) -> None:
+async def test_upload_to_a_foreign_host_sends_no_login(chunk_bytes: int) -> None:
     async with FakeRegistry().serving() as fake, FakeRegistry().serving() as foreign:
         foreign.uploads["u"] = b""
 
@@ -261,7 +271,8 @@ async def test_point_11_an_upload_at_a_foreign_host_gets_no_login(chunk_bytes: i
         assert not any({"authorization", "x-team"} & set(one.headers) for one in foreign.seen)
 
 
-async def test_point_15_nothing_that_is_said_has_a_secret_in_it(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.point("15")
+async def test_logs_errors_and_reprs_contain_no_secrets(caplog: pytest.LogCaptureFixture) -> None:
     """A walk through what fails, with a login, a token and presigned URLs; all words together."""
     caplog.set_level(logging.DEBUG)
     token, signature = "t0ken-of-somebody" * 4, "s1gnature-of-somebody"
@@ -305,6 +316,7 @@ async def test_point_15_nothing_that_is_said_has_a_secret_in_it(caplog: pytest.L
         assert not any(secret in one for secret in secrets), one
 
 
-def test_point_15_logins_are_not_shown() -> None:
+@pytest.mark.point("15")
+def test_login_repr_hides_the_password() -> None:
     login = keychain("x")
     assert PASSWORD not in repr(login)

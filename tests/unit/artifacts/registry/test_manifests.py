@@ -59,7 +59,7 @@ BODY = json.dumps({"schemaVersion": 2, "mediaType": MANIFEST, "layers": []}).enc
         (["", ",,", "=", '"'], []),
     ],
 )
-def test_challenges_are_read(headers: list[str], found: list[Challenge]) -> None:
+def test_authentication_challenges_are_parsed(headers: list[str], found: list[Challenge]) -> None:
     read = parse_challenges(headers)
     if headers == ['Bearer realm="no end']:
         assert read[0] == found[0]
@@ -67,7 +67,7 @@ def test_challenges_are_read(headers: list[str], found: list[Challenge]) -> None
         assert read == found
 
 
-def test_waits_grow_and_end() -> None:
+def test_retry_delays_grow_and_end() -> None:
     assert [wait_s(tries, 0.0, None, 1.0) for tries in range(1, TRIES_MAX)] == [0.25, 0.5, 1.0, 2.0, 4.0]
     assert wait_s(1, 0.0, None, 0.0) == FIRST_S / 2
     assert wait_s(TRIES_MAX, 0.0, None, 0.0) is None
@@ -120,7 +120,7 @@ async def read(client: Client | Mirrored, blob: Blob) -> bytes:
         return b"".join([piece async for piece in pieces])
 
 
-async def test_a_token_is_asked_for_once_and_renewed_before_its_end() -> None:
+async def test_token_is_requested_once_and_renewed_before_expiry() -> None:
     async with with_tokens(Login("me", "pw")) as (place, client, clock):
         await asyncio.gather(*(manifests.fetch_manifest(client, NAME, "v1") for _ in range(5)))
         assert place.asked == [{"kept": ["1"], "service": ["reg"], "scope": [f"repository:{NAME}:pull"]}]
@@ -137,7 +137,8 @@ async def test_a_token_is_asked_for_once_and_renewed_before_its_end() -> None:
         assert place.asked[-1]["scope"] == ["repository:team/other:pull"]
 
 
-async def test_point_12_a_token_that_ends_mid_pull_is_had_anew() -> None:
+@pytest.mark.point("12")
+async def test_token_that_expires_during_a_pull_is_renewed() -> None:
     async with with_tokens(Login("me", "pw")) as (place, client, _):
         blob = Blob(NAME, Digest(place.fake.blob(CONTENT)), len(CONTENT))
 
@@ -156,7 +157,7 @@ async def test_point_12_a_token_that_ends_mid_pull_is_had_anew() -> None:
         ]
 
 
-async def test_an_identity_token_goes_by_post_and_nothing_is_needed_for_public_ones() -> None:
+async def test_identity_token_is_posted_and_anonymous_pull_sends_no_login() -> None:
     async with with_tokens(Login(identity_token="r+/=")) as (place, client, _):
         await manifests.fetch_manifest(client, NAME, "v1")
         assert place.asked[0]["grant_type"] == ["refresh_token"]
@@ -167,7 +168,7 @@ async def test_an_identity_token_goes_by_post_and_nothing_is_needed_for_public_o
         assert place.logins == [None]
 
 
-async def test_a_refused_login_ends_with_one_line() -> None:
+async def test_rejected_or_missing_login_is_denied_with_the_reason() -> None:
     async with with_tokens(Login("me", "pw")) as (place, client, _):
         place.fake.always["GET", "/token"] = says(401)
         with pytest.raises(DeniedError, match=f"its realm refuses the login that there is for {client.said}"):
@@ -188,7 +189,7 @@ async def test_a_refused_login_ends_with_one_line() -> None:
 # --- lists -----------------------------------------------------------------------------------------------------------
 
 
-async def test_tags_over_pages_of_the_registry_itself() -> None:
+async def test_tag_pages_are_followed_only_on_the_registry_host() -> None:
     async with FakeRegistry().serving() as fake:
         path = f"/v2/{NAME}/tags/list"
         more = f'<{path}?n=2&last=b>; rel="next"'
@@ -215,7 +216,7 @@ def attached(subject: str, artifact_type: str = SIGNATURE, n: int = 0) -> bytes:
     ).encode()
 
 
-async def test_referrers_with_and_without_the_api() -> None:
+async def test_referrers_are_listed_with_and_without_the_api() -> None:
     async with FakeRegistry().serving() as fake, Client(Site(fake.host), pace=StillClock()) as client:
         subject = Digest(fake.manifest(NAME, "v1", BODY))
         assert await list_referrers(client, NAME, subject) == []
@@ -243,7 +244,7 @@ async def test_referrers_with_and_without_the_api() -> None:
             await list_referrers(client, NAME, subject)
 
 
-async def test_a_registry_that_keeps_referrers_gets_no_tag() -> None:
+async def test_registry_with_referrer_support_gets_no_referrers_tag() -> None:
     async with FakeRegistry().serving() as fake, Client(Site(fake.host), pace=StillClock()) as client:
         fake.subjects = True
         subject = Digest(fake.manifest(NAME, "v1", BODY))
@@ -264,7 +265,7 @@ async def pushed(tmp_path: Path) -> AsyncIterator[tuple[FakeRegistry, Client, Bl
 
 
 @pytest.mark.parametrize("chunk_bytes", [0, 3000, 1 << 20])
-async def test_a_blob_is_pushed_once(tmp_path: Path, chunk_bytes: int) -> None:
+async def test_blob_is_pushed_once_and_then_exists(tmp_path: Path, chunk_bytes: int) -> None:
     async with pushed(tmp_path) as (fake, client, blob, source):
         assert await push.push_blob(client, blob, source, chunk_bytes=chunk_bytes) == "pushed"
         assert fake.blobs == {blob.digest: CONTENT}
@@ -274,7 +275,7 @@ async def test_a_blob_is_pushed_once(tmp_path: Path, chunk_bytes: int) -> None:
         assert "transfer-encoding" not in put.headers
 
 
-async def test_a_blob_is_mounted_where_the_registry_will(tmp_path: Path) -> None:
+async def test_blob_is_mounted_when_the_registry_allows_the_mount(tmp_path: Path) -> None:
     async with pushed(tmp_path) as (fake, client, blob, source):
         fake.blob(CONTENT)
         fake.answers["HEAD", f"/v2/{NAME}/blobs/{blob.digest}"].extend([says(404), says(404)])
@@ -285,7 +286,7 @@ async def test_a_blob_is_mounted_where_the_registry_will(tmp_path: Path) -> None
             await push.push_blob(client, blob, source, mount="a&digest=x")
 
 
-async def test_a_chunk_that_was_lost_is_sent_again_from_where_the_registry_is(tmp_path: Path) -> None:
+async def test_lost_chunk_is_sent_again_from_the_registry_offset(tmp_path: Path) -> None:
     async with pushed(tmp_path) as (fake, client, blob, source):
         path = f"/v2/{NAME}/blobs/uploads/upload-0"
 
@@ -300,7 +301,7 @@ async def test_a_chunk_that_was_lost_is_sent_again_from_where_the_registry_is(tm
         assert spans[:4] == ["0-4999", "1234-6233", "1234-6233", "1234-6233"]
 
 
-async def test_a_push_in_one_request_begins_anew_and_a_lost_answer_is_no_loss(tmp_path: Path) -> None:
+async def test_single_request_push_restarts_and_survives_a_lost_response(tmp_path: Path) -> None:
     async with pushed(tmp_path) as (fake, client, blob, source):
         fake.answers["PUT", f"/v2/{NAME}/blobs/uploads/upload-0"].append(says(502))
 
@@ -313,7 +314,7 @@ async def test_a_push_in_one_request_begins_anew_and_a_lost_answer_is_no_loss(tm
         assert len(fake.asked("POST", "/uploads/")) == 2
 
 
-async def test_a_file_that_changes_while_it_is_pushed_is_refused(tmp_path: Path) -> None:
+async def test_file_that_changes_during_a_push_is_rejected(tmp_path: Path) -> None:
     async with pushed(tmp_path) as (_, client, blob, source):
         (tmp_path / "model.gguf").write_bytes(bytes(len(CONTENT)))
         with pytest.raises(MismatchError, match="answered 400 DIGEST_INVALID"):
@@ -326,7 +327,7 @@ async def test_a_file_that_changes_while_it_is_pushed_is_refused(tmp_path: Path)
 # --- mirrors ---------------------------------------------------------------------------------------------------------
 
 
-async def test_mirrors_are_asked_first_and_never_believed() -> None:
+async def test_mirrors_are_tried_first_and_their_bytes_verified() -> None:
     clock = StillClock()
     async with (
         FakeRegistry().serving() as own,
@@ -354,7 +355,7 @@ async def test_mirrors_are_asked_first_and_never_believed() -> None:
             await both.manifest(NAME, "v2")
 
 
-async def test_bytes_of_a_mirror_that_broke_are_summed_with_those_of_who_goes_on() -> None:
+async def test_digest_covers_bytes_of_a_broken_mirror_and_the_registry() -> None:
     clock = StillClock()
     async with (
         FakeRegistry().serving() as own,

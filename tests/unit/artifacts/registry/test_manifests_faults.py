@@ -58,7 +58,7 @@ async def place(limits: Limits | None = None) -> AsyncIterator[Place]:
         yield Place(fake, client, clock)
 
 
-async def test_a_blob_comes_whole_and_in_closed_ranges() -> None:
+async def test_blob_is_read_whole_and_in_closed_ranges() -> None:
     async with place() as one:
         assert await one.read() == CONTENT
         assert await one.read(100, 5000) == CONTENT[100:5000]
@@ -67,6 +67,7 @@ async def test_a_blob_comes_whole_and_in_closed_ranges() -> None:
         assert one.ranges() == [None, "bytes=100-4999", "bytes=16000-16383"]
 
 
+@pytest.mark.point("1")
 @pytest.mark.parametrize(
     ("answer", "error", "said"),
     [
@@ -78,15 +79,16 @@ async def test_a_blob_comes_whole_and_in_closed_ranges() -> None:
     ],
     ids=["flipped", "truncated", "longer", "empty", "absent"],
 )
-async def test_point_01_bytes_that_are_not_the_blob(answer: Answer, error: type[RegistryError], said: str) -> None:
+async def test_wrong_blob_bytes_are_rejected(answer: Answer, error: type[RegistryError], said: str) -> None:
     async with place() as one:
         one.next(answer)
         with pytest.raises(error, match=said):
             await one.read()
 
 
+@pytest.mark.point("1")
 @pytest.mark.parametrize("change", [-1, 1])
-async def test_point_01_without_a_content_length(change: int) -> None:
+async def test_wrong_length_without_content_length_is_rejected(change: int) -> None:
     async def chunked(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
         response.enable_chunked_encoding()
@@ -100,14 +102,16 @@ async def test_point_01_without_a_content_length(change: int) -> None:
             await one.read()
 
 
-async def test_point_01_a_content_length_that_promises_more_than_comes() -> None:
+@pytest.mark.point("1")
+async def test_body_shorter_than_content_length_fails_after_all_retries() -> None:
     async with place() as one:
         one.fake.always["GET", one.path] = raw(one.fake, whole_head(len(CONTENT)) + CONTENT[:1000])
         with pytest.raises(UnreachableError, match=f"given up after {TRIES_MAX} tries"):
             await one.read()
 
 
-async def test_point_01_a_part_of_other_bytes_is_found_by_the_whole() -> None:
+@pytest.mark.point("1")
+async def test_wrong_bytes_in_a_resumed_part_fail_the_whole_digest() -> None:
     async with place() as one:
         one.next(raw(one.fake, whole_head(len(CONTENT)) + CONTENT[:1000], "close"))
         one.next(lambda request: _range(request, WRONG))
@@ -124,7 +128,7 @@ async def _range(request: web.Request, content: bytes) -> web.StreamResponse:
 BODY = json.dumps({"schemaVersion": 2, "mediaType": MANIFEST, "layers": []}).encode()
 
 
-async def test_a_manifest_by_tag_and_by_digest() -> None:
+async def test_manifest_is_fetched_by_tag_and_by_digest() -> None:
     async with place() as one:
         digest = one.fake.manifest(NAME, "v1", BODY)
         for asked in ("v1", digest):
@@ -136,7 +140,8 @@ async def test_a_manifest_by_tag_and_by_digest() -> None:
         assert await manifests.can_pull_manifest(one.client, NAME, Digest(digest))
 
 
-async def test_point_02_a_manifest_that_was_substituted() -> None:
+@pytest.mark.point("2")
+async def test_substituted_manifest_is_rejected() -> None:
     async with place() as one:
         digest = one.fake.manifest(NAME, "v1", BODY)
         other = BODY.replace(b"[]", b"[ ]")
@@ -150,7 +155,8 @@ async def test_point_02_a_manifest_that_was_substituted() -> None:
             await manifests.fetch_manifest(one.client, NAME, digest)
 
 
-async def test_point_02_a_tag_that_moves_gives_the_digest_of_the_bytes_that_came() -> None:
+@pytest.mark.point("2")
+async def test_moved_tag_returns_the_digest_of_the_received_bytes() -> None:
     async with place() as one:
         one.fake.manifest(NAME, "v1", BODY)
         moved = BODY.replace(b"[]", b"[ ]")
@@ -165,8 +171,9 @@ async def test_point_02_a_tag_that_moves_gives_the_digest_of_the_bytes_that_came
             await manifests.fetch_manifest(one.client, NAME, "v1", len(BODY))
 
 
+@pytest.mark.point("7")
 @pytest.mark.parametrize("sized", [True, False], ids=["says its size", "says nothing"])
-async def test_point_07_a_manifest_of_more_than_4_mib(*, sized: bool) -> None:
+async def test_manifest_above_4_mib_is_rejected(*, sized: bool) -> None:
     async def large(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": MANIFEST})
         if sized:
@@ -183,6 +190,7 @@ async def test_point_07_a_manifest_of_more_than_4_mib(*, sized: bool) -> None:
             await manifests.fetch_manifest(one.client, NAME, "v1")
 
 
+@pytest.mark.point("7")
 @pytest.mark.parametrize(
     ("body", "header", "said"),
     [
@@ -194,7 +202,7 @@ async def test_point_07_a_manifest_of_more_than_4_mib(*, sized: bool) -> None:
     ],
     ids=["index", "page", "deep", "list", "bytes"],
 )
-async def test_point_07_manifests_that_are_none(body: bytes, header: str, said: str) -> None:
+async def test_invalid_manifests_are_rejected(body: bytes, header: str, said: str) -> None:
     async with place() as one:
         one.fake.manifest(NAME, "v1", body, header)
         with pytest.raises(MismatchError, match=said):
@@ -204,6 +212,7 @@ async def test_point_07_manifests_that_are_none(body: bytes, header: str, said: 
 # --- answers ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.point("12")
 @pytest.mark.parametrize(
     ("header", "waits"),
     [
@@ -217,14 +226,15 @@ async def test_point_07_manifests_that_are_none(body: bytes, header: str, said: 
     ],
 )
 @pytest.mark.parametrize("status", [408, 429, 503])
-async def test_point_12_retry_after_is_heeded_with_a_cap(status: int, header: str, waits: list[float]) -> None:
+async def test_retry_after_is_honored_up_to_a_cap(status: int, header: str, waits: list[float]) -> None:
     async with place() as one:
         one.next(says(status, Retry_After=header))
         assert await one.read() == CONTENT
         assert one.clock.waits == waits
 
 
-async def test_point_12_a_registry_that_is_always_busy_is_given_up() -> None:
+@pytest.mark.point("12")
+async def test_registry_that_stays_busy_fails_after_the_retry_limit() -> None:
     async with place() as one:
         one.fake.always["GET", one.path] = says(429, Retry_After="86400")
         with pytest.raises(UnreachableError, match=r"answered 429, and asks to wait 86400 s; given up after 4 tries"):
@@ -235,8 +245,9 @@ async def test_point_12_a_registry_that_is_always_busy_is_given_up() -> None:
             await one.read()
 
 
+@pytest.mark.point("12")
 @pytest.mark.parametrize("end", ["close", "reset"])
-async def test_point_12_a_connection_that_breaks_is_gone_on_with(end: str) -> None:
+async def test_broken_connection_is_resumed(end: str) -> None:
     async with place() as one:
         one.next(raw(one.fake, whole_head(len(CONTENT)) + CONTENT[:1000], end), says(500))
         assert await one.read() == CONTENT
@@ -246,7 +257,8 @@ async def test_point_12_a_connection_that_breaks_is_gone_on_with(end: str) -> No
         assert end == "reset" or second == "bytes=1000-16383"
 
 
-async def test_point_12_stall_and_slowloris() -> None:
+@pytest.mark.point("12")
+async def test_stalled_or_slow_response_is_retried_or_fails() -> None:
     async with place(Limits(read_s=0.5)) as one:
         one.next(raw(one.fake, whole_head(len(CONTENT)) + CONTENT[:1000], "hang"))
         assert await one.read() == CONTENT
@@ -261,13 +273,15 @@ async def test_point_12_stall_and_slowloris() -> None:
             await one.read()
 
 
-async def test_point_12_200_to_a_range() -> None:
+@pytest.mark.point("12")
+async def test_status_200_to_a_range_request_is_accepted() -> None:
     async with place() as one:
         one.next(says(200, CONTENT), says(200, CONTENT))
         assert await one.read(100, 200) == CONTENT[100:200]
         assert await one.read(16000) == CONTENT[16000:]
 
 
+@pytest.mark.point("12")
 @pytest.mark.parametrize(
     ("headers", "said"),
     [
@@ -279,7 +293,7 @@ async def test_point_12_200_to_a_range() -> None:
         ({"Content-Range": "bytes 100-199/16384", "Content-Type": "multipart/byteranges; boundary=x"}, "several parts"),
     ],
 )
-async def test_point_12_206_with_a_wrong_content_range(headers: dict[str, str], said: str) -> None:
+async def test_partial_response_with_wrong_content_range_is_rejected(headers: dict[str, str], said: str) -> None:
     async def answer(request: web.Request) -> web.StreamResponse:
         return web.Response(status=206, body=CONTENT[100:200], headers=headers)
 
@@ -289,7 +303,8 @@ async def test_point_12_206_with_a_wrong_content_range(headers: dict[str, str], 
             await one.read(100, 200)
 
 
-async def test_point_12_206_of_another_length_or_unasked() -> None:
+@pytest.mark.point("12")
+async def test_partial_response_of_wrong_length_or_unrequested_is_rejected() -> None:
     async with place() as one:
         one.next(says(206, CONTENT[100:150], Content_Range="bytes 100-199/16384"))
         with pytest.raises(MismatchError, match="part is 50 bytes long, not 100"):
@@ -299,7 +314,8 @@ async def test_point_12_206_of_another_length_or_unasked() -> None:
             await one.read()
 
 
-async def test_point_12_416_is_answered_with_the_whole() -> None:
+@pytest.mark.point("12")
+async def test_status_416_falls_back_to_the_whole_blob() -> None:
     async with place() as one:
         one.next(says(416))
         assert await one.read(100, 200) == CONTENT[100:200]
@@ -309,8 +325,9 @@ async def test_point_12_416_is_answered_with_the_whole() -> None:
             await one.read(100, 200)
 
 
+@pytest.mark.point("12")
 @pytest.mark.parametrize("encoding", ["gzip", "br", "GZIP, identity"])
-async def test_point_12_an_encoding_that_a_proxy_added(encoding: str) -> None:
+async def test_unexpected_content_encoding_is_rejected(encoding: str) -> None:
     async with place() as one:
         one.next(says(200, CONTENT, Content_Encoding=encoding))
         with pytest.raises(PolicyError, match="came with a Content-Encoding"):
@@ -323,7 +340,8 @@ async def test_point_12_an_encoding_that_a_proxy_added(encoding: str) -> None:
         assert {each.headers["accept-encoding"] for each in one.fake.seen} == {"identity"}
 
 
-async def test_point_12_where_nobody_listens() -> None:
+@pytest.mark.point("12")
+async def test_unreachable_registry_is_reported() -> None:
     async with Client(Site("127.0.0.1:1"), pace=StillClock()) as client:
         with pytest.raises(UnreachableError, match=r"127.0.0.1:1: does not answer \(Connect"):
             await manifests.fetch_manifest(client, NAME, "v1")

@@ -170,7 +170,9 @@ def registries() -> Iterator[tuple[FakeRegistry, FakeRegistry]]:
 
 
 @pytest.mark.parametrize("name", LIES)
-def test_each_lie_is_one_line_and_leaves_nothing(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_faulty_registry_fails_in_one_line_and_leaves_no_copy(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("artifacts.http.retry.TRIES_MAX", 2)
     lie, store = LIES[name], tmp_path / "in" / "a" / "store"
     with registries() as (fake, other):
@@ -191,7 +193,7 @@ def test_each_lie_is_one_line_and_leaves_nothing(name: str, tmp_path: Path, monk
     assert [path for path in left if not path.is_relative_to(store)] == []
 
 
-def test_the_truth_is_pulled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_valid_model_is_pulled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the lies above are told about."""
     monkeypatch.setenv("REGISTRY_AUTH_FILE", str(tmp_path / "none.json"))
     with registries() as (fake, _):

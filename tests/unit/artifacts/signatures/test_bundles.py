@@ -105,14 +105,14 @@ def good(at: Place) -> Bundled:
     return bundled(envelope(OURS, statement(at.digest)))
 
 
-async def test_off_asks_nothing() -> None:
+async def test_off_policy_sends_no_request() -> None:
     async with place() as one:
         assert (await one.judge(Policy())).publish
         assert one.fake.seen == []
 
 
 @pytest.mark.parametrize("way", ["api", "stripped type", "list under the tag", "cosign's tag"])
-async def test_a_signature_is_found_whichever_way_it_was_attached(way: str) -> None:
+async def test_signature_is_found_by_every_attachment_method(way: str) -> None:
     async with place() as one:
         if way == "cosign's tag":
             text = payload(one.digest)
@@ -127,7 +127,7 @@ async def test_a_signature_is_found_whichever_way_it_was_attached(way: str) -> N
 
 
 @pytest.mark.parametrize("way", ["bundle", "tag", "referrer"])
-async def test_what_cosign_leaves_in_a_registry_holds(way: str) -> None:
+async def test_signatures_made_by_cosign_are_accepted(way: str) -> None:
     async with place() as one:
         one.digest = Digest(one.fake.manifest(NAME, "v1", COSIGN["manifest"].encode()))
         for name, (media_type, body) in COSIGN[way]["manifests"].items():
@@ -139,7 +139,8 @@ async def test_what_cosign_leaves_in_a_registry_holds(way: str) -> None:
         assert await one.refusal() == "it is by none of the keys"
 
 
-async def test_point_17_stripped_referrers_are_a_no() -> None:
+@pytest.mark.point("17")
+async def test_missing_or_stripped_referrers_are_rejected() -> None:
     async with place() as one:
         assert await one.refusal() == NONE
         await one.refer(one.by_bundle(good(one)))
@@ -152,7 +153,8 @@ async def test_point_17_stripped_referrers_are_a_no() -> None:
         assert await one.refusal() == NONE
 
 
-async def test_point_17_tampering_with_the_tag_is_a_no() -> None:
+@pytest.mark.point("17")
+async def test_tampered_signature_tag_is_rejected() -> None:
     async with place() as one:
         other = bundled(envelope(OURS, statement(OTHER)))
         await one.refer(one.by_bundle(other))  # our own signature of another model
@@ -166,7 +168,8 @@ async def test_point_17_tampering_with_the_tag_is_a_no() -> None:
         assert not (await one.judge()).publish
 
 
-async def test_point_17_a_registry_that_lies_about_bytes_is_a_no() -> None:
+@pytest.mark.point("17")
+async def test_wrong_signature_bytes_are_rejected() -> None:
     async with place() as one:
         body = one.by_bundle(good(one))
         one.list(body)
@@ -187,8 +190,9 @@ async def test_point_17_a_registry_that_lies_about_bytes_is_a_no() -> None:
         assert await one.refusal() == NONE
 
 
+@pytest.mark.point("17")
 @pytest.mark.parametrize("status", [401, 403, 429, 500, 503])
-async def test_point_17_a_registry_that_cannot_say_is_a_no(status: int) -> None:
+async def test_registry_error_is_rejected_unless_a_signature_is_found(status: int) -> None:
     async with place() as one:
         one.fake.always["GET", f"/v2/{NAME}/referrers/{one.digest}"] = says(status)
         assert not (await one.judge()).publish
@@ -197,7 +201,8 @@ async def test_point_17_a_registry_that_cannot_say_is_a_no(status: int) -> None:
         assert (await one.judge()).publish  # what it does say is enough
 
 
-async def test_point_17_a_registry_that_never_answers_is_a_no() -> None:
+@pytest.mark.point("17")
+async def test_registry_timeout_is_rejected() -> None:
     async with place() as one:
 
         async def hang(request: object) -> Any:
@@ -209,7 +214,8 @@ async def test_point_17_a_registry_that_never_answers_is_a_no() -> None:
         assert verdict.lines[1] == "the registry: did not give all that it has within 0.05 s"
 
 
-async def test_point_17_signatures_are_bounded_in_size_and_number() -> None:
+@pytest.mark.point("17")
+async def test_signatures_are_bounded_in_size_and_number() -> None:
     async with place() as one:
         huge = one.layer(b"{}", BUNDLE) | {"size": BUNDLE_BYTES_MAX + 1}
         one.list(one.manifest(huge))
@@ -226,7 +232,7 @@ async def test_point_17_signatures_are_bounded_in_size_and_number() -> None:
         assert (await one.judge()).publish  # what is crowded out in one place is found in the other
 
 
-async def test_what_people_are_told_names_no_address_of_a_store_and_no_secret() -> None:
+async def test_verdict_lines_are_printable_and_show_no_key() -> None:
     async with place() as one:
         one.list(one.by_bundle(bundled(envelope(THEIRS, statement(one.digest)))))
         verdict = await one.judge()

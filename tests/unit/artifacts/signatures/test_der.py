@@ -14,14 +14,14 @@ from tests.kit.stamped import number, sequence, tlv
 
 
 @given(st.lists(st.tuples(st.sampled_from([0x02, 0x04, 0x30, 0xA0]), st.binary(max_size=300)), max_size=8))
-def test_what_was_written_is_read(parts: list[tuple[int, bytes]]) -> None:
+def test_encoded_values_are_parsed_back(parts: list[tuple[int, bytes]]) -> None:
     found = der.parse_values(b"".join(tlv(tag, content) for tag, content in parts))
     assert [(one.tag, one.content) for one in found] == parts
     assert b"".join(one.whole for one in found) == b"".join(tlv(tag, content) for tag, content in parts)
 
 
 @given(st.binary(max_size=64))
-def test_any_bytes_are_values_or_one_error(data: bytes) -> None:
+def test_arbitrary_bytes_are_parsed_or_raise_der_error(data: bytes) -> None:
     with contextlib.suppress(DerError):
         assert b"".join(one.whole for one in der.parse_values(data)) == data
 
@@ -33,12 +33,12 @@ def test_any_bytes_are_values_or_one_error(data: bytes) -> None:
         b"\x04\x02x", b"\x04\x85\x01\x00\x00\x00\x00", b"\x04\x84\xff\xff\xff\xff", b"\x04\x81", 65 * b"\x05\x00",
     ],
 )  # fmt: skip
-def test_lengths_that_are_longer_than_need_be_or_than_there_is_are_refused(data: bytes) -> None:
+def test_invalid_tags_and_lengths_are_rejected(data: bytes) -> None:
     with pytest.raises(DerError):
         der.parse_values(data)
 
 
-def test_what_stands_there_is_what_is_expected() -> None:
+def test_values_must_match_the_expected_tags() -> None:
     inner = der.parse_single_value(sequence(number(1), tlv(0x04, b"x")), der.SEQUENCE).inner()
     assert der.expect_tags(inner, der.INTEGER) == [Value(0x02, b"\x01", b"\x02\x01\x01")]
     for tags in ((der.OCTETS,), (der.INTEGER, der.OCTETS, der.OID)):
@@ -49,7 +49,7 @@ def test_what_stands_there_is_what_is_expected() -> None:
             der.parse_single_value(data, der.INTEGER)
 
 
-def test_times_are_of_utc_and_to_the_fraction() -> None:
+def test_times_must_be_utc_and_keep_fractions() -> None:
     def at(text: str) -> float:
         return der.unix_s(Value(der.TIME, text.encode(), b""))
 

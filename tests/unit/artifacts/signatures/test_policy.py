@@ -50,7 +50,7 @@ def changed(*path: str | int, to: object = None) -> Bundled:
 
 
 @pytest.mark.parametrize("kind", ["p256", "rsa", "ed25519"])
-def test_what_sigstores_own_tools_sign_holds(kind: str) -> None:
+def test_signatures_of_sigstore_tools_are_accepted(kind: str) -> None:
     made, digest = GOLDEN[kind], Digest(GOLDEN["digest"])
     own = public_keys.parse_public_key(made["key"].encode())
     by_cosign = Cosign("simplesigning", made["payload"].encode(), made["signature"])
@@ -62,13 +62,13 @@ def test_what_sigstores_own_tools_sign_holds(kind: str) -> None:
 
 
 @pytest.mark.parametrize("found", [cosign(OURS), bundled(envelope(OURS)), bundled(message(OURS))])
-def test_one_good_signature_is_enough_whatever_lies_beside_it(found: Found) -> None:
+def test_one_valid_signature_suffices_among_invalid_ones(found: Found) -> None:
     beside: list[Found] = [Unread("x", "gone"), cosign(THEIRS), Bundled("x", b"{"), Cosign("x", b"", "")]
     verdict = signatures.evaluate_signatures(DIGEST, [*beside, found], ENFORCE)
     assert verdict == (True, f"key {key(OURS).id}", (f"{DIGEST}: signed by key {key(OURS).id} ({found.at})",))
 
 
-def test_policies_differ_in_what_a_no_does() -> None:
+def test_off_warn_and_enforce_differ_without_a_signature() -> None:
     keys = (key(OURS),)
     off, warn = (signatures.evaluate_signatures(DIGEST, [], Policy(policy, keys)) for policy in ("off", "warn"))
     assert off == (True, "", (f"{DIGEST}: signatures are not asked for",))
@@ -78,7 +78,8 @@ def test_policies_differ_in_what_a_no_does() -> None:
     assert enforce == (False, "", (f"{DIGEST}: refused: {HOLDS}", none))
 
 
-def test_point_17_a_wrong_key_is_none_of_the_keys() -> None:
+@pytest.mark.point("17")
+def test_signature_by_an_unknown_key_is_rejected() -> None:
     for found in (cosign(THEIRS), bundled(envelope(THEIRS)), bundled(message(THEIRS))):
         assert why(found) == "it is by none of the keys"
         assert why(found, Policy("enforce")) == "it is by none of the keys"
@@ -86,7 +87,8 @@ def test_point_17_a_wrong_key_is_none_of_the_keys() -> None:
     assert signatures.evaluate_signatures(DIGEST, [bundled(envelope(ed))], Policy("enforce", (key(ed),))).publish
 
 
-def test_point_17_a_signature_over_another_digest_is_no_signature_of_this_one() -> None:
+@pytest.mark.point("17")
+def test_signature_over_another_digest_is_rejected() -> None:
     for found in (
         cosign(OURS, payload(OTHER)),
         bundled(envelope(OURS, statement(OTHER))),
@@ -101,7 +103,8 @@ def test_point_17_a_signature_over_another_digest_is_no_signature_of_this_one() 
     assert why(bundled(moved)) == "it is by none of the keys"
 
 
-def test_point_17_what_was_signed_as_something_else_is_no_consent() -> None:
+@pytest.mark.point("17")
+def test_signature_with_another_purpose_is_rejected() -> None:
     sbom = statement(predicateType="https://spdx.dev/Document")
     assert why(bundled(envelope(OURS, sbom))) == f"its statement says something else than {SIGNED}: it is no signature"
     assert "of type" in why(cosign(OURS, payload(type="atomic container signature")))
@@ -115,7 +118,8 @@ def test_point_17_what_was_signed_as_something_else_is_no_consent() -> None:
     assert why(cosign(OURS, text)) == "its payload has no critical"
 
 
-def test_point_17_a_key_that_stands_twice_is_refused_before_anybody_chooses() -> None:
+@pytest.mark.point("17")
+def test_duplicate_json_key_is_rejected() -> None:
     twice = payload(OTHER).replace(
         b'"image":', b'"image": {"docker-manifest-digest": "%s"}, "image":' % DIGEST.encode()
     )
@@ -126,7 +130,8 @@ def test_point_17_a_key_that_stands_twice_is_refused_before_anybody_chooses() ->
     assert "with the key 'mediaType' twice" in why(Bundled("x", whole[:-1] + b', "mediaType": ""}'))
 
 
-def test_point_17_huge_and_deep_and_broken_texts_are_refused_and_not_raised() -> None:
+@pytest.mark.point("17")
+def test_huge_deep_or_broken_payloads_are_rejected() -> None:
     huge = payload(identity={"docker-reference": "x" * PAYLOAD_BYTES_MAX})
     assert why(cosign(OURS, huge)) == f"its payload is larger than {PAYLOAD_BYTES_MAX} bytes"
     assert "payload is missing or larger" in why(bundled(envelope(OURS, statement(predicate="x" * PAYLOAD_BYTES_MAX))))
@@ -141,7 +146,8 @@ def test_point_17_huge_and_deep_and_broken_texts_are_refused_and_not_raised() ->
         assert why(Cosign("x", payload(), signature))
 
 
-def test_point_17_bundles_say_one_thing_only() -> None:
+@pytest.mark.point("17")
+def test_malformed_or_ambiguous_bundles_are_rejected() -> None:
     content, material, one = ("dsseEnvelope",), ("verificationMaterial",), ("dsseEnvelope", "signatures", 0)
     signature = envelope(OURS)["dsseEnvelope"]["signatures"][0]
     for found in (
@@ -162,19 +168,20 @@ def test_point_17_bundles_say_one_thing_only() -> None:
         assert why(found)
 
 
-def test_point_17_a_certificate_counts_for_nothing_where_no_identity_is_named() -> None:
+@pytest.mark.point("17")
+def test_certificate_is_rejected_when_no_identity_is_configured() -> None:
     found = changed("verificationMaterial", to={"certificate": {"rawBytes": b64(b"x" * 100)}, "tlogEntries": []})
     said = "it was made with a certificate (keyless), and weights.signatures.identities names nobody"
     assert why(found) == said
 
 
-def test_many_reasons_are_shown_shortly_and_on_one_line_each() -> None:
+def test_reasons_are_limited_and_sanitized() -> None:
     verdict = signatures.evaluate_signatures(DIGEST, [Unread(f"a\n{n}", "\x1b[31mgone") for n in range(9)], ENFORCE)
     assert verdict.lines[1] == "a?0: ?[31mgone"
     assert verdict.lines[-1] == "and 4 more"
     assert len(verdict.lines) == 1 + signatures.REASONS_MAX + 1
 
 
-def test_a_key_shows_itself_by_its_id_alone() -> None:
+def test_public_key_text_shows_only_its_id() -> None:
     assert str(key(OURS)) == f"PublicKey(id='{key(OURS).id}')"
     assert public_keys.parse_public_key(pem(OURS)) == key(OURS)

@@ -31,7 +31,7 @@ TEXT = b"text that is signed"
 
 
 @pytest.mark.parametrize("kind", KEYS)
-def test_a_signature_is_by_its_own_key_and_over_its_own_text(kind: str) -> None:
+def test_signature_verifies_only_with_its_key_and_text(kind: str) -> None:
     private = KEYS[kind]
     signature = sign(private, TEXT)
     assert key(private).signed(signature, TEXT)
@@ -49,7 +49,8 @@ def number(value: int, pad: bytes = b"") -> bytes:
     return bytes([2, len(raw)]) + raw
 
 
-def test_point_17_a_signature_in_any_other_form_than_der_is_none() -> None:
+@pytest.mark.point("17")
+def test_signature_that_is_not_strict_der_is_rejected() -> None:
     signature = sign(P256, TEXT)
     r, s = decode_dss_signature(signature)
 
@@ -67,9 +68,10 @@ def test_point_17_a_signature_in_any_other_form_than_der_is_none() -> None:
     assert [each for each in broken if key(P256).signed(each, TEXT)] == []
 
 
+@pytest.mark.point("17")
 @settings(deadline=None, max_examples=examples(200), derandomize=True)
 @given(kind=st.sampled_from(sorted(KEYS)), at=st.integers(0, 2047), signature=st.binary(max_size=300))
-def test_point_17_neither_a_flipped_bit_nor_garbage_is_a_signature(kind: str, at: int, signature: bytes) -> None:
+def test_flipped_bit_and_garbage_signatures_are_rejected(kind: str, at: int, signature: bytes) -> None:
     own = bytearray(sign(KEYS[kind], TEXT))
     own[at // 8 % len(own)] ^= 1 << at % 8
     assert not key(KEYS[kind]).signed(bytes(own), TEXT)
@@ -80,7 +82,7 @@ def public_pem(public: ec.EllipticCurvePublicKey | rsa.RSAPublicKey) -> bytes:
     return public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
-def test_keys_that_are_none_or_too_weak_are_refused_with_what_is_expected() -> None:
+def test_invalid_or_weak_keys_are_rejected_with_the_reason() -> None:
     begins = "expected one public key in PEM, which begins with -----BEGIN PUBLIC KEY-----"
     expected = "expected a key of ECDSA on P-256, of RSA with 2048 bits or more, or of Ed25519"
     private = P256.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())

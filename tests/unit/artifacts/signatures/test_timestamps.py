@@ -70,7 +70,7 @@ def public(name: str = "happy-path") -> tuple[dict[str, Any], Policy]:
     return case["bundle"], rooted(case["root"], BEACON)
 
 
-def test_what_sigstores_own_instance_signs_holds() -> None:
+def test_sigstore_staging_signature_is_accepted() -> None:
     assert why(*public(), A_TXT) == ""
     assert why(*public(), DIGEST) == "it is over another digest"
     # all of it held, and then its statement is read: it says how something was built
@@ -78,7 +78,7 @@ def test_what_sigstores_own_instance_signs_holds() -> None:
 
 
 @pytest.mark.parametrize("name", GOLDEN["checkpoints"])
-def test_a_checkpoint_counts_by_its_logs_own_signature_whoever_signed_beside_it(name: str) -> None:
+def test_checkpoint_needs_the_signature_of_its_own_log(name: str) -> None:
     document, policy = public()
     proof = document["verificationMaterial"]["tlogEntries"][0]["inclusionProof"]
     proof["checkpoint"]["envelope"] = GOLDEN["checkpoints"][name]
@@ -86,7 +86,7 @@ def test_a_checkpoint_counts_by_its_logs_own_signature_whoever_signed_beside_it(
     assert why(document, policy, A_TXT) == ("its log entry's checkpoint is of another tree, or not by its log" * bad)
 
 
-def test_a_stamp_from_after_the_certificates_time_is_a_no() -> None:
+def test_timestamp_after_certificate_expiry_is_rejected() -> None:
     document, policy = public()
     late = {"rfc3161Timestamps": [{"signedTimestamp": GOLDEN["late"]}]}
     document["verificationMaterial"]["timestampVerificationData"] = late
@@ -96,7 +96,7 @@ def test_a_stamp_from_after_the_certificates_time_is_a_no() -> None:
 @pytest.mark.parametrize(
     "document", [OURS.of_bytes(CONTENT), OURS.signed(), OURS.as_dsse()], ids=["bytes", "statement", "dsse"]
 )
-def test_each_kind_of_entry_holds(document: dict[str, Any]) -> None:
+def test_each_log_entry_kind_is_accepted_only_for_its_own_bundle(document: dict[str, Any]) -> None:
     assert why(document) == ""
     assert "the trusted root does not name" in why(document, rooted(Second().trusted()))
     body = document["verificationMaterial"]["tlogEntries"][0]["canonicalizedBody"]
@@ -108,7 +108,8 @@ def test_each_kind_of_entry_holds(document: dict[str, Any]) -> None:
         assert said in {"its log entry is of another signature", "its log entry is of a kind that is not checked here"}
 
 
-def test_point_17_a_signature_without_a_stamp_that_counts_is_refused() -> None:
+@pytest.mark.point("17")
+def test_signature_without_a_trusted_timestamp_is_rejected() -> None:
     bare = copy.deepcopy(WHOLE)
     del bare["verificationMaterial"]["timestampVerificationData"]
     assert "has no timestampVerificationData" in why(bare)
@@ -122,7 +123,8 @@ def test_point_17_a_signature_without_a_stamp_that_counts_is_refused() -> None:
     assert why(WHOLE, rooted(trusted)) == NOBODYS
 
 
-def test_point_17_a_stamp_of_something_else_or_of_another_time_is_refused() -> None:
+@pytest.mark.point("17")
+def test_timestamp_of_other_content_or_time_is_rejected() -> None:
     assert why(stamped(OURS.stamp(b"another signature"))) == "its timestamp is of something else"
     assert why(stamped(OURS.stamp(SIGNATURE), OURS.stamp(b"x"))) == "its timestamp is of something else"
     late = OURS.stamp(SIGNATURE, AT_S + 3600)
@@ -131,7 +133,8 @@ def test_point_17_a_stamp_of_something_else_or_of_another_time_is_refused() -> N
     assert why(stamped(OURS.stamp(SIGNATURE, SINCE.timestamp() - 3 * 86400))) == NOBODYS
 
 
-def test_point_17_who_stamps_and_the_log_count_for_their_own_time_only() -> None:
+@pytest.mark.point("17")
+def test_timestamp_authority_and_log_count_only_while_valid() -> None:
     for end, said in (("2026-01-01T00:01:00Z", True), ("2026-01-01T00:03:00Z", False)):
         trusted = OURS.trusted()
         trusted["timestampAuthorities"][0]["validFor"]["end"] = end
@@ -144,6 +147,7 @@ def test_point_17_who_stamps_and_the_log_count_for_their_own_time_only() -> None
     assert why(WHOLE, rooted(trusted)) == NOBODYS
 
 
+@pytest.mark.point("17")
 @pytest.mark.parametrize(
     "stamper",
     [
@@ -156,13 +160,14 @@ def test_point_17_who_stamps_and_the_log_count_for_their_own_time_only() -> None
     ],
     ids=["for-code", "for-both", "not-critical", "another", "by-another", "no-stamper"],
 )
-def test_point_17_a_certificate_that_is_not_for_stamping_or_of_others_does_not_count(stamper: Certificate) -> None:
+def test_certificate_not_valid_for_timestamping_is_rejected(stamper: Certificate) -> None:
     trusted = OURS.trusted()
     raw = b64(stamper.public_bytes(Encoding.DER))
     trusted["timestampAuthorities"][0]["certChain"]["certificates"][0]["rawBytes"] = raw
     assert why(WHOLE, rooted(trusted)) == NOBODYS
 
 
+@pytest.mark.point("17")
 @pytest.mark.parametrize(
     ("stamp", "said"),
     [
@@ -179,11 +184,12 @@ def test_point_17_a_certificate_that_is_not_for_stamping_or_of_others_does_not_c
     ],
     ids=["status", "content", "type", "signers", "version", "short-time", "month", "cut", "longer", "length"],
 )
-def test_point_17_a_stamp_in_another_form_is_refused_and_not_raised(stamp: bytes, said: str) -> None:
+def test_malformed_timestamp_is_rejected(stamp: bytes, said: str) -> None:
     assert said in why(stamped(stamp))
 
 
-def test_point_17_no_byte_of_a_stamp_can_be_changed() -> None:
+@pytest.mark.point("17")
+def test_changed_timestamp_content_or_signature_is_rejected() -> None:
     """But for the serial and the name of who signed, and the ways of summing: what they say is checked otherwise."""
     good = OURS.stamp(SIGNATURE)
     held = []
@@ -197,7 +203,7 @@ def test_point_17_no_byte_of_a_stamp_can_be_changed() -> None:
     assert not [at for at in held if at >= signature_at]
 
 
-def test_an_envelope_may_not_be_logged_as_a_first_version_without_its_promise() -> None:
+def test_version_0_0_1_log_entry_without_promise_is_rejected() -> None:
     key = private()
     document = OURS.entered(envelope(key), OURS.leaf(key), "dsse", AT_S)
     entry = document["verificationMaterial"]["tlogEntries"][0]
@@ -208,8 +214,9 @@ def test_an_envelope_may_not_be_logged_as_a_first_version_without_its_promise() 
     assert "no promise of its log" in why(document | {"verificationMaterial": material})
 
 
+@pytest.mark.point("17")
 @pytest.mark.parametrize("kind", ["hashedrekord", "dsse"])
-def test_point_17_an_entry_over_another_sum_or_certificate_is_refused(kind: str) -> None:
+def test_log_entry_of_another_digest_or_certificate_is_rejected(kind: str) -> None:
     key = private()
     leaf = OURS.leaf(key)
     document = OURS.entered(envelope(key), leaf, kind, AT_S)

@@ -63,7 +63,7 @@ def changed(*at: str | int, to: object) -> dict[str, Any]:
     return document
 
 
-def test_the_public_sigstore_s_own_holds() -> None:
+def test_public_sigstore_entry_and_certificate_are_accepted() -> None:
     root = trust_root.parse_trust_root(json.dumps(PUBLIC["root"]).encode())
     entry = transparency_log.check_log_entry(PUBLIC["entry"], root.logs)
     assert entry.unix_s is not None
@@ -82,7 +82,7 @@ def test_the_public_sigstore_s_own_holds() -> None:
 
 
 @pytest.mark.parametrize("kind", ["dsse", "hashedrekord"])
-def test_bodies_of_entries_as_rekor_writes_them_are_read(kind: str) -> None:
+def test_rekor_entry_bodies_are_parsed(kind: str) -> None:
     bundle = REKOR[kind]
     body = json.loads(base64.b64decode(bundle["verificationMaterial"]["tlogEntries"][0]["canonicalizedBody"]))
     content: Envelope | Message
@@ -101,12 +101,13 @@ def test_bodies_of_entries_as_rekor_writes_them_are_read(kind: str) -> None:
 
 
 @pytest.mark.parametrize("content", [None, b"a manifest"])
-def test_a_whole_one_by_a_named_identity_holds(content: bytes | None) -> None:
+def test_keyless_signature_by_a_configured_identity_is_accepted(content: bytes | None) -> None:
     verdict = signatures.evaluate_signatures(DIGEST, [bundled(OURS.signed(content))], ENFORCE)
     assert (verdict.publish, verdict.signed_by) == (True, str(WHO))
 
 
-def test_point_17_a_wrong_identity_is_refused_and_named() -> None:
+@pytest.mark.point("17")
+def test_wrong_identity_is_rejected_and_named() -> None:
     for who in (
         Identity(WHO.subject, "https://login.example.evil"),
         Identity("https://ci.example/acme/.workflows/release@main2", WHO.issuer),
@@ -121,7 +122,8 @@ def test_point_17_a_wrong_identity_is_refused_and_named() -> None:
     assert why(OURS.signed(more=[raw])) == "its certificate does not say one issuer of the login"
 
 
-def test_point_17_a_certificate_that_had_expired_is_refused() -> None:
+@pytest.mark.point("17")
+def test_signature_outside_certificate_validity_is_rejected() -> None:
     signer = private()
     for unix_s in (AT_S - 121, AT_S + 481, AT_S + int(timedelta(days=2000).total_seconds())):
         document = OURS.vouched(envelope(signer), OURS.leaf(signer), unix_s)
@@ -132,7 +134,8 @@ def test_point_17_a_certificate_that_had_expired_is_refused() -> None:
     assert why(early) == "its log entry is of a time at which its log was not in use"
 
 
-def test_point_17_certificates_of_others_or_for_other_ends_are_refused() -> None:
+@pytest.mark.point("17")
+def test_certificate_of_another_authority_or_purpose_is_rejected() -> None:
     signer, others = private(), Sigstore()
     assert "by no authority" in why(OURS.vouched(envelope(signer), others.leaf(signer)))
     assert "not for signing code" in why(OURS.signed(purpose=ExtendedKeyUsageOID.SERVER_AUTH))
@@ -146,7 +149,8 @@ def test_point_17_certificates_of_others_or_for_other_ends_are_refused() -> None
     assert why(OURS.vouched(envelope(signer), other)) == "it is by none of the keys"
 
 
-def test_point_17_certificates_that_say_too_little_or_too_much_are_refused() -> None:
+@pytest.mark.point("17")
+def test_certificate_with_invalid_fields_is_rejected() -> None:
     others = Sigstore()
     assert "not for signing code" in why(OURS.signed(use=usage(ca=True)))
     assert "not one subject" in why(OURS.signed(subjects=["https://other.example"]))
@@ -157,7 +161,8 @@ def test_point_17_certificates_that_say_too_little_or_too_much_are_refused() -> 
     assert "by no authority" in why(upstart.signed(), rooted(upstart.trusted()))
 
 
-def test_point_17_authorities_and_logs_count_for_their_own_time_only() -> None:
+@pytest.mark.point("17")
+def test_authorities_and_logs_count_only_while_valid() -> None:
     document = OURS.signed()
     for part, said in {
         "certificateAuthorities": "by no authority that the trusted root names for that time",
@@ -172,7 +177,8 @@ def test_point_17_authorities_and_logs_count_for_their_own_time_only() -> None:
         assert signatures.evaluate_signatures(DIGEST, [bundled(document)], rooted(root)).publish
 
 
-def test_point_17_a_certificate_whose_bytes_were_changed_is_refused() -> None:
+@pytest.mark.point("17")
+def test_changed_certificate_bytes_are_rejected() -> None:
     document = OURS.signed()
     of = document["verificationMaterial"]["certificate"]
     whole = base64.b64decode(of["rawBytes"])
@@ -184,7 +190,8 @@ def test_point_17_a_certificate_whose_bytes_were_changed_is_refused() -> None:
         assert why(document)
 
 
-def test_point_17_what_is_signed_must_be_this_manifest_all_the_same() -> None:
+@pytest.mark.point("17")
+def test_log_entry_and_payload_must_match_the_manifest() -> None:
     signer = private()
     leaf = OURS.leaf(signer)
     assert why(OURS.vouched(envelope(signer, statement(OTHER)), leaf)) == "it is over another digest"
@@ -203,7 +210,8 @@ def test_point_17_what_is_signed_must_be_this_manifest_all_the_same() -> None:
     assert why(mixed) == "its log entry is of a kind that is not checked here"
 
 
-def test_point_17_an_entry_without_every_proof_of_its_log_is_refused() -> None:
+@pytest.mark.point("17")
+def test_log_entry_with_a_missing_or_invalid_proof_is_rejected() -> None:
     others = Sigstore()
     stranger = others.entry(b"{}")
     assert "no promise of its log, which a Rekor v1 gives" in why(changed("inclusionPromise", to=None))
@@ -240,7 +248,7 @@ def test_point_17_an_entry_without_every_proof_of_its_log_is_refused() -> None:
 
 @settings(deadline=None, max_examples=examples(150), derandomize=True)
 @given(size=st.integers(1, 40), at=st.integers(0, 39), data=st.data())
-def test_a_proof_leads_to_the_root_from_its_own_leaf_and_place_alone(size: int, at: int, data: st.DataObject) -> None:
+def test_inclusion_proof_verifies_only_for_its_leaf_and_index(size: int, at: int, data: st.DataObject) -> None:
     index, leaves = at % size, [b"%d" % n for n in range(size)]
     proof, root = path(index, leaves), tree(leaves)
     assert transparency_log.compute_tree_root(leaves[index], index, size, proof) == root
@@ -253,7 +261,7 @@ def test_a_proof_leads_to_the_root_from_its_own_leaf_and_place_alone(size: int, 
         assert transparency_log.compute_tree_root(leaves[index], other, size, proof) != root
 
 
-def test_a_trusted_root_that_lacks_something_is_refused() -> None:
+def test_incomplete_trusted_root_is_rejected() -> None:
     whole = OURS.trusted()
     for part, value in {
         "tlogs": [],
@@ -271,7 +279,7 @@ def test_a_trusted_root_that_lacks_something_is_refused() -> None:
     assert len(trust_root.parse_trust_root(json.dumps(whole).encode()).authorities) == 1
 
 
-def test_keys_and_identities_may_both_be_named() -> None:
+def test_keys_and_identities_can_be_configured_together() -> None:
     signer = private()
     both = ENFORCE._replace(keys=(key(signer),))
     assert (

@@ -82,7 +82,7 @@ def held(copy: Copy) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize(("summed", "listed"), [(False, False), (True, False), (True, True)])
-async def test_all_below_a_prefix_comes_once_with_its_sums(tmp_path: Path, summed: bool, listed: bool) -> None:
+async def test_prefix_is_pulled_once_with_checksums(tmp_path: Path, summed: bool, listed: bool) -> None:
     async with node(tmp_path) as one:
         one.fake.lists_sums = listed
         one.fake.summed = one.fake.encodes = summed
@@ -99,14 +99,14 @@ async def test_all_below_a_prefix_comes_once_with_its_sums(tmp_path: Path, summe
         assert not [seen for seen in one.fake.asked("GET", "/models/") if "list-type" not in seen.query]
 
 
-async def test_one_object_is_a_model_too(tmp_path: Path) -> None:
+async def test_single_object_is_pulled_as_a_model(tmp_path: Path) -> None:
     async with node(tmp_path) as one:
         with await one.bring("s3://models/one.gguf") as copy:
             assert held(copy) == {"one.gguf": OBJECTS["one.gguf"]}
             assert copy.record.private
 
 
-async def test_whoever_has_no_keys_or_wrong_ones_gets_nothing(tmp_path: Path) -> None:
+async def test_missing_or_wrong_keys_are_denied(tmp_path: Path) -> None:
     async with node(tmp_path) as one:
         for secret, code in (("", "AccessDenied"), ("wrong", "SignatureDoesNotMatch")):
             with pytest.raises(DeniedError, match=rf"\({code}\)") as caught:
@@ -121,7 +121,7 @@ async def test_whoever_has_no_keys_or_wrong_ones_gets_nothing(tmp_path: Path) ->
         found.close()
 
 
-async def test_an_open_bucket_needs_no_keys_and_nobody_is_asked_again(tmp_path: Path) -> None:
+async def test_open_bucket_needs_no_keys_and_no_repeated_check(tmp_path: Path) -> None:
     async with node(tmp_path) as one:
         one.fake.open = True
         (await one.bring(secret="")).close()
@@ -133,7 +133,7 @@ async def test_an_open_bucket_needs_no_keys_and_nobody_is_asked_again(tmp_path: 
         assert one.fake.seen == []
 
 
-async def test_an_object_that_changes_under_the_pull_is_an_error(tmp_path: Path) -> None:
+async def test_object_changed_during_a_pull_is_rejected(tmp_path: Path) -> None:
     async with node(tmp_path) as one:
         ordinary, key = one.fake._ordinary, "llama/8b/config.json"
 
@@ -151,9 +151,7 @@ async def test_an_object_that_changes_under_the_pull_is_an_error(tmp_path: Path)
 
 
 @pytest.mark.parametrize("headers", [{"ETag": '"another"'}, {}])
-async def test_a_store_that_knows_no_if_match_is_held_to_the_etag_of_its_answer(
-    tmp_path: Path, headers: dict[str, str]
-) -> None:
+async def test_wrong_or_missing_response_etag_is_rejected(tmp_path: Path, headers: dict[str, str]) -> None:
     """Else an object that was written meanwhile would come as that which was listed, in parts of both."""
     async with node(tmp_path) as one:
 
@@ -166,7 +164,7 @@ async def test_a_store_that_knows_no_if_match_is_held_to_the_etag_of_its_answer(
         assert not one.store.rows()
 
 
-async def test_what_came_once_is_held_to_its_sum_when_it_comes_again(tmp_path: Path) -> None:
+async def test_repeated_pull_must_match_the_first_checksum(tmp_path: Path) -> None:
     async with node(tmp_path) as one:
         with await one.bring("s3://models/one.gguf") as copy:
             key = copy.record.key
@@ -185,7 +183,7 @@ async def test_what_came_once_is_held_to_its_sum_when_it_comes_again(tmp_path: P
             assert held(copy) == {"one.gguf": OBJECTS["one.gguf"]}
 
 
-async def test_a_sum_that_the_store_says_must_hold(tmp_path: Path) -> None:
+async def test_object_must_match_the_checksum_of_the_store(tmp_path: Path) -> None:
     async with node(tmp_path) as one:
         one.fake.summed = True
 
@@ -206,7 +204,9 @@ async def test_a_sum_that_the_store_says_must_hold(tmp_path: Path) -> None:
         ("s3://other/llama/8b/", AbsentError, "no such bucket"),
     ],
 )
-async def test_what_is_not_there_is_said(tmp_path: Path, text: str, kind: type[Exception], said: str) -> None:
+async def test_missing_object_prefix_or_bucket_is_reported(
+    tmp_path: Path, text: str, kind: type[Exception], said: str
+) -> None:
     async with node(tmp_path) as one:
         with pytest.raises(kind, match=said):
             await one.bring(text)
@@ -221,7 +221,7 @@ async def test_what_is_not_there_is_said(tmp_path: Path, text: str, kind: type[E
         (b'<a><Contents><Key>k</Key><ETag>"e"</ETag><Size>-1</Size></Contents></a>', "without name, ETag or size"),
     ],
 )
-async def test_what_a_store_says_is_judged(tmp_path: Path, body: bytes, said: str) -> None:
+async def test_invalid_listing_is_rejected(tmp_path: Path, body: bytes, said: str) -> None:
     async with node(tmp_path) as one:
 
         async def saying(request: web.Request) -> web.StreamResponse:
@@ -232,7 +232,7 @@ async def test_what_a_store_says_is_judged(tmp_path: Path, body: bytes, said: st
             await one.bring()
 
 
-async def test_another_region_is_said(tmp_path: Path) -> None:
+async def test_wrong_region_is_reported_with_the_setting(tmp_path: Path) -> None:
     async with node(tmp_path) as one:
 
         async def elsewhere(request: web.Request) -> web.StreamResponse:
@@ -243,7 +243,7 @@ async def test_another_region_is_said(tmp_path: Path) -> None:
             await one.bring()
 
 
-async def test_where_a_bucket_lies(tmp_path: Path) -> None:
+async def test_bucket_url_follows_region_and_endpoint_settings(tmp_path: Path) -> None:
     async def base(name: str, **env: str) -> str:
         return str(await BucketAccess(env, AwsKeys(env, tmp_path)).base(name))
 
@@ -257,7 +257,7 @@ async def test_where_a_bucket_lies(tmp_path: Path) -> None:
         await base("models", AWS_ENDPOINT_URL="minio:9000")
 
 
-async def test_a_pull_that_has_no_room_fetches_nothing(tmp_path: Path) -> None:
+async def test_pull_without_room_fetches_nothing(tmp_path: Path) -> None:
     async with node(tmp_path, {"m/a.gguf": as_gguf(b"w" * (1 << 20))}) as one:
         one.store = Store(tmp_path / "store", bytes_max=1 << 20, spare_bytes=0).open()
         with pytest.raises(NoRoomError):
@@ -265,7 +265,7 @@ async def test_a_pull_that_has_no_room_fetches_nothing(tmp_path: Path) -> None:
         assert not [seen for seen in one.fake.asked("GET", "/models/") if "list-type" not in seen.query]
 
 
-async def test_who_may_have_one_object_of_several_does_not_get_the_copy(tmp_path: Path) -> None:
+async def test_copy_requires_access_to_every_object(tmp_path: Path) -> None:
     async with node(tmp_path) as one:
         (await one.bring()).close()
         asked = list[str]()
@@ -287,7 +287,7 @@ async def test_who_may_have_one_object_of_several_does_not_get_the_copy(tmp_path
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 @pytest.mark.parametrize("summed", [False, True])
-async def test_whose_right_ends_is_not_let_in_by_the_yes_before(tmp_path: Path, method: str, summed: bool) -> None:
+async def test_revoked_access_overrides_an_earlier_permit(tmp_path: Path, method: str, summed: bool) -> None:
     """Whichever question it is that is answered by a no first."""
     async with node(tmp_path) as one:
         one.fake.summed = summed

@@ -30,7 +30,7 @@ def busy(status: int = 503) -> web.Response:
     return web.Response(status=status, text="words of its own")
 
 
-async def test_one_that_is_busy_is_asked_again_and_not_for_ever() -> None:
+async def test_busy_host_is_retried_up_to_the_limit() -> None:
     clock = StillClock()
     async with FakeRegistry().serving() as fake, place(fake, clock) as one:
 
@@ -49,7 +49,7 @@ async def test_one_that_is_busy_is_asked_again_and_not_for_ever() -> None:
             await one.whole("GET", one.url("a"), bytes_max=9, what="a")
 
 
-async def test_what_is_too_large_is_not_read_and_a_refusal_has_none_of_its_words() -> None:
+async def test_oversized_body_is_rejected_and_error_hides_response_text() -> None:
     async with FakeRegistry().serving() as fake, place(fake, StillClock()) as one:
 
         async def large(_request: web.Request) -> web.StreamResponse:
@@ -68,7 +68,7 @@ async def test_what_is_too_large_is_not_read_and_a_refusal_has_none_of_its_words
         assert "words" not in str(caught.value)
 
 
-async def test_each_file_is_asked_for_with_what_belongs_to_it() -> None:
+async def test_files_are_requested_with_their_own_headers() -> None:
     async with FakeRegistry().serving() as fake, place(fake, StillClock()) as one:
 
         async def content(_request: web.Request) -> web.StreamResponse:

@@ -75,7 +75,7 @@ def held(copy: Copy) -> dict[str, bytes]:
     return {path.relative_to(copy.folder).as_posix(): path.read_bytes() for path in files}
 
 
-async def test_a_repository_comes_whole_once_and_each_file_with_its_sum(tmp_path: Path) -> None:
+async def test_repository_is_pulled_once_with_file_digests(tmp_path: Path) -> None:
     async with node(tmp_path) as one:
         with await one.bring() as copy:
             everything = SMALL | LARGE
@@ -94,7 +94,7 @@ async def test_a_repository_comes_whole_once_and_each_file_with_its_sum(tmp_path
         assert one.fake.cdn.seen == []
 
 
-async def test_everything_is_asked_of_the_commit_that_the_revision_was_made(tmp_path: Path) -> None:
+async def test_files_are_fetched_at_the_resolved_commit(tmp_path: Path) -> None:
     async with node(tmp_path) as one:
         (await one.bring("hf://acme/tiny@main")).close()
         assert {seen.path.split("/")[4] for seen in one.fake.asked("GET", "/resolve/")} == {COMMIT}
@@ -105,7 +105,7 @@ async def test_everything_is_asked_of_the_commit_that_the_revision_was_made(tmp_
         assert one.fake.asked("GET", "/revision/refs")
 
 
-async def test_what_is_kept_needs_no_hub(tmp_path: Path) -> None:
+async def test_stored_copy_needs_no_hub_request(tmp_path: Path) -> None:
     async with node(tmp_path) as one:
         assert await one.kept() is None
         (await one.bring()).close()
@@ -117,7 +117,7 @@ async def test_what_is_kept_needs_no_hub(tmp_path: Path) -> None:
         assert await one.kept("hf://acme/tiny@other") is None
 
 
-async def test_the_token_goes_to_the_hub_and_not_to_where_it_sends_us(tmp_path: Path) -> None:
+async def test_hub_token_is_not_sent_to_redirect_targets(tmp_path: Path) -> None:
     async with node(tmp_path) as one:
         one.fake.private = True
         (await one.bring(token=TOKEN)).close()
@@ -126,7 +126,7 @@ async def test_the_token_goes_to_the_hub_and_not_to_where_it_sends_us(tmp_path: 
         assert not [seen for seen in one.fake.cdn.seen if TOKEN in str(seen)]
 
 
-async def test_of_a_gated_repository_everybody_is_judged_anew(tmp_path: Path) -> None:
+async def test_gated_repository_access_is_checked_per_token(tmp_path: Path) -> None:
     async with node(tmp_path) as one:
         one.fake.gated = "manual"
         with pytest.raises(DeniedError, match=r"gated: accept its terms .* HF_TOKEN"):
@@ -148,7 +148,9 @@ async def test_of_a_gated_repository_everybody_is_judged_anew(tmp_path: Path) ->
         ("hf://acme/other", DeniedError, "not there, or is private: set HF_TOKEN"),
     ],
 )
-async def test_what_is_not_there_is_said(tmp_path: Path, text: str, kind: type[Exception], said: str) -> None:
+async def test_missing_revision_or_repository_is_reported(
+    tmp_path: Path, text: str, kind: type[Exception], said: str
+) -> None:
     async with node(tmp_path) as one:
         with pytest.raises(kind, match=said) as caught:
             await one.bring(text)
@@ -156,7 +158,7 @@ async def test_what_is_not_there_is_said(tmp_path: Path, text: str, kind: type[E
 
 
 @pytest.mark.parametrize("path", ["model.safetensors", "config.json"])
-async def test_bytes_that_are_others_than_their_sum_are_not_kept(tmp_path: Path, path: str) -> None:
+async def test_file_with_wrong_bytes_is_not_stored(tmp_path: Path, path: str) -> None:
     async with node(tmp_path) as one:
         where = one.fake.large if path in LARGE else one.fake.small
         good = where[path]
@@ -175,7 +177,7 @@ async def test_bytes_that_are_others_than_their_sum_are_not_kept(tmp_path: Path,
             assert held(copy)[path] == good
 
 
-async def test_what_was_gated_and_is_open_now_is_everybodys(tmp_path: Path) -> None:
+async def test_repository_that_is_no_longer_gated_is_open_to_all(tmp_path: Path) -> None:
     async with node(tmp_path) as one:
         one.fake.gated = "auto"
         (await one.bring(token=TOKEN)).close()
@@ -187,7 +189,7 @@ async def test_what_was_gated_and_is_open_now_is_everybodys(tmp_path: Path) -> N
             found.close()
 
 
-async def test_after_a_break_what_has_come_does_not_come_again(tmp_path: Path) -> None:
+async def test_failed_pull_does_not_fetch_received_files_again(tmp_path: Path) -> None:
     async with node(tmp_path) as one:
         come = f"sha256-{hashlib.sha256(LARGE['model.safetensors']).hexdigest()}"
 
@@ -206,7 +208,7 @@ async def test_after_a_break_what_has_come_does_not_come_again(tmp_path: Path) -
         assert one.fake.cdn.seen == []
 
 
-async def test_who_comes_meanwhile_waits_and_nothing_comes_twice(tmp_path: Path) -> None:
+async def test_concurrent_pulls_fetch_each_file_once(tmp_path: Path) -> None:
     async with node(tmp_path) as one:
         copies = await asyncio.gather(*(one.bring() for _ in range(4)))
         assert len({copy.folder for copy in copies}) == 1
@@ -215,7 +217,7 @@ async def test_who_comes_meanwhile_waits_and_nothing_comes_twice(tmp_path: Path)
         assert len(one.fake.asked("GET", "/resolve/")) == len(OPEN)
 
 
-async def test_a_pull_that_has_no_room_fetches_nothing(tmp_path: Path) -> None:
+async def test_pull_without_room_fetches_nothing(tmp_path: Path) -> None:
     async with node(tmp_path) as one:
         one.store = Store(tmp_path / "store", bytes_max=1 << 20, spare_bytes=0).open()
         one.fake.large["model.safetensors"] = as_safetensors(b"w" * (1 << 20))
@@ -224,7 +226,7 @@ async def test_a_pull_that_has_no_room_fetches_nothing(tmp_path: Path) -> None:
         assert not one.fake.asked("GET", "/resolve/")
 
 
-async def test_a_repository_with_another_name_now_is_judged_under_that_one(tmp_path: Path) -> None:
+async def test_renamed_gated_repository_is_checked_under_its_new_name(tmp_path: Path) -> None:
     async with node(tmp_path) as one:
         one.fake.gated = "auto"
         (await one.bring(token=TOKEN)).close()
@@ -241,7 +243,7 @@ async def test_a_repository_with_another_name_now_is_judged_under_that_one(tmp_p
         found.close()
 
 
-async def test_to_be_sent_elsewhere_is_a_yes_only_where_the_hub_says_of_which_commit(tmp_path: Path) -> None:
+async def test_redirect_without_a_commit_grants_no_access(tmp_path: Path) -> None:
     """A mirror may send whom it does not know to where people log in."""
     async with node(tmp_path) as one:
         one.fake.gated = "auto"
@@ -255,7 +257,7 @@ async def test_to_be_sent_elsewhere_is_a_yes_only_where_the_hub_says_of_which_co
             await one.kept(token="hf_other")
 
 
-async def test_pickles_and_code_are_left_out_and_an_error_where_they_are_named(tmp_path: Path) -> None:
+async def test_pickles_and_code_are_skipped_and_rejected_if_included(tmp_path: Path) -> None:
     large = LARGE | {"pytorch_model.bin": b"p" * 100}
     async with node(tmp_path, SMALL | {"modeling.py": b"import os"}, large) as one:
         with await one.bring() as copy:
@@ -269,7 +271,7 @@ async def test_pickles_and_code_are_left_out_and_an_error_where_they_are_named(t
             await one.bring()
 
 
-async def test_one_of_several_quantisations_is_taken_where_it_is_said_which(tmp_path: Path) -> None:
+async def test_one_quantization_is_pulled_with_an_include_pattern(tmp_path: Path) -> None:
     large = {f"tiny-{q}.gguf": as_gguf(q.encode() * 50) for q in ("Q4_K_M", "Q8_0", "F16")}
     async with node(tmp_path, SMALL, large) as one:
         with pytest.raises(RefusedError, match=r"\?include=PATTERN: tiny-F16\.gguf, tiny-Q4_K_M\.gguf, tiny-Q8_0"):
@@ -282,7 +284,7 @@ async def test_one_of_several_quantisations_is_taken_where_it_is_said_which(tmp_
         assert len(one.fake.cdn.seen) == 1
 
 
-async def test_what_a_hub_says_is_judged(tmp_path: Path) -> None:
+async def test_invalid_hub_responses_are_rejected(tmp_path: Path) -> None:
     async with node(tmp_path) as one:
         at = "/api/models/acme/tiny/revision/main"
         for body in (b"[]", b'{"sha": "main"}', b"{"):
@@ -309,7 +311,7 @@ async def test_what_a_hub_says_is_judged(tmp_path: Path) -> None:
             await one.bring()
 
 
-async def test_who_may_not_have_a_gated_repository_gets_no_part_of_it_that_lies_here(tmp_path: Path) -> None:
+async def test_caller_without_access_gets_no_stored_part_of_a_gated_model(tmp_path: Path) -> None:
     async with node(tmp_path) as one:
         one.fake.gated = "manual"
         (await one.bring(token=TOKEN)).close()
@@ -321,7 +323,7 @@ async def test_who_may_not_have_a_gated_repository_gets_no_part_of_it_that_lies_
         assert one.fake.cdn.seen == [], "it was here"
 
 
-async def test_a_list_of_files_that_does_not_end_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_endless_file_listing_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface, "ROWS_MAX", 5)
     async with node(tmp_path) as one:
         tree = f"/api/models/acme/tiny/tree/{COMMIT}"
@@ -340,7 +342,7 @@ def _saying(body: bytes, headers: dict[str, str] | None = None) -> Answer:
     return said
 
 
-async def test_the_token_is_the_environments_or_the_one_that_was_logged_in(tmp_path: Path) -> None:
+async def test_token_comes_from_the_environment_or_the_login_file(tmp_path: Path) -> None:
     assert await HubAccess({}, tmp_path).token() is None
     (tmp_path / ".cache" / "huggingface").mkdir(parents=True)
     (tmp_path / ".cache" / "huggingface" / "token").write_text("hf_file\n")
@@ -352,7 +354,7 @@ async def test_the_token_is_the_environments_or_the_one_that_was_logged_in(tmp_p
         await HubAccess({"HF_TOKEN": "a\r\nb"}, tmp_path).token()
 
 
-def test_a_token_is_not_sent_over_plain_http(tmp_path: Path) -> None:
+def test_token_is_not_sent_over_plain_http(tmp_path: Path) -> None:
     access = HubAccess({"HF_ENDPOINT": "http://mirror.example"}, tmp_path)
     with pytest.raises(PolicyError, match="plain HTTP"):
         access.place("hf_x", Rules(Limits(), StillClock()))

@@ -21,7 +21,7 @@ LISTED = file_listing.select_files(
 )
 
 
-def test_what_came_is_known_again_and_only_of_that_copy(tmp_path: Path) -> None:
+def test_learned_checksums_apply_only_to_the_same_copy(tmp_path: Path) -> None:
     store = Store(tmp_path).open()
     Sums(store).remember(KEY, {"a.gguf": SUM})
     found = Sums(store).known(KEY, LISTED)
@@ -30,14 +30,14 @@ def test_what_came_is_known_again_and_only_of_that_copy(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", [b"", b"[]", b'{"a.gguf": 1}', b'{"a.gguf": "sha256:1"}'])
-def test_what_cannot_be_read_is_forgotten(tmp_path: Path, text: bytes) -> None:
+def test_unreadable_checksum_records_are_ignored(tmp_path: Path, text: bytes) -> None:
     store = Store(tmp_path).open()
     Sums(store).remember(KEY, {"a.gguf": SUM})
     (tmp_path / "sums" / KEY.name).write_bytes(text)
     assert Sums(store).known(KEY, LISTED) == LISTED
 
 
-def test_the_oldest_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oldest_checksum_records_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learned_sums, "SUMS_MAX", 2)
     store = Store(tmp_path).open()
     for number in range(4):

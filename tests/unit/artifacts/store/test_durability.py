@@ -43,7 +43,7 @@ class Machine:
         await self.store.settled()
 
 
-async def test_a_copy_is_of_use_before_the_disk_has_it_and_says_so_until_then(tmp_path: Path) -> None:
+async def test_copy_is_usable_before_the_sync_to_disk(tmp_path: Path) -> None:
     machine = Machine(tmp_path, "monday")
     machine.goes.clear()
     store = machine.store
@@ -65,7 +65,7 @@ async def test_a_copy_is_of_use_before_the_disk_has_it_and_says_so_until_then(tm
     assert {folder.parent, layout.copies, layout.blobs / ONE.key.room, layout.blobs, folder / "lease"} <= synced
 
 
-async def test_once_it_is_on_the_disk_it_is_believed_by_every_later_run_of_the_machine(tmp_path: Path) -> None:
+async def test_synced_copy_is_trusted_after_a_reboot(tmp_path: Path) -> None:
     fetch = fetching(ONE)
     await Machine(tmp_path, "monday").has(ONE, fetch)
     tuesday = Machine(tmp_path, "tuesday")
@@ -74,7 +74,7 @@ async def test_once_it_is_on_the_disk_it_is_believed_by_every_later_run_of_the_m
     assert len(fetch.jobs) == 1
 
 
-async def test_what_another_run_left_unsettled_is_summed_again_and_only_what_is_wrong_comes_again(
+async def test_unsynced_copy_is_verified_after_reboot_and_bad_files_refetched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fetch, monday = fetching(ONE), Machine(tmp_path, "monday")
@@ -92,7 +92,7 @@ async def test_what_another_run_left_unsettled_is_summed_again_and_only_what_is_
     assert not [*tuesday.store.layout.trash.iterdir(), *tuesday.store.layout.partials.iterdir()]
 
 
-async def test_another_artifact_takes_no_file_of_a_copy_that_is_not_believed(
+async def test_untrusted_copy_shares_no_files_with_other_artifacts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other, monday = wanted("b", raw("y", path="other.gguf")), Machine(tmp_path, "monday")
@@ -108,7 +108,7 @@ async def test_another_artifact_takes_no_file_of_a_copy_that_is_not_believed(
     assert whole(tuesday.store) == {other.reference: {"other.gguf": content("y", KIB)}}
 
 
-async def test_a_pull_that_the_machine_ended_has_its_files_summed_before_they_are_gone_on_with(tmp_path: Path) -> None:
+async def test_files_of_an_interrupted_pull_are_verified_after_reboot(tmp_path: Path) -> None:
     fetch = fetching(ONE)
     fetch.fails = OSError(errno.EIO, "the power goes")
     with pytest.raises(Exception, match="the disk fails"):
@@ -124,7 +124,7 @@ async def test_a_pull_that_the_machine_ended_has_its_files_summed_before_they_ar
     assert whole(tuesday.store) == {ONE.reference: BYTES}
 
 
-async def test_of_a_disk_that_loses_what_it_was_given_the_copy_goes_even_while_it_is_used(
+async def test_copy_is_dropped_on_a_sync_error_even_while_in_use(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     fetch, machine = fetching(ONE), Machine(tmp_path, "monday")
@@ -139,7 +139,7 @@ async def test_of_a_disk_that_loses_what_it_was_given_the_copy_goes_even_while_i
     assert [len(job) for job in fetch.jobs] == [2, 2], "no file of it is used again"
 
 
-async def test_what_cannot_be_synced_now_for_want_of_something_else_stays_and_is_tried_again(
+async def test_sync_failure_from_the_open_file_limit_is_retried(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     fetch, machine = fetching(ONE), Machine(tmp_path, "monday")
@@ -157,7 +157,7 @@ async def test_what_cannot_be_synced_now_for_want_of_something_else_stays_and_is
     assert record.boot == ""
 
 
-async def test_a_copy_that_is_evicted_while_it_comes_onto_the_disk_is_gone_and_nothing_is_said(
+async def test_copy_evicted_during_sync_is_removed_without_a_log_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     machine = Machine(tmp_path, "monday")
@@ -170,7 +170,7 @@ async def test_a_copy_that_is_evicted_while_it_comes_onto_the_disk_is_gone_and_n
     assert caplog.records == []
 
 
-async def test_who_cannot_tell_the_machines_runs_apart_believes_no_such_copy_and_leaves_it_to_others(
+async def test_unsynced_copies_are_ignored_and_kept_without_a_boot_id(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monday = Machine(tmp_path, "monday")

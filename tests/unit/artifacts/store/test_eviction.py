@@ -47,9 +47,7 @@ def shelves(draw: st.DrawFn) -> list[Candidate]:
 
 
 @given(shelves(), st.integers(-5, 300), st.randoms(use_true_random=False))
-def test_what_goes_is_free_to_go_is_enough_and_is_not_too_much(
-    shelf: list[Candidate], needed: int, rng: random.Random
-) -> None:
+def test_victims_are_unheld_sufficient_and_minimal(shelf: list[Candidate], needed: int, rng: random.Random) -> None:
     found = select_victims(shelf, needed)
     held = {one.name for one in shelf if one.held}
     assert not held & set(found.gone)
@@ -66,39 +64,39 @@ def test_what_goes_is_free_to_go_is_enough_and_is_not_too_much(
     assert select_victims(again, needed) == found
 
 
-def test_nothing_goes_where_nothing_is_needed() -> None:
+def test_no_victims_when_no_bytes_are_needed() -> None:
     assert select_victims([copy("a")], 0) == Choice()
 
 
-def test_nothing_goes_where_it_would_not_be_enough() -> None:
+def test_no_victims_when_all_would_not_free_enough() -> None:
     shelf = [copy("a"), copy("b")._replace(pinned=True), copy("c")._replace(in_use=True, pinned=True)]
     assert select_victims(shelf, 2 * GIB) == Choice((), 0, GIB, pinned_bytes=GIB, in_use_bytes=GIB)
 
 
-def test_the_longest_unused_goes_first() -> None:
+def test_longest_unused_copy_is_evicted_first() -> None:
     assert select_victims([copy("new", age_s=100.0), copy("old", age_s=200.0)], 1).gone == ("old",)
 
 
-def test_what_is_dear_to_fetch_stays_longer() -> None:
+def test_copy_that_is_costly_to_fetch_is_evicted_later() -> None:
     assert select_victims([copy("dear", age_s=200.0, cost_s=100.0), copy("cheap", age_s=100.0)], 1).gone == ("cheap",)
     assert select_victims([copy("dear", age_s=2000.0, cost_s=100.0), copy("cheap", age_s=100.0)], 1).gone == ("dear",)
 
 
-def test_of_two_that_cost_the_same_the_larger_goes() -> None:
+def test_larger_copy_is_evicted_at_equal_cost() -> None:
     assert select_victims([copy("small", GIB), copy("large", 8 * GIB)], GIB).gone == ("large",)
 
 
-def test_what_a_pull_left_goes_before_any_copy() -> None:
+def test_leftovers_of_a_pull_are_evicted_before_any_copy() -> None:
     left = Candidate("left", {}, GIB, left=True)
     assert select_victims([copy("old", age_s=1e9), left], GIB).gone == ("left",)
 
 
-def test_a_small_one_stays_where_the_larger_one_after_it_is_enough_alone() -> None:
+def test_small_copy_stays_when_a_larger_victim_suffices() -> None:
     shelf = [copy("small", 1, age_s=1e9, cost_s=1.0), copy("large", GIB, age_s=1e9, cost_s=2 * GIB)]
     assert select_victims(shelf, GIB).gone == ("large",)
 
 
-def test_a_shared_file_is_free_only_with_the_last_that_has_it() -> None:
+def test_shared_file_is_freed_only_with_its_last_copy() -> None:
     shared = {"shared": GIB}
     one, two = Candidate("one", shared, age_s=1e6), Candidate("two", shared, age_s=1e5)
     assert select_victims([one, two], GIB).gone == ("one", "two")

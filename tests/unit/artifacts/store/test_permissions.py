@@ -58,8 +58,9 @@ def opened(root: Path, *, while_away: bool = True) -> Store:
     return Store(root, spare_bytes=0, while_away=while_away, permits=permits).open()
 
 
+@pytest.mark.point("14")
 @pytest.mark.usefixtures("clock")
-async def test_point_14_who_may_not_pull_does_not_get_the_copy_that_is_here(tmp_path: Path) -> None:
+async def test_caller_without_pull_access_is_denied_the_stored_copy(tmp_path: Path) -> None:
     store, there = opened(tmp_path), Registry("owner")
     (await store.ensure(ONE, fetching(ONE), there.caller("owner"))).close()
     with pytest.raises(ForbiddenError, match="does not give"):
@@ -71,7 +72,8 @@ async def test_point_14_who_may_not_pull_does_not_get_the_copy_that_is_here(tmp_
     store.evict(ONE.key)
 
 
-async def test_point_14_a_yes_to_one_is_none_to_another_and_a_no_ends_a_yes(tmp_path: Path, clock: Clock) -> None:
+@pytest.mark.point("14")
+async def test_permit_is_per_caller_and_ends_with_a_denial(tmp_path: Path, clock: Clock) -> None:
     store, there = opened(tmp_path), Registry("owner", "friend")
     (await store.ensure(ONE, fetching(ONE), there.caller("owner"))).close()
     (await store.ensure(ONE, fetching(ONE), there.caller("friend"))).close()
@@ -86,9 +88,8 @@ async def test_point_14_a_yes_to_one_is_none_to_another_and_a_no_ends_a_yes(tmp_
         await store.ensure(ONE, fetching(ONE), there.caller("friend"))
 
 
-async def test_point_14_while_the_registry_is_away_only_whom_it_let_in_before_gets_it(
-    tmp_path: Path, clock: Clock
-) -> None:
+@pytest.mark.point("14")
+async def test_registry_outage_admits_only_previously_permitted_callers(tmp_path: Path, clock: Clock) -> None:
     there, fetch = Registry("owner"), fetching(ONE)
     lenient, strict = opened(tmp_path), opened(tmp_path, while_away=False)
     for store in (lenient, strict):
@@ -105,8 +106,9 @@ async def test_point_14_while_the_registry_is_away_only_whom_it_let_in_before_ge
     assert len(fetch.jobs) == 1
 
 
+@pytest.mark.point("14")
 @pytest.mark.usefixtures("clock")
-async def test_point_14_a_registry_that_claims_the_digest_of_another_gets_nothing(tmp_path: Path) -> None:
+async def test_digest_claimed_by_another_registry_shares_no_files(tmp_path: Path) -> None:
     """It says yes to its own question; what it does not give itself it must not get from here."""
     store, evil = opened(tmp_path), Registry("thief")
     (await store.ensure(ONE, fetching(ONE), Registry().caller("owner"))).close()
@@ -118,7 +120,7 @@ async def test_point_14_a_registry_that_claims_the_digest_of_another_gets_nothin
 
 
 @pytest.mark.usefixtures("clock")
-async def test_what_needs_no_login_is_everybodys(tmp_path: Path) -> None:
+async def test_public_copy_is_available_to_every_caller(tmp_path: Path) -> None:
     store, there = opened(tmp_path), Registry()
     (await store.ensure(ONE, fetching(ONE), None)).close()
     (await store.ensure(ONE, fetching(ONE), there.caller("anybody"))).close()
@@ -126,7 +128,7 @@ async def test_what_needs_no_login_is_everybodys(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("clock")
-async def test_a_yes_outlives_the_process_and_a_no_ends_it_in_all(tmp_path: Path, clock: Clock) -> None:
+async def test_permits_survive_a_restart_and_a_denial_ends_them_everywhere(tmp_path: Path, clock: Clock) -> None:
     there, first = Registry("owner"), opened(tmp_path)
     (await first.ensure(ONE, fetching(ONE), there.caller("owner"))).close()
     there.away = True
@@ -143,7 +145,7 @@ async def test_a_yes_outlives_the_process_and_a_no_ends_it_in_all(tmp_path: Path
 
 
 @pytest.mark.usefixtures("clock")
-async def test_whom_a_registry_let_in_does_not_wait_long_for_one_that_hangs(
+async def test_permitted_caller_waits_only_briefly_for_a_hanging_registry(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("artifacts.store.store.AWAY_WAIT_S", 0.01)
@@ -162,7 +164,7 @@ async def test_whom_a_registry_let_in_does_not_wait_long_for_one_that_hangs(
             await store.ensure(ONE, fetching(ONE), Caller("stranger", hangs))
 
 
-def test_what_is_remembered_is_bounded_and_ends(tmp_path: Path) -> None:
+def test_permits_are_bounded_and_expire(tmp_path: Path) -> None:
     permits = Permits(tmp_path, fresh_s=10.0, away_s=20.0, most=2)
     for number, who in enumerate("abc"):
         permits.answered((who, "r", D), 1000.0 + number, yes=True)
@@ -180,14 +182,14 @@ def test_what_is_remembered_is_bounded_and_ends(tmp_path: Path) -> None:
     assert len(permits) == 1  # what has ended is forgotten
 
 
-def test_logins_are_summed_with_a_key_that_only_the_owner_reads_and_all_processes_share(tmp_path: Path) -> None:
+def test_permit_key_is_shared_and_readable_only_by_the_owner(tmp_path: Path) -> None:
     one, two = Permits(tmp_path), Permits(tmp_path)
     assert one.key() == two.key() == (tmp_path / ".key").read_bytes()
     assert (tmp_path / ".key").stat().st_mode & 0o777 == 0o600
     assert len(one) == 0
 
 
-def test_what_another_process_forgets_meanwhile_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_permit_removed_by_another_process_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     permits = Permits(tmp_path, fresh_s=10.0, away_s=20.0)
     permits.answered(("a", "r", D), 1000.0, yes=True)
 
@@ -207,7 +209,7 @@ class Broken(Permits):
         raise OSError(errno.EIO, "Input/output error")
 
 
-async def test_a_store_that_cannot_write_what_was_answered_says_so_and_holds_nothing(tmp_path: Path) -> None:
+async def test_store_that_cannot_write_permits_fails_and_holds_nothing(tmp_path: Path) -> None:
     there = Registry("owner")
     store = Store(tmp_path, spare_bytes=0, permits=Broken(tmp_path / "permits")).open()
     with pytest.raises(StoreError, match="the disk fails"):

@@ -33,7 +33,7 @@ def aged(store: Store, copy: Record, age_s: float) -> None:
     os.utime(store.layout.lease(copy.key), (used_s, used_s))
 
 
-async def test_a_copy_is_fetched_once_and_then_found(tmp_path: Path) -> None:
+async def test_copy_is_fetched_once_and_then_found(tmp_path: Path) -> None:
     store, one = opened(tmp_path), wanted("a", raw("x"), raw("y", path="sub/y.gguf"))
     fetch = fetching(one)
     with await store.ensure(one, fetch, None) as copy:
@@ -46,7 +46,7 @@ async def test_a_copy_is_fetched_once_and_then_found(tmp_path: Path) -> None:
     assert not list(store.layout.locks.iterdir())
 
 
-def test_what_was_laid_aside_goes_with_who_did_so_and_after_a_break_when_the_store_is_opened(tmp_path: Path) -> None:
+def test_aside_folders_are_removed_on_exit_and_after_a_crash(tmp_path: Path) -> None:
     store = opened(tmp_path)
     with store.aside() as folder:
         (folder / "x").write_bytes(b"x")
@@ -61,7 +61,7 @@ def test_what_was_laid_aside_goes_with_who_did_so_and_after_a_break_when_the_sto
     assert not list(store.layout.locks.iterdir())
 
 
-async def test_many_tasks_of_one_process_cause_one_fetch(tmp_path: Path) -> None:
+async def test_concurrent_tasks_cause_one_fetch(tmp_path: Path) -> None:
     store, one = opened(tmp_path), wanted("a")
     fetch, begun = fetching(one), asyncio.Event()
 
@@ -76,7 +76,7 @@ async def test_many_tasks_of_one_process_cause_one_fetch(tmp_path: Path) -> None
         copy.close()
 
 
-async def test_a_file_that_two_artifacts_have_is_fetched_and_kept_once(tmp_path: Path) -> None:
+async def test_file_shared_by_two_artifacts_is_stored_once(tmp_path: Path) -> None:
     store = opened(tmp_path)
     one, two = wanted("a", raw("shared"), raw("a")), wanted("b", raw("b"), raw("shared", path="other/shared.gguf"))
     fetch = fetching(one, two)
@@ -98,7 +98,7 @@ async def test_registries_share_no_files(tmp_path: Path) -> None:
     assert fetch.jobs == [("shared.gguf",), ("shared.gguf",)]
 
 
-async def test_the_next_goes_on_from_what_a_broken_pull_had(tmp_path: Path) -> None:
+async def test_next_pull_resumes_a_failed_pull(tmp_path: Path) -> None:
     store, one = opened(tmp_path), wanted("a", raw("x"), raw("y"))
     fetch = fetching(one)
     fetch.fails = UnreachableError("registry.example: does not answer")
@@ -109,7 +109,8 @@ async def test_the_next_goes_on_from_what_a_broken_pull_had(tmp_path: Path) -> N
     assert fetch.jobs == [("x.gguf", "y.gguf"), ("y.gguf",)]
 
 
-async def test_point_13_what_was_poisoned_is_dropped_and_comes_whole_again(tmp_path: Path) -> None:
+@pytest.mark.point("13")
+async def test_mismatched_partial_is_dropped_and_fetched_again(tmp_path: Path) -> None:
     store, one = opened(tmp_path), wanted("a", raw("x"), raw("y"))
     fetch = fetching(one)
     fetch.fails = MismatchError("registry.example: its bytes are others than its digest says")
@@ -121,8 +122,9 @@ async def test_point_13_what_was_poisoned_is_dropped_and_comes_whole_again(tmp_p
     assert fetch.jobs[1] == ("x.gguf", "y.gguf")
 
 
+@pytest.mark.point("13")
 @pytest.mark.parametrize("size", [0, KIB - 1, KIB + 1])
-async def test_point_13_a_file_of_another_size_is_never_published(tmp_path: Path, size: int) -> None:
+async def test_file_of_wrong_size_is_never_published(tmp_path: Path, size: int) -> None:
     store, one = opened(tmp_path), wanted("a")
 
     async def lies(job: Job) -> None:
@@ -134,7 +136,8 @@ async def test_point_13_a_file_of_another_size_is_never_published(tmp_path: Path
     assert not list(store.layout.partials.iterdir())
 
 
-async def test_case_48_archives_leave_regular_files_only(tmp_path: Path) -> None:
+@pytest.mark.case("48")
+async def test_archive_with_non_regular_files_is_rejected(tmp_path: Path) -> None:
     archive = File("", 10, digest.compute_digest(b"archive"), "weight", "tar")
     store, one = opened(tmp_path), wanted("a", archive)
 
@@ -158,7 +161,8 @@ async def test_case_48_archives_leave_regular_files_only(tmp_path: Path) -> None
     assert store.stored_bytes() == KIB
 
 
-async def test_point_13_the_least_missed_goes_for_what_comes(tmp_path: Path) -> None:
+@pytest.mark.point("13")
+async def test_least_recently_used_copy_is_evicted_for_a_new_pull(tmp_path: Path) -> None:
     told = list[str]()
     store = Store(tmp_path / "store", spare_bytes=0, bytes_max=room_for(2, MIB), evicted=told.append).open()
     arts = [wanted(name, raw(name, MIB)) for name in "abc"]
@@ -171,7 +175,8 @@ async def test_point_13_the_least_missed_goes_for_what_comes(tmp_path: Path) -> 
     assert told == ["room"]
 
 
-async def test_point_13_what_is_in_use_or_pinned_stays_and_the_error_says_so(tmp_path: Path) -> None:
+@pytest.mark.point("13")
+async def test_in_use_and_pinned_copies_are_kept_and_counted_in_the_error(tmp_path: Path) -> None:
     store = opened(tmp_path, bytes_max=room_for(2, MIB))
     one, two, three = (wanted(name, raw(name, MIB)) for name in "abc")
     fetch = fetching(one, two, three)
@@ -193,7 +198,8 @@ async def test_point_13_what_is_in_use_or_pinned_stays_and_the_error_says_so(tmp
     assert set(whole(store)) == {three.reference}
 
 
-async def test_point_13_no_space_before_stops_before_the_first_byte(tmp_path: Path) -> None:
+@pytest.mark.point("13")
+async def test_insufficient_space_fails_before_the_first_byte(tmp_path: Path) -> None:
     store = Store(tmp_path, spare_bytes=MIB, free=lambda _: left(2 * MIB)).open()
     fits, too_large = wanted("a", raw("a", KIB)), wanted("b", raw("b", MIB))
     fetch = fetching(fits, too_large)
@@ -205,8 +211,9 @@ async def test_point_13_no_space_before_stops_before_the_first_byte(tmp_path: Pa
         await few.ensure(fits, fetch, None)
 
 
+@pytest.mark.point("13")
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-async def test_point_13_no_space_during_leaves_nothing_behind(tmp_path: Path, number: int) -> None:
+async def test_disk_full_during_a_pull_leaves_no_files(tmp_path: Path, number: int) -> None:
     store, one = opened(tmp_path), wanted("a", raw("x"), raw("y"))
     fetch = fetching(one)
     fetch.fails = OSError(number, os.strerror(number))
@@ -218,7 +225,8 @@ async def test_point_13_no_space_during_leaves_nothing_behind(tmp_path: Path, nu
     (await store.ensure(one, fetch, None)).close()
 
 
-async def test_point_13_an_archive_that_grows_must_ask_for_more(tmp_path: Path) -> None:
+@pytest.mark.point("13")
+async def test_growing_archive_must_reserve_more_space(tmp_path: Path) -> None:
     archive = File("", 10, digest.compute_digest(b"archive"), "weight", "tar")
     store, one = opened(tmp_path, bytes_max=SLACK + MIB), wanted("a", archive)
     told: list[str] = []
@@ -239,7 +247,8 @@ async def test_point_13_an_archive_that_grows_must_ask_for_more(tmp_path: Path) 
     assert whole(store) == {}
 
 
-async def test_point_13_pulls_promise_room_to_each_other(tmp_path: Path) -> None:
+@pytest.mark.point("13")
+async def test_concurrent_pulls_respect_each_others_reservations(tmp_path: Path) -> None:
     store = opened(tmp_path, bytes_max=room_for(2, MIB))
     one, two = wanted("a", raw("a", MIB)), wanted("b", raw("b", MIB))
     fetch, begun, go = fetching(one, two), asyncio.Event(), asyncio.Event()
@@ -259,7 +268,7 @@ async def test_point_13_pulls_promise_room_to_each_other(tmp_path: Path) -> None
     assert len(whole(store)) == 2
 
 
-async def test_a_cancelled_pull_lets_go_of_all_it_held(tmp_path: Path) -> None:
+async def test_cancelled_pull_releases_its_reservation_and_locks(tmp_path: Path) -> None:
     store, one = opened(tmp_path), wanted("a", raw("a", MIB))
     begun = asyncio.Event()
 
@@ -278,9 +287,8 @@ async def test_a_cancelled_pull_lets_go_of_all_it_held(tmp_path: Path) -> None:
     (await store.ensure(one, fetching(one), None)).close()
 
 
-async def test_point_13_a_store_that_is_read_only_gives_what_it_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.point("13")
+async def test_read_only_store_serves_existing_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one, two = wanted("a"), wanted("b")
     fetch = fetching(one, two)
     (await opened(tmp_path).ensure(one, fetch, None)).close()
@@ -304,7 +312,7 @@ async def test_point_13_a_store_that_is_read_only_gives_what_it_has(
         await store.ensure(two, fetch, None)
 
 
-async def test_a_copy_that_cannot_be_read_is_fetched_anew(tmp_path: Path) -> None:
+async def test_copy_without_record_or_lease_is_rebuilt(tmp_path: Path) -> None:
     store, one = opened(tmp_path), wanted("a")
     fetch = fetching(one)
     for spoil in ("copy.json", "lease"):
@@ -316,7 +324,7 @@ async def test_a_copy_that_cannot_be_read_is_fetched_anew(tmp_path: Path) -> Non
     assert len(fetch.jobs) == 1  # the file was still there
 
 
-def test_more_files_than_locks_are_locked_by_size() -> None:
+def test_largest_files_are_locked_when_files_exceed_the_lock_limit() -> None:
     files = tuple(raw(str(number), number + 1) for number in range(LOCKS_MAX + 5))
     found = list_blobs_to_lock(files)
     assert len(found) == LOCKS_MAX
@@ -324,7 +332,7 @@ def test_more_files_than_locks_are_locked_by_size() -> None:
     assert list_blobs_to_lock(reversed(files)) == found
 
 
-async def test_what_is_published_was_synced_before_it_could_be_seen_where_no_boot_can_be_told(tmp_path: Path) -> None:
+async def test_copy_is_synced_before_publishing_without_a_boot_id(tmp_path: Path) -> None:
     steps: list[tuple[str, Path]] = []
     disk = Disk(lambda what, path: steps.append((what, path)), boot="")
     store = Store(tmp_path, spare_bytes=0, disk=disk).open()

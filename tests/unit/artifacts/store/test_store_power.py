@@ -46,11 +46,12 @@ async def _life(root: Path, forgetful: ForgetfulDisk, settled: int) -> None:
     store.evict(ONE.key)
 
 
+@pytest.mark.point("13")
 @pytest.mark.parametrize(
     ("boot", "settled"), [("", 0), (None, 1), (None, 2)], ids=["at once", "one by one", "both in the end"]
 )
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.deep) for seed in range(1, STRIDE))])
-async def test_point_13_the_power_goes_before_any_step_and_no_copy_is_seen_that_is_not_whole(
+async def test_power_loss_at_any_step_exposes_no_incomplete_copy(
     tmp_path: Path, seed: int, boot: str | None, settled: int
 ) -> None:
     seen = set[tuple[str, ...]]()

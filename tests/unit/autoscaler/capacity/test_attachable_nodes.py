@@ -28,7 +28,7 @@ def node(**more: Any) -> dict[str, Any]:
     return {"metadata": metadata, "spec": {}, "status": {"conditions": [{"type": "Ready", "status": "True"}]}, **more}
 
 
-def test_the_settings_say_how_many_devices_a_node_can_have_before_its_annotation_does() -> None:
+def test_settings_override_the_device_count_annotation_of_a_node() -> None:
     rack = {"rack": "1"}
     assert list_attachable_nodes([node()], Settings()) == {"w1": AttachableNode("w1", 8, labels=rack)}
     kinds = (
@@ -38,7 +38,7 @@ def test_the_settings_say_how_many_devices_a_node_can_have_before_its_annotation
     assert list_attachable_nodes([node()], Settings(nodes=kinds)) == {"w1": AttachableNode("w1", 4, 3, rack)}
 
 
-def test_where_neither_says_it_the_group_of_machines_does_that_the_node_is_of() -> None:
+def test_machine_group_limit_applies_without_settings_or_annotation() -> None:
     """Cluster API notes it on the node; elsewhere its labels tell."""
     groups = {
         "MachineSet default/g": (4, {"rack": "1"}),
@@ -61,14 +61,14 @@ def test_where_neither_says_it_the_group_of_machines_does_that_the_node_is_of() 
     assert list_attachable_nodes([stranger], Settings(), 5, groups)["w1"].most == 5
 
 
-def test_nodes_are_asked_for_by_the_labels_that_the_settings_name_and_all_only_where_these_say_nothing() -> None:
+def test_node_selectors_come_from_settings_with_a_device_limit() -> None:
     plain = NodeKind(selector={"a": "b"}, device=T4)
     assert list_node_selectors(Settings(nodes=(plain,))) == ("",)
     kinds = [NodeKind(selector=one, device=T4, devices_max=2) for one in ({"b": "1", "a": "2"}, {"rack": "1"})]
     assert list_node_selectors(Settings(nodes=(plain, *kinds, kinds[0]))) == ("a=2,b=1", "rack=1")
 
 
-def test_a_node_keeps_its_taints_but_for_those_that_every_pod_of_ours_tolerates() -> None:
+def test_attachable_node_keeps_only_taints_that_affect_placement() -> None:
     said = [
         {"key": "lab", "value": "chem", "effect": "NoSchedule"}, {"key": "nvidia.com/gpu", "effect": "NoSchedule"},
         {"key": "old", "effect": "PreferNoSchedule"},
@@ -91,11 +91,11 @@ def test_a_node_keeps_its_taints_but_for_those_that_every_pod_of_ours_tolerates(
         node(status={}),
     ],
 )
-def test_nothing_is_attached_where_nobody_says_how_many_nor_to_a_node_that_is_away_or_closed(other: Any) -> None:
+def test_node_without_device_count_or_unavailable_is_not_attachable(other: Any) -> None:
     assert not list_attachable_nodes([other], Settings())
 
 
-def test_a_device_has_the_memory_of_one_that_is_there_or_as_the_settings_or_its_name_say() -> None:
+def test_device_memory_comes_from_slices_then_settings_then_name() -> None:
     name = "NVIDIA-A100-PCIE-40GB"
     there = world([], [device("a", 39, "w1", product=name)])
     assert find_device_memory(name, there) == 39 * GI
@@ -108,7 +108,7 @@ def test_a_device_has_the_memory_of_one_that_is_there_or_as_the_settings_or_its_
     assert find_device_memory(name, world([], [part])) == 40 * GI
 
 
-def test_what_a_node_has_is_counted_by_devices() -> None:
+def test_devices_on_a_node_are_counted_from_its_slices() -> None:
     assert (
         count_devices_on_node(world([], [device("a", 1, "w1"), device("b", 1, "w1"), device("c", 1, "w2")]), "w1") == 2
     )

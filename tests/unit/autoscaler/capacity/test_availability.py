@@ -13,7 +13,7 @@ from tests.kit.worlds import T0
 RACK = ("rack", "A100")
 
 
-def test_what_is_free_counts_once_however_many_nodes_have_a_place_for_it() -> None:
+def test_shared_device_pool_is_counted_once_over_all_nodes() -> None:
     nodes = [offer(name=f"w{at}", node=f"w{at}", devices_max=3, pool=4) for at in range(5)]
     begin = surge(*nodes)
     assert count_offered_devices(begin.capacity, T0) == {RACK: 4}
@@ -21,16 +21,16 @@ def test_what_is_free_counts_once_however_many_nodes_have_a_place_for_it() -> No
     assert count_offered_devices(after.capacity, T0) == {RACK: 3}, "one was ordered since"
 
 
-def test_places_count_where_more_is_free_than_there_are_and_nodes_as_many_as_limits_leave() -> None:
+def test_offered_devices_are_limited_by_node_places_and_order_limits() -> None:
     at = surge(offer(devices_max=2), cloud(many=3, devices_min=4, devices_max=4))
     assert count_offered_devices(at.capacity, T0) == {RACK: 2, ("cloud", "A100"): 12}
 
 
-def test_of_queues_nobody_knows_it() -> None:
+def test_queued_offer_is_not_counted_as_available() -> None:
     assert not count_offered_devices(surge(cloud("dws", queued=True)).capacity, T0)
 
 
-def test_what_was_refused_and_who_is_silent_could_bring_none() -> None:
+def test_refused_offer_and_silent_provider_count_as_zero_devices() -> None:
     after, _ = acted(surge(offer()))
     (id,) = after.capacity.leases
     refused = told(after, LeaseRefused(id=id, reason="none left"), now_s=T0 + 1)
@@ -38,7 +38,7 @@ def test_what_was_refused_and_who_is_silent_could_bring_none() -> None:
     assert count_offered_devices(surge(offer()).capacity, T0 + SILENT_S + 60) == {RACK: 0}
 
 
-def test_it_is_a_gauge_of_each_provider_and_product() -> None:
+def test_offered_devices_are_a_gauge_per_provider_and_product() -> None:
     at = surge(offer(devices_max=2))
     line = 'pilotlight_devices_on_offer{product="A100",provider="rack"} 2.0'
     assert line in Metrics(lambda: at, lambda: T0).text().decode().splitlines()

@@ -54,7 +54,7 @@ def heard(of: World, now_s: float, *said: FabricReport, attaches: bool = True, s
     return told(of, NodeReported(report=report), now_s=now_s)
 
 
-def test_an_agent_is_told_what_was_attached_and_no_slice_shows_and_what_is_given_back() -> None:
+def test_agent_receives_unseen_attached_devices_and_released_devices() -> None:
     assert fabric_agents.build_fabric_wants(attached()) == {NodeId("w1"): (FabricWant(device=GPU),)}
     assert fabric_agents.build_fabric_wants(arrived(attached(), T0 + 30)) == {}, "it is seen"
     leaving = given_back(attached())
@@ -63,11 +63,11 @@ def test_an_agent_is_told_what_was_attached_and_no_slice_shows_and_what_is_given
     assert fabric_agents.build_fabric_wants(gone) == {}
 
 
-def test_where_settings_do_not_say_that_agents_take_part_they_are_told_nothing() -> None:
+def test_agent_receives_no_fabric_devices_if_agents_are_disabled() -> None:
     assert fabric_agents.build_fabric_wants(attached(agents=False)) == {}
 
 
-async def test_the_stream_says_so_as_soon_as_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_node_stream_sends_an_attached_fabric_device_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nodetelling, "HEARTBEAT_S", 0.01)
     before, _ = acted(surge(offer(), settings=settings()))
     stepped = SteppedLoop(before)
@@ -88,7 +88,7 @@ async def _told(lines: AsyncGenerator[bytes]) -> NodeWants:
     raise AssertionError
 
 
-def test_a_device_is_kept_until_the_agent_of_its_node_says_that_it_has_let_go() -> None:
+def test_detach_is_blocked_until_the_node_agent_releases_the_device() -> None:
     leaving = given_back(attached())
     now_s = T0 + 60
     for said, why in (
@@ -107,7 +107,7 @@ def test_a_device_is_kept_until_the_agent_of_its_node_says_that_it_has_let_go() 
     assert fabric_agents.explain_detach_block(silent, "w1", [GPU], now_s) == UNHEARD
 
 
-def test_a_new_leader_waits_for_the_agents_word_and_a_node_that_is_gone_has_none() -> None:
+def test_detach_waits_for_the_agent_report_unless_the_node_is_gone() -> None:
     leaving = given_back(attached())
     assert leaving.nodes == {}
     assert fabric_agents.explain_detach_block(leaving, "w1", [GPU], T0 + 60) == UNHEARD
@@ -115,7 +115,7 @@ def test_a_new_leader_waits_for_the_agents_word_and_a_node_that_is_gone_has_none
     assert fabric_agents.explain_detach_block(leaving, "w1", [""], T0 + 60) == "", "no driver has a name for it"
 
 
-def test_what_was_attached_and_is_not_seen_has_failed_goes_and_is_left_alone() -> None:
+def test_attached_device_that_the_agent_cannot_see_is_released_and_barred() -> None:
     unseen = FabricReport(device=GPU, failed=True, says="the node's driver does not show it")
     after = heard(attached(), T0 + 9.0, unseen)
     (back,) = releases(plan(after, T0 + 9.0).actions)
@@ -128,7 +128,7 @@ def test_what_was_attached_and_is_not_seen_has_failed_goes_and_is_left_alone() -
     assert fabric_agents.build_fabric_wants(after) == {NodeId("w1"): (FabricWant(device=GPU, leave=True),)}
 
 
-def test_an_agents_failure_counts_only_while_nothing_is_seen_and_where_it_takes_part() -> None:
+def test_agent_failure_is_ignored_if_agents_are_off_or_device_unknown() -> None:
     unseen = FabricReport(device=GPU, failed=True, says="no")
     for at in (
         heard(attached(agents=False), T0 + 9.0, unseen),
@@ -138,7 +138,7 @@ def test_an_agents_failure_counts_only_while_nothing_is_seen_and_where_it_takes_
 
 
 @pytest.mark.standard
-def test_a_fabric_detaches_only_what_the_agent_has_let_go_of() -> None:
+def test_fabric_detaches_only_devices_released_by_the_agent() -> None:
     fabric = FakeFabric()
     rig = FabricRig(fabric)
     world = [heard(given_back(attached()), T0)]

@@ -44,7 +44,7 @@ def drains(at: World, now_s: float) -> list[str]:
     return [one.reason for one in plan(at, now_s).actions if isinstance(one, DrainReplica)]
 
 
-def test_a_node_that_karpenter_removes_gets_a_successor_elsewhere_before_it_drains() -> None:
+def test_node_removed_by_karpenter_gets_a_replacement_before_draining() -> None:
     at = tainted(served("n2"), KARPENTER)
     assert kinds(plan(at, T0)) == ["start a"]
     start = next(one for one in plan(at, T0).actions if isinstance(one, StartReplica))
@@ -53,7 +53,7 @@ def test_a_node_that_karpenter_removes_gets_a_successor_elsewhere_before_it_drai
     assert explain_closed_slice(at, at.slices[next(iter(at.slices))]) == "node n1: Karpenter removes it"
 
 
-def test_where_no_other_is_there_in_time_it_drains_and_new_calls_wait() -> None:
+def test_replica_drains_if_no_replacement_is_ready_in_time() -> None:
     at = tainted(served(), KARPENTER)
     assert not drains(at, T0)
     early = told(at, Tick(), now_s=T0 + SUCCESSOR_S - 1)
@@ -64,7 +64,7 @@ def test_where_no_other_is_there_in_time_it_drains_and_new_calls_wait() -> None:
 
 
 @pytest.mark.parametrize("key", [key for key, (_, at_once) in TAKEN.items() if at_once])
-def test_a_spot_notice_drains_at_once_and_calls_finish(key: str) -> None:
+def test_spot_notice_drains_at_once_and_running_requests_finish(key: str) -> None:
     at = tainted(served("n2"), key)
     assert len(drains(at, T0)) == 1
     after, _ = acted(at)
@@ -72,14 +72,14 @@ def test_a_spot_notice_drains_at_once_and_calls_finish(key: str) -> None:
     assert one.state == "draining", "it is not stopped: a Call runs on it"
 
 
-def test_a_taint_that_goes_away_again_ends_it() -> None:
+def test_removed_taint_cancels_the_interruption() -> None:
     at = tainted(served("n2"), KARPENTER)
     back = told(at, SlicesSeen(slices=tuple(replace(one, taints=()) for one in at.slices.values())))
     assert not back.cordons
     assert not kinds(plan(back, T0))
 
 
-def test_an_operators_order_stays_and_goes_before() -> None:
+def test_operator_cordon_takes_precedence_over_an_interruption() -> None:
     mine = Cordon(place=CordonTarget("node", "n1"), node="n1", since_s=T0)
     at = tainted(told(served("n2"), CordonsSeen(cordons=(mine,))), KARPENTER)
     assert at.cordons == {mine.place: mine}
@@ -103,7 +103,7 @@ def leased(ends_s: float | None, *more: str, running: int = 1, **fields: object)
     return told(at, LeasesSeen(provider="cloud", leases=(replace(listed, **fields),), began_s=T0))
 
 
-def test_who_leads_next_moves_who_is_on_it_as_early_as_the_leader_before() -> None:
+def test_new_leader_cordons_an_ending_order_as_early_as_its_predecessor() -> None:
     """When a Lease came that another leader ordered nobody knows: it did not begin now."""
     ends_s = T0 + 1000.0
     old = leased(ends_s)
@@ -121,7 +121,7 @@ def acquired(actions: tuple[Action, ...]) -> list[str]:
     return [one.order.id.provider for one in actions if isinstance(one, AcquireLease)]
 
 
-def test_a_lease_that_ends_is_replaced_before_and_drained_in_time() -> None:
+def test_ending_order_is_replaced_early_and_drained_in_time() -> None:
     at = leased(T0 + 2 * HOUR_S)
     assert not at.cordons
     begins_s = T0 + 2 * HOUR_S - 2 * 360.0 - DRAIN_S
@@ -137,11 +137,11 @@ def test_a_lease_that_ends_is_replaced_before_and_drained_in_time() -> None:
     assert drains(told(later, Tick(), now_s=last_s), last_s) == ["node n1: its lease of cloud ends"]
 
 
-def test_a_lease_without_an_end_stays() -> None:
+def test_order_without_an_end_is_not_cordoned() -> None:
     assert not told(leased(None), Tick(), now_s=T0 + 1000 * HOUR_S).cordons
 
 
-def test_a_lease_that_its_provider_takes_back_moves_and_says_why() -> None:
+def test_order_reclaimed_by_its_provider_is_cordoned_with_the_reason() -> None:
     at = leased(T0, "n2", phase="leaving", says="Karpenter takes it: Underutilized")
     at = told(at, Tick(), now_s=T0 + 1)
     (cordon,) = at.cordons.values()
@@ -149,13 +149,13 @@ def test_a_lease_that_its_provider_takes_back_moves_and_says_why() -> None:
     assert kinds(plan(at, T0 + 1))[:1] == ["start a"]
 
 
-def test_only_the_devices_of_a_lease_are_left_where_a_node_has_more() -> None:
+def test_only_the_devices_of_an_ending_order_are_cordoned() -> None:
     at = told(leased(T0, device_ids=("g-n1",)), Tick(), now_s=T0 + 1)
     assert set(at.cordons) == {CordonTarget("device", "g-n1")}
 
 
 @pytest.mark.parametrize("phase", ["here", "leaving"])
-def test_where_room_was_booked_on_a_node_that_stays_everybody_stays(phase: str) -> None:
+def test_ended_reservation_on_a_permanent_node_drains_no_replica(phase: str) -> None:
     room = replace(cloud(), room=True, lasts_s=HOUR_S)
     listed = Listed(name="lease", offer=room, devices=1, phase="here", committed=True, node="n1", owner=A.name)
     at = offered(served("n2"), room, now_s=T0)
@@ -167,7 +167,7 @@ def test_where_room_was_booked_on_a_node_that_stays_everybody_stays(phase: str) 
         assert not drains(at, now_s)
 
 
-def test_an_idle_lease_that_ends_is_given_back() -> None:
+def test_idle_order_that_ends_is_released() -> None:
     idle = leased(T0, running=0)
     gone = [one.reason for one in plan(idle, T0).actions if isinstance(one, ReleaseLease)]
     assert gone == ["it ends, and nobody is on it"]
@@ -205,7 +205,7 @@ def heard(at: World, now_s: float) -> Report:
     return replace(one.report, sequence=int(now_s * 10), epoch=at.epoch)
 
 
-def test_of_a_node_that_nobody_needs_idle_devices_are_given_back_at_once() -> None:
+def test_idle_device_of_an_unneeded_node_is_released_early() -> None:
     """Case 3: they would go with it."""
     assert not released(attached(served(running=0)), T0 + STRAY_S), "where it stays, to have it again would cost more"
     at = tainted(attached(served(running=0)), UNNEEDED)
@@ -215,7 +215,7 @@ def test_of_a_node_that_nobody_needs_idle_devices_are_given_back_at_once() -> No
 
 
 @pytest.mark.parametrize("kept_s", [0.0, 700.0, 100_000.0])
-def test_what_settings_say_is_kept_idle_for_so_long(kept_s: float) -> None:
+def test_keep_seconds_holds_idle_capacity(kept_s: float) -> None:
     at = attached(served(running=0))
     entry = ProviderSettings(name="rack", cro=Cro(model="A100"), keep_seconds=kept_s)
     at = replace(at, settings=replace(at.settings, capacity=(entry,)))
@@ -224,13 +224,13 @@ def test_what_settings_say_is_kept_idle_for_so_long(kept_s: float) -> None:
     assert released(at, T0 + kept_s) == told
 
 
-def test_who_is_on_a_node_that_nobody_needs_stays_there() -> None:
+def test_replica_on_an_unneeded_node_keeps_running() -> None:
     at = tainted(attached(served("n2")), UNNEEDED)
     assert not at.cordons
     assert not kinds(plan(at, T0 + HOUR_S))
 
 
-def test_the_device_of_a_node_that_goes_is_given_back_when_its_replica_has_moved() -> None:
+def test_device_of_a_removed_node_is_released_after_its_replica_moved() -> None:
     """Case 3: its removal has begun."""
     at = tainted(attached(served("n2")), "ToBeDeletedByClusterAutoscaler")
     assert not released(at, T0)
@@ -239,7 +239,7 @@ def test_the_device_of_a_node_that_goes_is_given_back_when_its_replica_has_moved
     assert released(empty, T0) == ["it ends, and nobody is on it"]
 
 
-def test_of_a_node_that_cannot_be_removed_only_idle_devices_go() -> None:
+def test_only_idle_devices_of_a_node_in_use_are_released() -> None:
     """Case 4: somebody is on another of its Devices."""
     b, late_s = model("b", 16), T0 + 2 * HOUR_S
     slices = [device(name, 16, NodeId("n1")) for name in ("g-n1", "g2-n1")]

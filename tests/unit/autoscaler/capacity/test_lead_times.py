@@ -29,7 +29,7 @@ from tests.kit.offered import cloud, offer
 SECONDS = st.floats(0.1, 10_000.0)
 
 
-def test_before_anything_is_learnt_it_takes_what_is_expected() -> None:
+def test_lead_time_without_history_follows_the_expected_time() -> None:
     found = estimate_lead_time(offer(expected_s=60.0))
     assert (found.p50_s, found.p95_s) == (60.0, 60.0 * P95_RATIO)
     assert found.by(60.0) == pytest.approx(0.45), "half of those that come, of which there are nine in ten"
@@ -38,7 +38,7 @@ def test_before_anything_is_learnt_it_takes_what_is_expected() -> None:
     assert found.by(0.0) == found.by(-1.0) == 0.0
 
 
-def test_what_came_is_believed_more_the_more_often_it_came() -> None:
+def test_repeated_deliveries_replace_the_expected_lead_time() -> None:
     learnt = NO_LEARNT
     for _ in range(2):
         learnt = record_delivery(learnt, 10.0)
@@ -50,7 +50,7 @@ def test_what_came_is_believed_more_the_more_often_it_came() -> None:
     assert told.confidence > 0.9
 
 
-def test_what_does_not_come_is_trusted_less_and_soon_again_when_it_does() -> None:
+def test_failed_deliveries_lower_confidence_and_successes_raise_confidence() -> None:
     learnt = NO_LEARNT
     for _ in range(40):
         learnt = record_failed_delivery(learnt)
@@ -62,14 +62,14 @@ def test_what_does_not_come_is_trusted_less_and_soon_again_when_it_does() -> Non
     assert len(learnt.took_s) == STARTS_MAX
 
 
-def test_of_a_queue_nobody_can_say_until_one_came() -> None:
+def test_lead_time_of_a_queue_is_unknown_until_the_first_delivery() -> None:
     assert estimate_lead_time(cloud(expected_s=None)).p50_s == inf
     assert estimate_lead_time(cloud(expected_s=None)).by(inf) == 0.0
     assert estimate_lead_time(cloud(expected_s=None), record_delivery(NO_LEARNT, 500.0)).p50_s == 500.0
 
 
 @given(st.lists(SECONDS, max_size=40), SECONDS, SECONDS, SECONDS)
-def test_later_is_never_less_likely_and_nothing_is_more_than_sure(
+def test_delivery_probability_is_monotonic_and_bounded_by_confidence(
     took: list[float], prior: float, one: float, other: float
 ) -> None:
     learnt = NO_LEARNT
@@ -81,13 +81,13 @@ def test_later_is_never_less_likely_and_nothing_is_more_than_sure(
     assert 0.0 <= found.by(min(one, other)) <= found.by(max(one, other)) <= found.confidence <= 1.0
 
 
-def test_what_is_idle_is_kept_for_what_it_costs_to_have_it_again() -> None:
+def test_idle_keep_time_is_proportional_to_the_lead_time_within_bounds() -> None:
     assert keep_s(NO_LEARNT, 60.0, 0.0) == 60.0 * (1.0 + WAIT_WORTH)
     assert keep_s(NO_LEARNT, 1.0, 0.0) == KEPT_S[0]
     assert keep_s(NO_LEARNT, 1e6, 0.0) == KEPT_S[1]
 
 
-def test_what_is_used_again_soon_is_kept_and_what_never_is_goes_at_once() -> None:
+def test_capacity_reused_soon_is_kept_and_never_reused_is_not_kept() -> None:
     often = LeadTimeStats(gaps_s=(20.0,) * 10)
     assert 20.0 <= keep_s(often, 60.0, 0.0) <= 21.0
     assert keep_s(often, 60.0, 25.0) == 0.0, "that time is over"
@@ -95,7 +95,7 @@ def test_what_is_used_again_soon_is_kept_and_what_never_is_goes_at_once() -> Non
     assert keep_s(LeadTimeStats(gaps_s=(5000.0,) * 10), 60.0, 0.0) == 0.0, "it would cost more than to have it again"
 
 
-def test_what_was_given_back_and_is_ordered_again_would_have_been_used_again() -> None:
+def test_reorder_after_a_release_is_recorded_as_a_reuse_gap() -> None:
     learnt = NO_LEARNT
     for _ in range(GAPS_MIN):
         learnt = record_reorder(record_release(learnt, 100.0), 140.0)

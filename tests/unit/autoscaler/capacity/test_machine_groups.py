@@ -69,7 +69,7 @@ def more(at: World, now_s: float, *offers: Offer) -> World:
 # --- how much is on its way -------------------------------------------------------------------------------------------
 
 
-def test_what_a_group_is_raised_by_is_on_its_way_until_it_shows_its_devices() -> None:
+def test_group_growth_is_pending_until_its_devices_appear() -> None:
     one = adopt_group(group(2, 2), 0.0)
     assert one.coming == 0
     one = update_growth(one, group(4, 2), 2, 10.0)
@@ -82,14 +82,14 @@ def test_what_a_group_is_raised_by_is_on_its_way_until_it_shows_its_devices() ->
     assert update_growth(one, group(5, 3), 3, 40.0) == GroupGrowth(group=group(5, 3), coming=2, shown=3, since_s=40.0)
 
 
-def test_a_node_that_is_lost_is_no_growth() -> None:
+def test_lost_node_is_not_counted_as_group_growth() -> None:
     one = update_growth(adopt_group(group(2, 2), 0.0), group(2, 1), 1, 10.0)
     assert one.coming == 0
     assert update_growth(one, group(2, 2), 2, 20.0).coming == 0
     assert update_growth(update_growth(one, group(2, 2), 1, 20.0), group(3, 2), 2, 30.0).coming == 1
 
 
-def test_of_a_group_that_was_made_since_the_last_look_what_is_not_ready_is_on_its_way() -> None:
+def test_unready_nodes_of_a_new_group_are_counted_as_growth() -> None:
     assert update_growth(None, group(3, 1), 1, 5.0) == GroupGrowth(group=group(3, 1), coming=2, shown=1, since_s=5.0)
     assert update_growth(None, group(0), 0, 5.0).coming == 0
     assert update_growth(None, group(3, 3), 0, 5.0).coming == 0, "moved here from elsewhere, with its nodes"
@@ -98,7 +98,7 @@ def test_of_a_group_that_was_made_since_the_last_look_what_is_not_ready_is_on_it
 # --- what follows -----------------------------------------------------------------------------------------------------
 
 
-def test_a_group_that_grows_is_supply_on_its_way_and_nothing_is_ordered_beside_it() -> None:
+def test_growing_group_counts_as_supply_and_prevents_an_order() -> None:
     at = seen(surge(offer(), cloud()), group(0))
     assert orders(plan(at, T0).actions)
     at = seen(at, group(1))
@@ -114,7 +114,7 @@ def test_a_group_that_grows_is_supply_on_its_way_and_nothing_is_ordered_beside_i
     assert after.capacity.groups[NAME].coming == 0
 
 
-def test_a_machine_that_was_broken_before_anybody_looked_keeps_nothing_from_being_ordered() -> None:
+def test_machine_broken_before_the_first_poll_does_not_prevent_an_order() -> None:
     """It is asked by whoever starts, for weeks; what grows truly is counted from the next look on."""
     at = seen(surge(offer()), group(3, 2))
     assert orders(plan(at, T0).actions) == [("rack", 1)]
@@ -123,24 +123,24 @@ def test_a_machine_that_was_broken_before_anybody_looked_keeps_nothing_from_bein
     assert not plan(at, T0 + 5).actions
 
 
-def test_a_group_that_was_not_there_at_the_look_before_grows() -> None:
+def test_group_absent_at_the_previous_poll_counts_as_supply() -> None:
     at = seen(surge(offer()))
     assert at.capacity.grouped
     assert not plan(seen(at, group(1), now_s=T0 + 5), T0 + 5).actions
 
 
-def test_what_is_on_its_way_is_a_metric() -> None:
+def test_coming_machines_are_exported_as_a_metric() -> None:
     at = grows(surge(offer()), group(2, 1), group(0, offer=None, name="MachineSet default/cpu"))
     coming = [line for line in Metrics(lambda: at).text().decode().splitlines() if "machines_coming{" in line]
     assert coming == ['pilotlight_machines_coming{group="MachineSet default/g"} 1.0']
 
 
-def test_only_what_exceeds_that_growth_is_ordered() -> None:
+def test_only_demand_beyond_the_group_growth_is_ordered() -> None:
     at = grows(surge(cloud(many=4), waiting=3), group(1))
     assert orders(plan(at, T0).actions) == [("cloud", 1), ("cloud", 1)]
 
 
-def test_what_does_not_come_is_not_waited_for_for_ever() -> None:
+def test_stalled_group_growth_stops_preventing_orders_after_a_limit() -> None:
     at = grows(surge(offer()), group(1))
     late_s = T0 + GROW_S
     at = waits(more(at, late_s, offer()), late_s)
@@ -152,11 +152,11 @@ def test_what_does_not_come_is_not_waited_for_for_ever() -> None:
     [group(1, claimed=1), group(1, offer=None), group(1, ready=1), group(0)],
     ids=["a pod of others waits for it", "it brings no Devices", "it is there", "nobody raised it"],
 )
-def test_what_is_no_supply_for_us_keeps_nothing_from_being_ordered(other: Group) -> None:
+def test_group_without_usable_growth_does_not_prevent_an_order(other: Group) -> None:
     assert orders(plan(grows(surge(offer()), other), T0).actions) == [("rack", 1)]
 
 
-def test_a_group_that_grows_for_an_order_of_ours_is_not_counted_beside_that() -> None:
+def test_group_growth_caused_by_our_order_is_not_counted_twice() -> None:
     """Cluster Autoscaler raises it for our placeholder: two that lack room need two nodes."""
     given = cloud(many=1, labels=LABELS)
     at, done = acted(surge(given, waiting=1))
@@ -168,7 +168,7 @@ def test_a_group_that_grows_for_an_order_of_ours_is_not_counted_beside_that() ->
     assert not orders(plan(seen(at, group(2), now_s=T0 + 6), T0 + 6).actions), "somebody raised it once more"
 
 
-def test_a_node_that_comes_for_an_order_of_ours_is_on_its_way_no_more_though_its_group_is_looked_at_later() -> None:
+def test_delivered_node_ends_the_group_growth_before_the_next_poll() -> None:
     """Else it stood for another's order, which was taken back."""
     at, done = acted(surge(cloud(labels=LABELS, expected_s=240.0), offer(expected_s=300.0, price_per_hour=9.0)))
     assert orders(done) == [("cloud", 1)]
@@ -186,7 +186,7 @@ def test_a_node_that_comes_for_an_order_of_ours_is_on_its_way_no_more_though_its
     assert seen(at, group(1), now_s=T0 + 243).capacity.groups[NAME].coming == 0, "it is counted once"
 
 
-def test_a_device_plug_in_that_starts_anew_is_no_node_that_came() -> None:
+def test_device_plugin_restart_is_not_counted_as_a_new_node() -> None:
     at = came(surge(offer(), cloud()), "g1")
     at = told(at, SlicesSeen(slices=tuple(replace(one, memory_bytes=GI) for one in at.slices.values())))
     at = seen(seen(at, group(1, 1)), group(2, 1), now_s=T0 + 1)
@@ -197,7 +197,7 @@ def test_a_device_plug_in_that_starts_anew_is_no_node_that_came() -> None:
     assert orders(plan(more(at, T0 + 6, offer(), cloud()), T0 + 6).actions) == []
 
 
-def test_an_order_of_ours_that_a_group_has_overtaken_is_withdrawn() -> None:
+def test_order_overtaken_by_group_growth_is_withdrawn() -> None:
     at, done = acted(surge(cloud(expected_s=600.0)))
     assert orders(done) == [("cloud", 1)]
     at = shown(seen(at, group(0)), T0 + 1, "cloud")
@@ -206,6 +206,6 @@ def test_an_order_of_ours_that_a_group_has_overtaken_is_withdrawn() -> None:
     assert gone.reason == "nobody waits for it any more"
 
 
-def test_how_many_devices_its_nodes_can_have_is_known_of_a_group_that_says_it() -> None:
+def test_device_limit_is_known_for_groups_that_declare_one() -> None:
     at = seen(surge(offer()), group(1, most=4), Group(name="MachineSet default/other", labels=LABELS))
     assert read_group_limits(at) == {NAME: (4, LABELS)}

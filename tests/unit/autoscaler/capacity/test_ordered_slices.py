@@ -24,9 +24,7 @@ def counted(number: int) -> Slice:
 
 
 @pytest.mark.parametrize(("first", "here"), [(1, [1, 2]), (2, [2, 3]), (None, [])])
-def test_of_devices_that_are_only_counted_a_lease_has_those_from_a_number_on(
-    first: int | None, here: list[int]
-) -> None:
+def test_order_owns_counted_devices_from_its_first_number(first: int | None, here: list[int]) -> None:
     ids = ("w1/GPU-a", "w1/GPU-b")
     listed = Listed(name="a", offer=offer(), devices=2, phase="here", node="w1", device_ids=ids, counted_from=first)
     lease = lease_of(listed)
@@ -42,7 +40,7 @@ def lease_of(listed: Listed) -> Lease:
     return lease
 
 
-def test_of_devices_that_are_attached_a_lease_has_none_before_its_provider_names_some() -> None:
+def test_order_owns_no_attached_device_before_its_provider_names_one() -> None:
     """Else it had those of the node's own, nobody would wait for it, and another was ordered."""
     listed = Listed(name="a", offer=offer(), devices=1, node="w1", counted_from=0)
     assert not is_slice_of_lease(lease_of(listed), counted(0))
@@ -50,7 +48,7 @@ def test_of_devices_that_are_attached_a_lease_has_none_before_its_provider_names
     assert is_slice_of_lease(lease_of(added), counted(0)), "of a node that was added it has all"
 
 
-def test_while_a_device_is_on_its_way_to_a_node_that_has_one_no_second_is_ordered() -> None:
+def test_no_second_device_is_ordered_while_the_first_is_undelivered() -> None:
     two = model("a", 0, gpu=Gpu(count=2))
     own = replace(counted(0), memory_bytes=16 * GI, shared=False, product="A100", kind="whole")
     waits = gateway(levels=[level("a", 1, wait_s=60.0)])
@@ -72,7 +70,7 @@ def alone(**more: Any) -> World:
     return told(begin, LeasesSeen(provider="rack", leases=(listed,), began_s=T0 + 1), now_s=T0 + 1)
 
 
-def test_where_nobody_knows_whose_device_is_which_a_lease_waits_until_its_node_is_idle() -> None:
+def test_release_of_unidentified_devices_waits_until_their_node_is_idle() -> None:
     """Ordered to go it would be closed, and stay as long as the other is used."""
     idle = alone()
     (lease,) = idle.capacity.leases.values()
@@ -110,13 +108,13 @@ def there(name: str, pool: str) -> dict[SliceId, Slice]:
     return {SliceId(name): replace(device(name, 16, "w9"), labels={"pool": pool})}
 
 
-def test_a_pod_on_what_was_lent_says_so_whoever_it_was_ordered_for() -> None:
+def test_pod_on_ordered_capacity_gets_its_marks_for_any_model() -> None:
     of = lent()
     assert select_pod_marks(of, A.name, NEW) == select_pod_marks(of, OTHER, NEW) == SAYS
     assert select_pod_marks(of, A.name, CPU) == NO_MARKS
 
 
-def test_what_was_booked_for_a_model_is_for_its_pods_wherever_they_find_room() -> None:
+def test_marks_of_a_booking_apply_to_its_model_on_matching_nodes() -> None:
     after, _ = acted(surge(offer(labels={"pool": "l4"})))
     booked = shown(after, T0 + 1.0, phase="coming", marks=SAYS)
     booked = replace(booked, slices={**booked.slices, **there("new0", "l4"), **there("x", "t4")})
@@ -125,7 +123,7 @@ def test_what_was_booked_for_a_model_is_for_its_pods_wherever_they_find_room() -
     assert select_pod_marks(booked, OTHER, NEW) == NO_MARKS
 
 
-def test_the_plan_gives_them_to_who_starts_there() -> None:
+def test_started_replica_carries_the_marks_of_its_slices() -> None:
     (started,) = (one for one in plan(lent(), T0 + 2.0).actions if isinstance(one, StartReplica))
     assert started.replica.slices == NEW
     assert started.replica.marks == SAYS

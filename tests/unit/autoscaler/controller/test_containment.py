@@ -68,7 +68,7 @@ def started(loop: SteppedLoop) -> list[str]:
 
 
 @pytest.mark.parametrize("bad", [{3}, {0}, {99}, {3, 4, 57}, set(range(CULPRITS_MAX))])
-def test_the_culprits_are_found_with_few_trials(bad: set[int]) -> None:
+def test_culprits_are_found_with_few_trials(bad: set[int]) -> None:
     trials = 0
 
     def works(out: Collection[int]) -> bool:
@@ -80,7 +80,7 @@ def test_the_culprits_are_found_with_few_trials(bad: set[int]) -> None:
     assert trials <= 2 + 9 * len(bad)
 
 
-def test_of_many_culprits_some_are_found() -> None:
+def test_number_of_found_culprits_is_bounded() -> None:
     assert len(find_culprits(range(100), lambda out: len(out) > CULPRITS_MAX)) == CULPRITS_MAX
     assert find_culprits(range(100), lambda _: False) == ()
     assert find_culprits([], lambda _: False) == ()
@@ -97,7 +97,7 @@ def test_a_fault_is_described_in_one_printable_line() -> None:
     assert describe_error(ExceptionGroup("", [caught.value])) == said
 
 
-def test_of_two_models_the_one_is_at_fault_that_was_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fault_is_attributed_to_the_model_that_was_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
     """To evict `big` raises; only when `b` needs its room."""
     big = model("big", 20)
     inject(monkeypatch, "autoscaler.placement.model.bins:evictable_s", concerns("big"))
@@ -109,7 +109,7 @@ def test_of_two_models_the_one_is_at_fault_that_was_looked_at(monkeypatch: pytes
 # --- the masked World -------------------------------------------------------------------------------------------------
 
 
-def test_replicas_of_a_quarantined_model_keep_their_room_and_cannot_be_evicted() -> None:
+def test_replica_of_a_quarantined_model_keeps_its_slice_unevicted() -> None:
     big = model("big", 20)
     waits = [gateway(levels=[level("b", 1, wait_s=99.0)])]
     before = world([big, B], [device("gpu0", 24)], [replica(big, "r")], waits, USED)
@@ -166,7 +166,7 @@ def publish_all(loop: SteppedLoop) -> None:
     loop.loop.contained("publish", lambda at: routes.routes_full(at, GatewayId("g1"), loop.now_s))
 
 
-def test_a_cold_models_calls_are_refused_and_not_to_be_retried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_for_a_faulty_cold_model_are_rejected_for_60_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     inject(monkeypatch, "autoscaler.demand.desired_replicas:compute_desired_replicas", concerns("b"))
     loop = stepped()
     after = loop.step(called(A, B))
@@ -196,7 +196,7 @@ def test_routes_change_when_a_quarantine_begins_and_ends(monkeypatch: pytest.Mon
     assert [one.refusal for one in told.models if one.model == "b"] == [None]
 
 
-def test_it_is_tried_again_after_one_two_four_minutes_and_half_an_hour_at_most(
+def test_quarantine_doubles_with_each_fault_up_to_thirty_minutes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     faults = inject(monkeypatch, "autoscaler.demand.desired_replicas:compute_desired_replicas", concerns("b"))
@@ -239,7 +239,7 @@ def test_wake_ends_the_quarantine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert loop.loop.world.faults[B.name].times == 1  # a fault within half an hour doubles the next quarantine
 
 
-def test_observations_of_a_quarantined_model_are_folded_when_its_quarantine_ends(
+def test_deferred_observations_are_folded_when_the_quarantine_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     faults = inject(monkeypatch, "autoscaler.fold.replicas:apply_replica_observation", concerns("b"))
@@ -257,7 +257,7 @@ def test_an_operator_can_stop_a_quarantined_model(monkeypatch: pytest.MonkeyPatc
     assert loop.step(ModelStopped(model=B.name)).replicas[ReplicaId("rb")].state is S.DRAINING
 
 
-def test_a_faulty_document_leaves_the_one_before_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_faulty_document_keeps_the_previous_document_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = stepped()
     faults = inject(
         monkeypatch, "autoscaler.fold.fold:correct_memory_estimate", lambda of, _: of.name == "b" and of.spec.paused
@@ -271,7 +271,7 @@ def test_a_faulty_document_leaves_the_one_before_in_force(monkeypatch: pytest.Mo
     assert loop.step(Tick()).models[B.name].spec.paused
 
 
-def test_a_fault_that_no_model_explains_keeps_the_last_plan_and_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fault_without_a_culprit_keeps_the_last_plan_and_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = stepped()
     faults = inject(monkeypatch, "autoscaler.provisioning.provisioner:provision_capacity", lambda *_: True)
     after = loop.step(called(A))
@@ -296,7 +296,7 @@ def test_an_observation_that_cannot_be_folded_is_retried(monkeypatch: pytest.Mon
     assert (after.degraded, "g2" in after.gateways) == ("", True)
 
 
-def test_slots_that_calls_of_a_faulty_model_use_do_not_count_as_free(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slots_used_by_a_faulty_model_do_not_count_as_free(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the same slot would be given to another gateway."""
     loop = stepped(replica(B, "rb", ["gpu1"], state=S.READY))
     use = ReplicaUse(replica=ReplicaId("rb"), hold=1, in_use=1)
@@ -308,7 +308,7 @@ def test_slots_that_calls_of_a_faulty_model_use_do_not_count_as_free(monkeypatch
     assert (after.gateways[GatewayId("g1")].uses, after.loads[A.name].waiting) == ({use.replica: use}, 1)
 
 
-def test_an_observation_of_the_same_thing_replaces_one_that_could_not_be_folded(
+def test_newer_observation_replaces_an_older_one_that_failed_to_fold(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Else a replica that is gone would come back when the older observation is folded."""
@@ -334,7 +334,7 @@ def test_observations_of_two_gateways_do_not_replace_each_other(monkeypatch: pyt
     assert all(loop.loop.world.gateways[GatewayId(name)].gone for name in ("g2", "g3"))
 
 
-def test_what_could_not_be_done_is_forgotten_when_the_leadership_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_action_is_discarded_when_the_leadership_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     faults = inject(monkeypatch, "tests.kit.steps:IdleDriver.stop", concerns("b"))
     loop = stepped(replica(B, "rb", state=S.FAILED))
     loop.step(called(A))
@@ -345,7 +345,7 @@ def test_what_could_not_be_done_is_forgotten_when_the_leadership_changes(monkeyp
     assert not loop.driver.stopped
 
 
-def test_many_models_at_fault_do_not_stop_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_faulty_models_do_not_stop_the_other_models(monkeypatch: pytest.MonkeyPatch) -> None:
     bad = [model(f"x{number}", 1) for number in range(2 * CULPRITS_MAX + 3)]
     faults = inject(
         monkeypatch,
@@ -377,7 +377,7 @@ def test_a_new_model_whose_document_raises_is_quarantined(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("order", ["start", "stop", "obstacle"])
-def test_a_driver_that_raises_for_one_model_serves_the_others(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_driver_error_for_one_model_does_not_affect_the_others(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
     faults = inject(monkeypatch, f"tests.kit.steps:IdleDriver.{order}", concerns("b"))
     loop = stepped(*([replica(B, "rb", state=S.FAILED)] if order == "stop" else []))
     after = loop.step(called(A, B))
@@ -401,7 +401,7 @@ def test_a_driver_reports_a_fault_by_an_observation(monkeypatch: pytest.MonkeyPa
     assert loop.step(FaultSeen(model=ModelName(""), reason="")).degraded == ""
 
 
-def test_a_listener_that_raises_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_listener_does_not_stop_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     faults = inject(monkeypatch, "autoscaler.demand.desired_replicas:compute_desired_replicas", lambda *_: False)
     loop, works = stepped(), [False]
 
@@ -443,7 +443,7 @@ async def fails(times: int, error: Exception) -> list[tuple[float, str]]:
     return said
 
 
-def test_a_task_of_a_driver_is_tried_again_after_one_two_four_seconds() -> None:
+def test_failed_driver_task_is_retried_after_a_doubling_delay() -> None:
     said = virtual.run(fails(3, ValueError("odd")))
     begun_s = said[0][0]
     assert [at_s - begun_s for at_s, _ in said] == [0, 1, 3, 67, 127]

@@ -26,7 +26,7 @@ def told(batch: list[Observation]) -> list[str]:
     ]
 
 
-def test_below_its_bound_everything_is_kept_in_order() -> None:
+def test_inbox_below_its_bound_keeps_all_observations_in_order() -> None:
     box = Inbox()
     for sequence in range(1, INBOX_MAX):
         box.put((reported(sequence),))
@@ -36,7 +36,7 @@ def test_below_its_bound_everything_is_kept_in_order() -> None:
     assert box.take() == ([], 0)
 
 
-def test_above_it_only_the_newest_report_of_each_boot_is_kept_and_what_drivers_say_stays_as_it_is() -> None:
+def test_inbox_above_its_bound_keeps_the_newest_report_of_each_boot() -> None:
     box = Inbox()
     box.put(
         (seen(Seen.STARTING), reported(1), seen(Seen.READY), reported(1, boot="b2"), reported(1, name="g2"), Tick())
@@ -52,20 +52,20 @@ def test_above_it_only_the_newest_report_of_each_boot_is_kept_and_what_drivers_s
     assert len(batch) + count == 2 * INBOX_MAX + 4
 
 
-def test_counts_that_only_an_earlier_report_says_are_kept_because_it_was_acknowledged() -> None:
+def test_merge_keeps_totals_that_only_an_earlier_report_contains() -> None:
     other = Total(model=ModelName("other"), tenant=TenantName("acme"), refused_cold=1)
     (one,) = merge_reports([reported(1, totals=(total(admitted=1), other)), reported(2, totals=(total(admitted=2),))])
     assert isinstance(one, Reported)
     assert (one.report.sequence, set(one.report.totals)) == (2, {total(admitted=2), other})
 
 
-def test_a_report_that_came_late_is_not_the_newest() -> None:
+def test_merge_prefers_the_higher_sequence_over_a_later_arrival() -> None:
     (one,) = merge_reports([reported(2, totals=(total(admitted=2),)), reported(1, totals=(total(admitted=1),))])
     assert isinstance(one, Reported)
     assert (one.report.sequence, one.report.totals) == (2, (total(admitted=2),))
 
 
-def test_what_cannot_shrink_is_not_looked_at_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inbox_of_unmergeable_observations_is_rarely_scanned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inbox, "INBOX_MAX", 10)
     looks: list[int] = []
 
@@ -86,7 +86,7 @@ REPORTS = st.lists(st.tuples(st.sampled_from(("g1", "g2")), st.integers(0, 3), s
 
 @given(REPORTS)
 @settings(derandomize=True, deadline=None, max_examples=examples(100))
-def test_merged_reports_mean_the_same_as_all_of_them(steps: list[tuple[str, int, int]]) -> None:
+def test_folding_merged_reports_equals_folding_all_reports(steps: list[tuple[str, int, int]]) -> None:
     """Demand, use and service; only peaks between two of them are not seen."""
     batch: list[Observation] = []
     admitted = dict.fromkeys(("g1", "g2"), 0)

@@ -63,7 +63,7 @@ class Driver:
         await one
 
 
-async def test_a_start_waits_for_its_weights_and_one_without_any_does_not() -> None:
+async def test_start_waits_for_its_weights_or_proceeds_at_once_without_any() -> None:
     driver = Driver()
     (task,) = driver.begin()
     assert driver.begin() == [], "it is on its way"
@@ -77,7 +77,7 @@ async def test_a_start_waits_for_its_weights_and_one_without_any_does_not() -> N
     assert driver.heard[3:] == [None]
 
 
-async def test_what_is_stopped_meanwhile_is_never_created() -> None:
+async def test_start_stopped_while_waiting_for_weights_creates_no_pod() -> None:
     driver = Driver()
     (task,) = driver.begin()
     driver.bringing.stop(ONE.id)
@@ -87,7 +87,7 @@ async def test_what_is_stopped_meanwhile_is_never_created() -> None:
     assert driver.heard == [BRINGING]
 
 
-async def test_weights_that_do_not_come_fail_the_start() -> None:
+async def test_weight_delivery_failure_fails_the_start() -> None:
     driver = Driver()
     (task,) = driver.begin()
     assert driver.laid is not None
@@ -111,7 +111,7 @@ def step(after: World) -> LoopStep:
     return LoopStep(after, after, Plan(), (), (), T0, T0, T0)
 
 
-async def test_a_step_that_brings_the_agents_word_ends_the_wait() -> None:
+async def test_agent_report_of_delivered_weights_ends_the_wait() -> None:
     at, told = said(), list[str]()
     supply = AgentNodeSupply(lambda: at, lambda: T0)
     coming = supply(ONE, ADA, told.append)
@@ -125,7 +125,7 @@ async def test_a_step_that_brings_the_agents_word_ends_the_wait() -> None:
     assert await task == Laid("copies/x/files", "a.gguf")
 
 
-async def test_how_pods_can_see_them_is_waited_for_a_while() -> None:
+async def test_start_waits_a_limited_time_for_the_cluster_mount_facts() -> None:
     there = {"replicas": (ReplicaId("a1"),), "folder": "copies/x/files"}
     at, told = replace(said(**there), mounting=None), list[str]()
     supply = AgentNodeSupply(lambda: at, lambda: T0)
@@ -144,7 +144,7 @@ async def test_how_pods_can_see_them_is_waited_for_a_while() -> None:
         await late
 
 
-def test_what_is_no_matter_of_nodes_is_not_waited_for() -> None:
+def test_file_artifact_needs_no_wait_and_a_cpu_model_has_an_obstacle() -> None:
     supply = AgentNodeSupply(said, lambda: T0)
     of_file = replace(ADA, spec=replace(ADA.spec, artifact="file:///a"))
     assert supply(ONE, of_file, lambda _: None) is None

@@ -20,19 +20,19 @@ def supply(facts: ClusterFacts | None = None) -> AgentNodeSupply:
     return AgentNodeSupply(lambda: at, lambda: 0.0)
 
 
-def test_a_model_that_allows_what_is_unsafe_is_brought_as_any_other() -> None:
+def test_model_that_allows_unsafe_weights_has_no_obstacle() -> None:
     assert supply().obstacle(model("oci://r.io/a:1", allow_unsafe=True)) == ""
     assert supply().brings(model("oci://r.io/a:1", allow_unsafe=True))
 
 
-def test_adapters_are_brought_also_where_the_models_own_weights_are_not() -> None:
+def test_adapters_are_delivered_even_if_the_model_weights_are_local() -> None:
     one = model("file:///m", adapters=LORA)
     assert supply().brings(one)
     assert not supply().brings(model("file:///m"))
     assert supply()(replica(one, "r"), model("file:///m"), lambda _: None) is None
 
 
-def test_what_keeps_an_adapter_off_its_node_or_out_of_its_pods_is_said_with_its_name() -> None:
+def test_adapter_obstacle_names_the_adapter_or_its_artifact() -> None:
     on_cpu = model("file:///m", adapters=LORA, gpu=Gpu(count=0))
     assert supply().obstacle(on_cpu).startswith("oci://r.io/lora:1 is brought to one node")
     nowhere = supply(ClusterFacts()).obstacle(model("pvc://claim", adapters=LORA))

@@ -35,18 +35,18 @@ def ask(of: Model, *, history: History = KNOWN, now_s: float = T0, **fields: Any
     return compute_desired_replicas(made, of, now_s)
 
 
-def test_a_single_waiting_call_wakes_a_model_at_once() -> None:
+def test_single_queued_request_wakes_a_model_at_once() -> None:
     answer = ask(model("a"), gateways=[gateway(levels=[level("a", 1)])])
     assert (answer.count, answer.urgent, answer.reason) == (1, True, "1 waiting, tenant acme")
 
 
-def test_a_flood_at_zero_starts_as_many_as_it_needs_and_may_have() -> None:
+def test_flood_at_zero_starts_the_needed_replicas_up_to_the_maximum() -> None:
     flood = [gateway(levels=[level("a", 1000)])]
     assert ask(model("a", slots=8, high=4), gateways=flood).count == 4
     assert ask(model("a", slots=400, high=4), gateways=flood).count == 3
 
 
-def test_a_spike_of_one_tick_starts_no_second_replica_but_a_lasting_one_does() -> None:
+def test_short_spike_starts_no_second_replica_but_a_lasting_one_does() -> None:
     a = model("a", slots=4, high=3)
     spike: dict[str, Any] = {
         "replicas": [replica(a, "r1")],
@@ -57,27 +57,27 @@ def test_a_spike_of_one_tick_starts_no_second_replica_but_a_lasting_one_does() -
     assert ask(a, now_s=T0 + 1.5, **spike).count == 3
 
 
-def test_while_nobody_waits_time_alone_starts_no_more() -> None:
+def test_replica_count_does_not_grow_without_queued_requests() -> None:
     a = model("a", slots=1, high=4)
     left = [replica(a, "r1"), replica(a, "r2", move=Move(replica=ReplicaId("r1")))]
     answer = ask(a, replicas=left, gateways=[gateway(levels=[level("a", 0, 2)])])
     assert (answer.count, answer.next_s) == (2, None), "both serve, one in the place of the other"
 
 
-def test_a_replica_counts_with_the_slots_that_it_was_granted() -> None:
+def test_replica_counts_with_its_granted_slots() -> None:
     a = model("a", slots=4, high=2)
     calls = [gateway(levels=[level("a", 1, 3, wait_s=60)])]
     assert ask(a, replicas=[replica(a, "r1")], gateways=calls).count == 1
     assert ask(a, replicas=[replica(a, "r1", slots=3)], gateways=calls).count == 2
 
 
-def test_supply_that_is_starting_counts() -> None:
+def test_starting_replica_counts_as_supply() -> None:
     a = model("a", slots=4, high=4)
     supply = [replica(a, "r1"), replica(a, "r2", state=S.STARTING)]
     assert ask(a, replicas=supply, gateways=[gateway(levels=[level("a", 4, 4, wait_s=60)])]).count == 2
 
 
-def test_a_backlog_that_is_done_before_a_start_would_be_starts_nothing() -> None:
+def test_backlog_served_before_a_start_would_finish_starts_nothing() -> None:
     a = model("a", slots=4, high=4)
     done = Total(model=ModelName("a"), tenant=TenantName("acme"), finished=100, busy_slot_us=100_000_000)
     quick = gateway(levels=[level("a", 20, 4, wait_s=5)], totals={(a.name, TenantName("acme")): done})
@@ -85,7 +85,7 @@ def test_a_backlog_that_is_done_before_a_start_would_be_starts_nothing() -> None
     assert (answer.count, "done in about 5 s, a start takes 8 s" in answer.reason) == (1, True)
 
 
-def test_fewer_only_when_the_peak_of_the_idle_window_fits_fewer() -> None:
+def test_scale_down_waits_until_the_peak_of_the_idle_window_fits() -> None:
     a = model("a", slots=4, high=3, idle_seconds=60.0)
     supply = [replica(a, name, created_s=T0 - 2000) for name in ("r1", "r2", "r3")]
     told = [gateway(levels=[level("a", 0, 2)])]
@@ -98,7 +98,7 @@ def test_fewer_only_when_the_peak_of_the_idle_window_fits_fewer() -> None:
 
 
 @pytest.mark.parametrize("idle_seconds", ["auto", 60.0, 300.0])
-def test_a_second_replica_that_got_ready_stays_twenty_windows_or_minutes(idle_seconds: float | str) -> None:
+def test_ready_second_replica_is_kept_for_twenty_minutes(idle_seconds: float | str) -> None:
     a = model("a", slots=4, high=2, idle_seconds=idle_seconds)
     supply = [replica(a, "r1"), replica(a, "r2", created_s=T0 - 1100)]
     told = [gateway(levels=[level("a", 0, 2)])]
@@ -108,7 +108,7 @@ def test_a_second_replica_that_got_ready_stays_twenty_windows_or_minutes(idle_se
     assert ask(a, replicas=supply, gateways=fresh, history=History(last_activity_s=T0), now_s=T0 + 1101).count == 1
 
 
-def test_zero_comes_one_idle_window_after_the_last_finish() -> None:
+def test_scale_to_zero_happens_one_idle_timeout_after_the_last_finish() -> None:
     a = model("a", idle_seconds=60.0)
     made: dict[str, Any] = {"replicas": [replica(a, "r1")], "history": History(last_activity_s=T0 - 55)}
     answer = ask(a, **made)
@@ -117,7 +117,7 @@ def test_zero_comes_one_idle_window_after_the_last_finish() -> None:
     assert (gone.count, gone.reason) == (0, "idle for 60 s")
 
 
-def test_what_a_leader_adopts_has_a_whole_idle_window_from_then_on() -> None:
+def test_adopted_replica_gets_a_full_idle_timeout_under_a_new_leader() -> None:
     a = model("a", idle_seconds=60.0)
     old: dict[str, Any] = {"replicas": [replica(a, "r1")], "history": History(last_activity_s=T0 - 70)}
     answer = ask(a, leading_since_s=T0 - 20, **old)
@@ -126,7 +126,8 @@ def test_what_a_leader_adopts_has_a_whole_idle_window_from_then_on() -> None:
     assert ask(a, leading_since_s=T0 - 60, **old).count == 0
 
 
-def test_case_12_a_generation_longer_than_the_idle_window_is_never_idle() -> None:
+@pytest.mark.case("12")
+def test_request_that_outlasts_the_idle_timeout_keeps_its_replica() -> None:
     a = model("a", idle_seconds=1.0)
     running = [gateway(levels=[level("a", 0, 1)])]
     assert ask(a, replicas=[replica(a, "r1")], gateways=running, history=History(last_activity_s=T0 - 9)).count == 1
@@ -141,21 +142,21 @@ def test_case_12_a_generation_longer_than_the_idle_window_is_never_idle() -> Non
     ],
     ids=["expired", "of an older epoch", "never reported"],
 )
-def test_unknown_is_never_zero(strange: Gateway) -> None:
+def test_expired_or_unknown_gateway_prevents_scale_to_zero(strange: Gateway) -> None:
     a = model("a", idle_seconds=1.0)
     old = History(last_activity_s=T0 - 500)
     answer = ask(a, replicas=[replica(a, "r1")], history=old, gateways=[gateway(), strange])
     assert (answer.count, "g2" in answer.reason) == (1, True)
 
 
-def test_a_gateway_that_is_proven_gone_blocks_nothing() -> None:
+def test_gateway_confirmed_gone_does_not_prevent_scale_to_zero() -> None:
     a = model("a", idle_seconds=1.0)
     old = History(last_activity_s=T0 - 500)
     dead = gateway("g2", seen_s=T0 - 11, gone=True)
     assert ask(a, replicas=[replica(a, "r1")], history=old, gateways=[gateway(), dead]).count == 0
 
 
-def test_a_new_leader_that_knows_no_gateway_scales_nothing_down_for_ten_seconds() -> None:
+def test_new_leader_without_gateways_delays_scale_down_by_ten_seconds() -> None:
     a = model("a", idle_seconds=1.0)
     alone: dict[str, Any] = {
         "replicas": [replica(a, "r1")],
@@ -166,7 +167,8 @@ def test_a_new_leader_that_knows_no_gateway_scales_nothing_down_for_ten_seconds(
     assert ask(a, leading_since_s=T0 - 10, **alone).count == 0
 
 
-def test_case_4_a_start_that_nobody_waits_for_runs_to_ready_and_is_held() -> None:
+@pytest.mark.case("4")
+def test_start_without_queued_requests_completes_and_is_held() -> None:
     a = model("a", idle_seconds=1.0)
     left = History(starts_s=(4.0,), last_activity_s=T0 - 20, hold_until_s=T0 + 30)
     assert ask(a, replicas=[replica(a, "r1", state=S.STARTING)], history=left).count == 1
@@ -177,7 +179,7 @@ def test_case_4_a_start_that_nobody_waits_for_runs_to_ready_and_is_held() -> Non
     assert (resident.count, resident.next_s) == (1, T0 + 11)
 
 
-def test_a_refused_cold_call_is_demand_for_one_start() -> None:
+def test_rejected_cold_request_is_demand_for_one_start() -> None:
     a = model("a")
     refused = History(refused_cold_s=T0 - 1, hold_until_s=T0 + 30)
     assert (ask(a, history=refused).count, ask(a, history=refused).urgent) == (1, True)
@@ -186,13 +188,13 @@ def test_a_refused_cold_call_is_demand_for_one_start() -> None:
     assert ask(a, history=had_it).count == 0
 
 
-def test_minimum_maximum_and_pause_are_obeyed() -> None:
+def test_replica_minimum_and_pause_are_respected() -> None:
     a = model("a", low=2, high=3)
     assert (ask(a).count, ask(a).reason, ask(a).urgent) == (2, "replicas.min is 2", False)
     assert ask(model("a", paused=True, low=2, high=2), gateways=[gateway(levels=[level("a", 9)])]).count == 0
 
 
-def test_each_regret_doubles_the_auto_window_up_to_its_bound() -> None:
+def test_each_regret_doubles_the_auto_idle_timeout_up_to_its_bound() -> None:
     a = model("a")
     for regrets, window_s in ((0, 60), (1, 120), (3, 480), (4, 900), (16, 900)):
         history = History(last_activity_s=T0, regrets=regrets)
@@ -201,7 +203,7 @@ def test_each_regret_doubles_the_auto_window_up_to_its_bound() -> None:
         assert (answer.count, answer.next_s) == (1, T0 + window_s)
 
 
-def test_unserved_is_the_later_of_arrival_and_end_of_service() -> None:
+def test_unserved_since_is_the_later_of_arrival_and_end_of_service() -> None:
     served = History(served_until_s=T0 - 3)
     made = world([model("a")], gateways=[gateway(levels=[level("a", 1, wait_s=9)])], histories={"a": served})
     assert unserved_since_s(made, ModelName("a"), T0) == T0 - 3
@@ -233,8 +235,9 @@ def poisson() -> Callable[[float, Scene], int]:
     return calls
 
 
+@pytest.mark.case("6")
 @pytest.mark.parametrize("shape", [square, sine, poisson()], ids=["square", "sine", "poisson"])
-def test_case_6_oscillating_demand_changes_the_scale_at_most_six_times_an_hour(
+def test_oscillating_demand_changes_scale_at_most_six_times_an_hour(
     shape: Callable[[float, Scene], int],
 ) -> None:
     a = model("a", 10, slots=4, high=3)

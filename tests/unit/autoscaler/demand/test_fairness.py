@@ -16,9 +16,7 @@ claimants = st.dictionaries(
 
 @settings(derandomize=True, deadline=None)
 @given(claimants, st.integers(0, 100))
-def test_max_min_gives_all_it_has_to_those_who_want_it_and_nobody_a_slot_that_another_is_due(
-    wanted: dict[str, Claimant], slots: int
-) -> None:
+def test_max_min_assigns_all_requested_slots_fairly_by_weight(wanted: dict[str, Claimant], slots: int) -> None:
     given_ = max_min(wanted, slots)
     assert sum(given_.values()) == min(slots, sum(claimant.wants for claimant in wanted.values()))
     assert all(0 <= given_[key] <= claimant.wants for key, claimant in wanted.items())
@@ -36,7 +34,7 @@ def test_max_min_gives_all_it_has_to_those_who_want_it_and_nobody_a_slot_that_an
     ),
     st.integers(0, 60),
 )
-def test_split_gives_each_place_its_proportion(parts: dict[str, ShareDemand], share: int) -> None:
+def test_split_share_gives_each_part_its_proportion(parts: dict[str, ShareDemand], share: int) -> None:
     given_ = split_share(parts, share)
     total = sum(part.wants for part in parts.values())
     assert sum(given_.values()) == min(share, total)
@@ -44,7 +42,7 @@ def test_split_gives_each_place_its_proportion(parts: dict[str, ShareDemand], sh
     assert all(given_[key] >= part.wants * min(share, total) // total for key, part in parts.items())
 
 
-def test_what_does_not_divide_goes_to_the_least_served() -> None:
+def test_indivisible_slot_goes_to_the_least_served_claimant() -> None:
     both = {"a": Claimant(5, 1.0, 10.0), "b": Claimant(5, 1.0, 2.0)}
     assert max_min(both, 1) == {"a": 0, "b": 1}
     assert max_min(both, 5) == {"a": 2, "b": 3}

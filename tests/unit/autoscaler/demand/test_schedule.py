@@ -37,7 +37,7 @@ def at(of: Model, before_s: float, *offers: Offer, **fields: Any) -> World:
     return offered(begin, *offers) if offers else begin
 
 
-def test_a_window_counts_from_shortly_before_it_begins_until_calls_have_time_to_finish() -> None:
+def test_window_counts_from_early_start_until_drain_time_before_its_end() -> None:
     a = planned()
     drain_s = a.spec.drain_seconds_max
     counts = {left_s: compute_replica_floor(at(a, left_s), a, T0).least
@@ -47,7 +47,7 @@ def test_a_window_counts_from_shortly_before_it_begins_until_calls_have_time_to_
     assert not is_inactive(at(a, 3600.0), a), "else nobody would look when it begins"
 
 
-def test_it_says_which_window_and_how_long_until_it_begins() -> None:
+def test_floor_reason_names_the_window_and_the_time_until_its_start() -> None:
     a = planned()
     assert compute_replica_floor(at(a, 100.0), a, T0).reason == (
         "replicas.schedule keeps 2 in the window of `0 9 * * *` (UTC), which begins in 100 s"
@@ -55,27 +55,27 @@ def test_it_says_which_window_and_how_long_until_it_begins() -> None:
     assert compute_replica_floor(at(a, -60.0), a, T0).begins_s == float("inf")
 
 
-def test_the_most_that_is_asked_for_counts_and_never_less_than_the_minimum() -> None:
+def test_largest_window_minimum_counts_but_never_below_replicas_min() -> None:
     a = planned(WINDOW, ReplicaWindow(cron="0 8 * * *", seconds=28_800.0, min=3))
     assert compute_replica_floor(at(a, -60.0), a, T0).least == 3
     b = planned(low=3)
     assert compute_replica_floor(at(b, -60.0), b, T0) == Floor(3, "replicas.min is 3", float("inf"), T0 + LOOK_S, 3)
 
 
-def test_who_knows_no_time_of_day_keeps_no_window_and_looks_again() -> None:
+def test_unknown_wall_clock_disables_windows_and_sets_a_recheck() -> None:
     a = planned()
     begin = world([a], [device()])
     assert compute_replica_floor(begin, a, T0) == Floor(0, "replicas.min is 0", float("inf"), T0 + LOOK_S, 0)
     assert compute_desired_replicas(begin, a, T0).next_s == T0 + LOOK_S
 
 
-def test_the_next_change_is_told() -> None:
+def test_floor_reports_the_time_of_its_next_change() -> None:
     a = planned()
     assert compute_replica_floor(at(a, 130.0), a, T0).next_s == pytest.approx(T0 + 10.0), "it counts 120 s before"
     assert compute_replica_floor(at(a, 1.0), a, T0).next_s == pytest.approx(T0 + 1.0)
 
 
-def test_a_clock_that_trembles_changes_nothing_and_one_that_was_set_does() -> None:
+def test_small_clock_jitter_is_ignored_and_a_clock_change_is_applied() -> None:
     begin = at(planned(), 100.0)
     offset_s = begin.unix_offset_s
     assert offset_s is not None
@@ -83,7 +83,7 @@ def test_a_clock_that_trembles_changes_nothing_and_one_that_was_set_does() -> No
     assert told(begin, ClockSeen(unix_offset_s=offset_s + 3600.0)).unix_offset_s == offset_s + 3600.0
 
 
-def test_room_is_ordered_as_long_ahead_as_it_takes_and_of_the_cheapest_that_is_there_in_time() -> None:
+def test_window_capacity_is_ordered_from_the_cheapest_offer_in_time() -> None:
     a = planned(replace(WINDOW, min=1))
     slow = cloud(expected_s=900.0, price_per_hour=0.5, confidence=1.0)
     fast = offer(price_per_hour=4.0, confidence=1.0)
@@ -95,14 +95,14 @@ def test_room_is_ordered_as_long_ahead_as_it_takes_and_of_the_cheapest_that_is_t
     assert all("replicas.schedule keeps 1" in one.reason for one in late if isinstance(one, AcquireLease))
 
 
-def test_what_it_could_not_use_makes_no_window_count_earlier() -> None:
+def test_unusable_offers_do_not_make_a_window_count_earlier() -> None:
     a = planned(replace(WINDOW, min=1))
     a = replace(a, spec=replace(a.spec, gpu=replace(a.spec.gpu, models=("A100",))))
     others = cloud("h100", product="H100", expected_s=None), cloud("little", memory_bytes=8 * GI, expected_s=900.0)
     assert compute_replica_floor(at(a, 600.0, *others), a, T0) == compute_replica_floor(at(a, 600.0), a, T0)
 
 
-def test_what_comes_soon_is_ordered_late_though_a_queue_is_asked_an_hour_ahead() -> None:
+def test_fast_offer_is_ordered_late_though_a_queue_is_requested_early() -> None:
     """Else it stood idle, and was paid for, from then on."""
     a = planned(replace(WINDOW, min=1))
     both = cloud("dws", expected_s=None, queued=True, price_per_hour=8.0), offer(price_per_hour=4.0)
@@ -118,28 +118,28 @@ def test_what_comes_soon_is_ordered_late_though_a_queue_is_asked_an_hour_ahead()
     assert ordered == [[], [], [("rack", 1)]], "the queue did not give it by then"
 
 
-def test_what_is_needed_now_does_not_wait_for_the_window_that_needs_more() -> None:
+def test_current_minimum_is_ordered_without_waiting_for_the_window() -> None:
     a = planned(replace(WINDOW, min=3), low=1)
     both = cloud("dws", expected_s=None, queued=True, price_per_hour=8.0), offer(devices_max=4, price_per_hour=4.0)
     assert orders(plan(at(a, 3300.0, *both), T0).actions)[:1] == [("rack", 1)], "replicas.min is 1, and it is missing"
     assert [one for one in orders(plan(at(a, 3300.0, *both), T0).actions) if one[0] == "rack"] == [("rack", 1)]
 
 
-def test_nothing_dearer_is_ordered_because_the_cheapest_has_time_still() -> None:
+def test_expensive_offer_is_not_ordered_while_the_cheapest_has_time() -> None:
     a = planned(replace(WINDOW, min=1))
     slow, quick = cloud(expected_s=1000.0, price_per_hour=20.0), offer(expected_s=120.0, price_per_hour=1.0)
     assert orders(plan(at(a, 3100.0, slow, quick), T0).actions) == []
     assert orders(plan(at(a, 300.0, slow, quick), T0).actions) == [("rack", 1)]
 
 
-def test_what_nobody_can_say_when_is_asked_an_hour_ahead() -> None:
+def test_offer_with_unknown_lead_time_is_ordered_one_hour_ahead() -> None:
     a = planned(replace(WINDOW, min=1))
     queue = cloud(expected_s=None)
     assert orders(plan(at(a, AHEAD_S[1] - 1, queue), T0).actions) == [("cloud", 1)]
     assert orders(plan(at(a, AHEAD_S[1] + 1, queue), T0).actions) == []
 
 
-def test_where_there_is_room_replicas_start_ahead() -> None:
+def test_replicas_start_ahead_of_the_window_on_free_devices() -> None:
     a = planned()
     begin = world([a], [device()])
     begin = told(begin, ClockSeen(unix_offset_s=NINE_S - 60.0 - T0))
@@ -154,7 +154,7 @@ def test_where_there_is_room_replicas_start_ahead() -> None:
         (ReplicaWindow(cron="0 9 * * *", seconds=60.0, min=5), "min", "at most replicas.max, which is 4"),
     ],
 )
-def test_a_wrong_window_is_named(window: ReplicaWindow, path: str, says: str) -> None:
+def test_invalid_window_is_rejected_with_its_path(window: ReplicaWindow, path: str, says: str) -> None:
     with pytest.raises(WrongKeyError, match=says) as caught:
         check_model(ModelSpec(engine="command", replicas=ReplicaRange(max=4, schedule=(window,))))
     assert caught.value.path == ("spec", "replicas", "schedule", 0, path)

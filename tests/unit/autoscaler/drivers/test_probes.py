@@ -55,7 +55,7 @@ def listener() -> Iterator[socket.socket]:
         (b"HTTP/1.1", False),
     ],
 )
-async def test_only_a_200_is_ready(answer: bytes, ready: bool) -> None:
+async def test_only_a_200_response_counts_as_ready(answer: bytes, ready: bool) -> None:
     asked = asyncio.get_running_loop().create_future()
 
     async def engine(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -71,7 +71,7 @@ async def test_only_a_200_is_ready(answer: bytes, ready: bool) -> None:
         assert (await asked).startswith(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1:")
 
 
-async def test_an_engine_with_an_address_of_version_6_is_asked_by_it() -> None:
+async def test_engine_with_ipv6_address_is_probed_over_ipv6() -> None:
     asked = asyncio.get_running_loop().create_future()
 
     async def engine(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -88,13 +88,13 @@ async def test_an_engine_with_an_address_of_version_6_is_asked_by_it() -> None:
 
 @pytest.mark.parametrize("host", ["10.0.0.7", "fd00::7"])
 @pytest.mark.parametrize(("tls_name", "name"), [(None, None), ("", "HOST"), ("m.example", "m.example")])
-def test_an_engines_address_is_written_as_gateways_read_it(host: str, tls_name: str | None, name: str | None) -> None:
+def test_formatted_engine_address_is_parsed_by_gateways(host: str, tls_name: str | None, name: str | None) -> None:
     told = parse_address(probes.format_engine_address(host, 80, tls_name))
     assert told[:3] == (host, 80, host if name == "HOST" else name)
 
 
 @pytest.mark.parametrize("who", [OURS, THEIRS])
-async def test_an_engine_with_tls_is_asked_over_tls_whoever_certified_it(who: str) -> None:
+async def test_tls_engine_is_probed_over_tls_with_any_certificate(who: str) -> None:
     names: list[str | None] = []
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     leaf(who).configure_cert(context)
@@ -113,7 +113,7 @@ async def test_an_engine_with_tls_is_asked_over_tls_whoever_certified_it(who: st
     assert await probe_engine(HOST, port, "/health", tls_name=HOST) is None, "nobody listens any more"
 
 
-async def test_an_engine_that_should_speak_tls_and_does_not_is_not_ready() -> None:
+async def test_plaintext_engine_that_should_use_tls_is_not_ready() -> None:
     async def engine(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(100)
         writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
@@ -123,7 +123,7 @@ async def test_an_engine_that_should_speak_tls_and_does_not_is_not_ready() -> No
         assert await probe_engine(HOST, server.sockets[0].getsockname()[1], "/", tls_name=HOST) is False
 
 
-async def test_a_port_where_nobody_listens_is_decided_without_waiting(listener: socket.socket) -> None:
+async def test_probe_of_closed_port_returns_without_waiting(listener: socket.socket) -> None:
     port = listener.getsockname()[1]
     listener.close()
     coroutine = probe_engine(HOST, port, "/")
@@ -132,7 +132,7 @@ async def test_a_port_where_nobody_listens_is_decided_without_waiting(listener: 
     assert done.value.value is None
 
 
-async def test_an_engine_that_accepts_and_says_nothing_costs_one_timeout(
+async def test_silent_engine_fails_probe_after_one_timeout(
     listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(probes, "PROBE_SECONDS_MAX", 0.05)
@@ -141,7 +141,7 @@ async def test_an_engine_that_accepts_and_says_nothing_costs_one_timeout(
     assert time.monotonic() - began_s < 5.0
 
 
-async def test_a_full_accept_queue_costs_one_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_full_accept_queue_fails_probe_after_one_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probes, "PROBE_SECONDS_MAX", 0.05)
     with socket.socket() as full:
         full.bind((HOST, 0))
@@ -176,7 +176,7 @@ def test_probes_share_their_rate_fairly() -> None:
     run(scenario())
 
 
-def test_a_young_engine_is_asked_more_often() -> None:
+def test_recently_started_engine_is_probed_more_often() -> None:
     assert (probe_interval_s(0.0), probe_interval_s(1.99), probe_interval_s(2.0)) == (
         FAST_EVERY_S,
         FAST_EVERY_S,
@@ -188,14 +188,14 @@ def test_a_young_engine_is_asked_more_often() -> None:
     )
 
 
-def test_who_only_follows_asks_no_engine_in_haste() -> None:
+def test_follower_probes_at_the_rate_for_ready_engines() -> None:
     pace = Pace(lambda: 0.0)
     assert (pace.every_s(0.0), pace.every_s(0.0, listens=True)) == (FAST_EVERY_S, LISTENS_EVERY_S)
     pace.leads = False
     assert {pace.every_s(0.0), pace.every_s(0.0, listens=True), pace.every_s(9.0)} == {READY_EVERY_S}
 
 
-def test_ports_are_free_outside_the_kernels_range_and_not_given_twice_in_a_minute() -> None:
+def test_ports_avoid_ephemeral_range_and_are_not_reused_within_a_minute() -> None:
     first_outgoing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     ports = Ports()
     given = [ports.choose(0.0) for _ in range(100)]
@@ -207,7 +207,7 @@ def test_ports_are_free_outside_the_kernels_range_and_not_given_twice_in_a_minut
     assert ports.choose(REUSE_S) == given[0]
 
 
-def test_a_port_in_use_is_passed_over_and_no_port_at_all_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_port_in_use_is_skipped_and_no_free_port_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     ports = Ports()
     port = ports.choose(0.0)
     with socket.create_server((HOST, port)):
@@ -218,7 +218,7 @@ def test_a_port_in_use_is_passed_over_and_no_port_at_all_is_an_error(monkeypatch
             ports.choose(2 * REUSE_S)
 
 
-def test_who_listens_is_found_by_the_socket_and_its_holder(listener: socket.socket) -> None:
+def test_listening_socket_is_found_and_matched_to_its_process(listener: socket.socket) -> None:
     inodes = list_listening_sockets(listener.getsockname()[1])
     assert inodes == {str(os.fstat(listener.fileno()).st_ino)}
     assert has_open_socket([os.getpid()], inodes) is True
@@ -226,7 +226,7 @@ def test_who_listens_is_found_by_the_socket_and_its_holder(listener: socket.sock
     assert list_listening_sockets(1) == frozenset()
 
 
-def test_the_listener_of_all_addresses_counts_unless_one_listens_here_exactly() -> None:
+def test_wildcard_listener_counts_as_listening_on_the_port() -> None:
     with socket.create_server(("0.0.0.0", 0)) as wide:
         port = wide.getsockname()[1]
         assert list_listening_sockets(port) == {str(os.fstat(wide.fileno()).st_ino)}

@@ -48,7 +48,7 @@ def test_llama_cpp_prefers_the_wheel() -> None:
         (0, True, ("xllamacpp", "llama-server"), "/bin/xllamacpp"),
     ],
 )
-def test_on_gpus_llama_server_goes_before_the_wheel(
+def test_llama_server_is_preferred_over_the_wheel_on_gpus(
     count: int, available: tuple[str, ...], program: str, *, gpus: bool
 ) -> None:
     """The wheel as `pip` installs it has no CUDA. A Model that wants no GPU starts fastest with it."""
@@ -66,7 +66,7 @@ def test_on_gpus_llama_server_goes_before_the_wheel(
         ("echo libcuda.so.1: cannot open shared object file >&2; exit 1", False),
     ],
 )
-def test_the_wheel_is_asked_whether_it_finds_a_gpu(tmp_path: Path, devices: str, cpu_only: bool) -> None:
+def test_wheel_is_queried_for_cpu_only_computation(tmp_path: Path, devices: str, cpu_only: bool) -> None:
     """One that cannot even be loaded is no news: its starts fail with the reason."""
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\n{devices}\n")
@@ -75,12 +75,12 @@ def test_the_wheel_is_asked_whether_it_finds_a_gpu(tmp_path: Path, devices: str,
 
 
 @pytest.mark.standard
-def test_the_wheel_that_is_locked_here_computes_on_the_cpu() -> None:
+def test_locked_wheel_computes_on_the_cpu_only() -> None:
     assert computes_on_cpu_only(sys.executable)
     assert not computes_on_cpu_only("/nonexistent/python")
 
 
-def test_llama_cpp_takes_llama_server_from_the_path() -> None:
+def test_llama_cpp_uses_llama_server_when_the_wheel_is_missing() -> None:
     got = start(model("llama.cpp", context_tokens=512, args=("--mlock",), gpu=Gpu(count=0)), "llama-server")
     assert " ".join(got.argv) == (
         "/bin/llama-server --model /w/m.gguf --host 127.0.0.1 --port 9000 --alias m --parallel 8 --offline --metrics"
@@ -88,21 +88,21 @@ def test_llama_cpp_takes_llama_server_from_the_path() -> None:
     )
 
 
-def test_an_engine_that_is_not_installed_is_said_with_its_fix() -> None:
+def test_missing_engine_error_names_the_install_command() -> None:
     with pytest.raises(
         EngineError, match=r"^Model m: llama\.cpp is not installed here: pip install 'pilotlight\[llama\]'"
     ):
         start(model("llama.cpp"), "vllm")
 
 
-def test_a_flag_that_our_launcher_does_not_know_is_refused_before_the_start() -> None:
+def test_unknown_launcher_flag_is_rejected_before_the_start() -> None:
     with pytest.raises(
         EngineError, match=r"^Model m: --mlock is not a flag of the xllamacpp server, which knows --model"
     ):
         start(model("llama.cpp", args=("--mlock",)), "xllamacpp")
 
 
-def test_our_launcher_speaks_no_tls_and_says_so_before_the_start() -> None:
+def test_tls_with_the_wheel_server_is_rejected_before_the_start() -> None:
     spoken = model("llama.cpp", tls=EngineTls())
     with pytest.raises(
         EngineError, match=r"^Model m: spec\.tls: the llama extra's server speaks no TLS: use llama-server"
@@ -114,7 +114,7 @@ def test_our_launcher_speaks_no_tls_and_says_so_before_the_start() -> None:
 @pytest.mark.parametrize(
     ("engine", "flag"), [("vllm", "--gpu-memory-utilization"), ("sglang", "--mem-fraction-static")]
 )
-def test_an_engine_that_would_take_all_of_a_device_is_told_its_part(engine: EngineName, flag: str) -> None:
+def test_engine_on_shared_device_gets_a_memory_fraction_flag(engine: EngineName, flag: str) -> None:
     of, there = model(engine, args=("--last",)), {str(engine): "/bin/it"}
     told = build_launch_command(of, None, "h", 1, there, gpus=True, given=Given(memory_fraction=0.333)).argv
     assert told[-3:] == (flag, "0.333", "--last"), "what the Model says comes last, and wins"
@@ -138,7 +138,7 @@ def test_sglang_is_started_as_a_module() -> None:
     )
 
 
-def test_ollama_is_told_by_its_environment() -> None:
+def test_ollama_is_configured_by_environment_variables() -> None:
     got = start(model("ollama", artifact=None, env={"OLLAMA_KEEP_ALIVE": "5m", "A": "b"}), "ollama")
     assert (got.argv, got.readiness_path) == (("/bin/ollama", "serve"), "/")
     assert got.env == {
@@ -166,26 +166,26 @@ def test_an_ipv6_address_before_a_port_is_in_brackets(word: str, got: str) -> No
     assert local.argv == ("run", got.replace("$(POD_IP)", "::1"))
 
 
-def test_a_command_is_filled_in_and_nothing_else() -> None:
+def test_only_known_placeholders_of_command_are_replaced() -> None:
     command = ("sh", "-c", "run {model_path} {name} --m={memory_bytes} {slots}", "{host}:{port}", '{"a": 1}', "{HOME}")
     got = start(model("command", command=command, readiness_path="/ready", memory_bytes=7, args=("{port}",)))
     assert got.argv == ("sh", "-c", "run /w/m.gguf m --m=7 8", "127.0.0.1:9000", '{"a": 1}', "{HOME}", "{port}")
     assert got.readiness_path == "/ready"
 
 
-def test_a_command_that_needs_what_is_not_known_is_refused() -> None:
+def test_command_with_undefined_placeholder_value_is_rejected() -> None:
     with pytest.raises(
         EngineError, match=r"^Model m: its command line needs \{memory_bytes\}, which the Model does not"
     ):
         start(model("command", command=("run", "{memory_bytes}", "{port}")))
 
 
-def test_weights_may_lie_elsewhere_on_a_node() -> None:
+def test_local_weights_path_replaces_model_path_in_command() -> None:
     got = build_launch_command(model("command", command=("{port}", "{model_path}")), "/copy/m", "h", 1, {})
     assert got.argv == ("1", "/copy/m")
 
 
-def test_artifacts_become_what_engines_load() -> None:
+def test_artifact_url_is_converted_to_an_engine_path() -> None:
     assert artifact_path("file:///a b@c.gguf") == "/a b@c.gguf"
     assert artifact_path("hf://org/name@rev") == "org/name"
     assert artifact_path(None) is None
@@ -200,7 +200,7 @@ def test_artifacts_become_what_engines_load() -> None:
         ("vllm", "hf://org/name?include=*", "nobody here brings weights from the Hub, or by ?include="),
     ],
 )
-def test_what_nobody_has_brought_an_engine_fetches_itself_or_it_is_said(
+def test_weights_not_on_the_node_are_rejected_if_engine_cannot_fetch(
     engine: EngineName, artifact: str, said: str
 ) -> None:
     program = {"llama.cpp": "llama-server", "vllm": "vllm"}[engine]
@@ -210,13 +210,13 @@ def test_what_nobody_has_brought_an_engine_fetches_itself_or_it_is_said(
     assert "/copy" in brought.argv
 
 
-def test_an_adapter_that_nobody_has_brought_is_said() -> None:
+def test_adapter_not_on_the_node_is_rejected() -> None:
     adapters = (Adapter(name="here", artifact="file:///a"), Adapter(name="x", artifact="s3://abc/x.gguf"))
     with pytest.raises(EngineError, match=re.escape("adapters: nobody here brings s3://: mount them")):
         start(model("vllm", artifact="file:///m", adapters=adapters), "vllm")
 
 
-def test_every_engine_has_slots_and_a_fix() -> None:
+def test_every_engine_with_programs_has_slots_and_install_hint() -> None:
     for name, engine in ENGINES.items():
         assert default_slots(name) >= 1
         assert bool(engine.programs) == bool(engine.install)
@@ -226,7 +226,7 @@ def test_every_engine_has_slots_and_a_fix() -> None:
 NEEDED = ["--model", "/m", "--host", "h", "--port", "1", "--slots", "2"]
 
 
-def test_the_launcher_reads_flags_in_both_forms() -> None:
+def test_launcher_parses_flags_with_space_or_equals_sign() -> None:
     got = parse_flags([*NEEDED, "--threads=3", "--embeddings"])
     assert (got["--model"], got["--port"], got["--threads"], got["--embeddings"]) == ("/m", "1", "3", "")
 
@@ -242,6 +242,6 @@ def test_the_launcher_reads_flags_in_both_forms() -> None:
         ([*NEEDED, "-t", "1"], "-t is not a flag of the xllamacpp server"),
     ],
 )
-def test_the_launcher_says_in_one_line_which_flag_is_wrong(argv: list[str], line: str) -> None:
+def test_launcher_error_names_the_invalid_flag(argv: list[str], line: str) -> None:
     with pytest.raises(ValueError, match=line):
         parse_flags(argv)

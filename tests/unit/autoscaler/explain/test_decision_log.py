@@ -22,7 +22,7 @@ def row(at_s: float, model: str = "m") -> Transition:
     )
 
 
-def test_the_oldest_rows_fall_out_of_a_full_log() -> None:
+def test_full_log_drops_the_oldest_rows() -> None:
     log = Log(3)
     log.extend(row(at_s) for at_s in (1.0, 2.0))
     log.extend(row(at_s) for at_s in (3.0, 4.0))
@@ -37,7 +37,7 @@ def test_rows_are_found_by_model() -> None:
     assert log.of_model(ModelName("c")) == ()
 
 
-def test_the_latest_rows_come_newest_first_also_those_of_one_moment() -> None:
+def test_latest_rows_are_newest_first_even_at_the_same_time() -> None:
     log = Log()
     log.extend([row(1.0, "a"), row(2.0, "b"), row(2.0, "c")])
     assert [r.model for r in log.latest(2)] == ["c", "b"]
@@ -48,7 +48,7 @@ def unmet(model: str = "m", reason: str = "needs 30Gi", *, never: bool = True) -
     return (Unmet(model=ModelName(model), reason=reason, never=never),)
 
 
-def test_who_is_refused_for_want_of_a_device_is_a_row_once_a_minute() -> None:
+def test_rejection_for_lack_of_a_device_is_logged_once_per_minute() -> None:
     log = Log()
     log.extend([row(0.0)])
     (first,) = log.refuse(unmet(), 1.0)
@@ -60,7 +60,7 @@ def test_who_is_refused_for_want_of_a_device_is_a_row_once_a_minute() -> None:
     assert log.of_model(ModelName("m"))[1] == first
 
 
-def test_who_is_refused_for_a_start_that_could_not_work_is_a_row_once_a_minute() -> None:
+def test_rejection_of_an_impossible_start_is_logged_once_per_minute() -> None:
     log = Log()
     impossible = [FailStart(model=ModelName("m"), reason="there is no /x.gguf")]
     assert [r.reason for r in log.refuse(impossible, 1.0)] == ["cannot start: there is no /x.gguf"]
@@ -68,7 +68,7 @@ def test_who_is_refused_for_a_start_that_could_not_work_is_a_row_once_a_minute()
     assert len(log.refuse(impossible, 1.0 + REFUSED_EVERY_S)) == 1
 
 
-def test_who_merely_waits_for_room_is_not_refused() -> None:
+def test_model_that_waits_for_room_is_not_logged_as_rejected() -> None:
     log = Log()
     assert log.refuse(unmet(never=False), 1.0) == ()
     assert len(log) == 0

@@ -41,7 +41,7 @@ def first(of: World, now_s: float = T0) -> Step:
     return step
 
 
-def test_who_is_evicted_is_named_with_what_it_costs_and_nothing_is_added() -> None:
+def test_chosen_eviction_names_victim_and_cost_and_adds_no_capacity() -> None:
     begin = offered(held(), *MORE)
     step = first(begin)
     assert step.says == "Eviction of a (r on gpu0), which takes 4 s to start again"
@@ -67,7 +67,7 @@ def test_who_is_evicted_is_named_with_what_it_costs_and_nothing_is_added() -> No
         (held(waiting=0, waiter=model("b", 20, low=1)), "a is idle, and no Call waits for b", None),
     ],
 )
-def test_who_is_not_evicted_is_named_with_what_keeps_it(begin: World, why_not: str, wait_s: float | None) -> None:
+def test_rejected_eviction_names_its_victim_and_the_reason(begin: World, why_not: str, wait_s: float | None) -> None:
     begin = offered(begin, *MORE)
     step = first(begin)
     assert (step.chosen, step.why_not, step.expected_seconds) == (False, why_not, wait_s)
@@ -78,7 +78,7 @@ def test_who_is_not_evicted_is_named_with_what_keeps_it(begin: World, why_not: s
     assert f"Eviction of a (r on gpu0), which takes 4 s to start again: {why_not}." in told(begin).sentences
 
 
-def test_the_busy_one_of_another_that_serves_already_stays() -> None:
+def test_busy_replica_is_not_evicted_for_a_model_that_is_served() -> None:
     several = model("b", 20, high=2, slots=1)
     calls = [gateway(levels=[level("a", 0, 1), level("b", 1, 1, wait_s=3)], uses=[use("r", 1), use("s", 1)])]
     on = [replica(A, "r", ready_s=T0 - 100), replica(several, "s", ["gpu1"], ready_s=T0 - 100)]
@@ -86,14 +86,14 @@ def test_the_busy_one_of_another_that_serves_already_stays() -> None:
     assert first(begin).why_not == "a is busy, and b is served"
 
 
-def test_without_anybody_to_evict_it_says_what_is_lacking() -> None:
+def test_eviction_step_without_victims_gives_the_missing_memory() -> None:
     begin = offered(world([B], [device("cpu", 1)], gateways=[gateway(levels=[level("b", 1)])]), *MORE)
     step = first(begin)
     assert (step.says, step.victims, step.chosen) == ("Eviction", (), False)
     assert step.why_not == "needs 20Gi on one device; the largest has 1Gi"
 
 
-def test_where_there_is_room_or_some_is_coming_neither_an_eviction_nor_an_offer_is_chosen() -> None:
+def test_no_eviction_or_offer_is_chosen_if_room_exists_or_comes() -> None:
     calls = [gateway(levels=[level("b", 1)])]
     roomy = offered(world([B], [device()], gateways=calls, leading_since_s=T0 - 500), *MORE)
     assert first(roomy).why_not == "there is room for it"
@@ -104,7 +104,7 @@ def test_where_there_is_room_or_some_is_coming_neither_an_eviction_nor_an_offer_
     assert not any(one.chosen for one in told(soon).ladder)
 
 
-def test_without_providers_it_is_told_where_somebody_could_make_room() -> None:
+def test_eviction_step_without_providers_appears_only_with_a_victim() -> None:
     (step,) = told(held(ready_s=10)).ladder
     assert step.kind == "evict"
     assert not told(world([B], [device("cpu", 1)], gateways=[gateway(levels=[level("b", 1)])])).ladder

@@ -31,7 +31,7 @@ def rungs(of: World, model: Model = A, now_s: float = T0) -> tuple[Step, ...]:
     return tuple(one for one in steps if one.kind == "offer")
 
 
-def test_each_offer_is_told_with_its_time_and_price_and_why_it_is_not_the_chosen_one() -> None:
+def test_offer_steps_show_time_cost_and_the_reason_for_rejection() -> None:
     steps = rungs(surge(cloud(), offer(), SMALL))
     assert [(one.provider, one.chosen) for one in steps] == [("rack", True), ("cloud", False), ("shed", False)]
     first, second, third = steps
@@ -44,7 +44,7 @@ def test_each_offer_is_told_with_its_time_and_price_and_why_it_is_not_the_chosen
     assert (third.why_not, third.expected_seconds) == ("it would not have room there", None)
 
 
-def test_what_was_ordered_for_a_model_is_told_until_it_is_gone() -> None:
+def test_explain_describes_the_state_of_an_undelivered_order() -> None:
     after, _ = acted(surge(offer()))
     (said,) = [one for one in explained(after, T0 + 12) if one.startswith("Ordered")]
     assert said == "Ordered of rack 12 s ago: 1 x A100 on w1; its provider has not shown it yet."
@@ -52,7 +52,7 @@ def test_what_was_ordered_for_a_model_is_told_until_it_is_gone() -> None:
     assert any("it is coming (the fabric is slow)." in one for one in explained(seen, T0 + 14))
 
 
-def test_an_offer_that_was_refused_says_so_and_for_how_long_it_is_left_alone() -> None:
+def test_refused_offer_is_explained_with_its_remaining_backoff() -> None:
     after, _ = acted(surge(offer()))
     (id,) = after.capacity.leases
     refused = told(after, LeaseRefused(id=id, reason="the pool is empty"), now_s=T0 + 1)
@@ -60,14 +60,14 @@ def test_an_offer_that_was_refused_says_so_and_for_how_long_it_is_left_alone() -
     assert said == "Offer of rack: A100 on w1: the pool is empty; it is left alone for 50 s."
 
 
-def test_a_provider_in_trouble_is_told_and_one_that_was_silent_for_long_is_not_believed() -> None:
+def test_provider_error_is_explained_and_expired_offers_are_rejected() -> None:
     begin = told(surge(offer()), ProviderTroubled(provider="rack", says="gives no answer (TimeoutError)", listing=True))
     assert "Provider rack gives no answer (TimeoutError)." in explained(begin)
     (step,) = rungs(begin, now_s=T0 + 200)
     assert step.why_not == "its provider has said nothing for a while"
 
 
-def test_a_provider_that_says_why_it_offers_nothing_is_told_until_it_offers() -> None:
+def test_closed_provider_is_explained_until_the_next_offer() -> None:
     closed = OffersSeen(provider="rack", offers=(), closed="there is no NodePool g4")
     begin = told(surge(offer()), closed)
     assert "Provider rack offers nothing: there is no NodePool g4." in explained(begin)
@@ -80,14 +80,14 @@ def test_a_provider_that_says_why_it_offers_nothing_is_told_until_it_offers() ->
     assert not [one for one in explained(again, T0 + 2) if one.startswith("Provider")]
 
 
-def test_without_providers_nothing_is_told_of_them() -> None:
+def test_explain_mentions_no_offers_without_providers() -> None:
     assert not [one for one in explained(surge()) if "Offer" in one or "Ordered" in one]
     several = replace(A, spec=replace(A.spec, gpu=Gpu(count=3)))
     assert [one.why_not for one in rungs(surge(offer()), several)] == ["it would not have room there"]
     assert not releases(plan(surge(), T0).actions)
 
 
-def test_what_is_on_its_way_is_the_chosen_rung_and_no_further_offer_is() -> None:
+def test_undelivered_order_is_the_only_chosen_step() -> None:
     after, _ = acted(surge(offer(), cloud()))
     first, second = rungs(after, now_s=T0 + 12)
     assert (first.says, first.chosen, first.under_way) == ("rack: 1 x A100 on w1, ordered 12 s ago", True, True)
@@ -98,7 +98,7 @@ def test_what_is_on_its_way_is_the_chosen_rung_and_no_further_offer_is() -> None
     assert not any(one.endswith(": chosen.") for one in told_)
 
 
-def test_of_a_queue_that_cannot_say_when_the_other_offers_are_chosen_still() -> None:
+def test_queued_order_without_an_estimate_does_not_block_other_offers() -> None:
     queue = offer("queue", "q", node="", expected_s=None, price_per_hour=0.1, devices_max=1)
     after, _ = acted(surge(queue))
     both = offered(after, cloud())
@@ -108,7 +108,7 @@ def test_of_a_queue_that_cannot_say_when_the_other_offers_are_chosen_still() -> 
     assert (added.chosen, added.under_way) == (True, False), "nobody waits for a queue alone"
 
 
-def test_both_of_a_hedge_are_under_way() -> None:
+def test_both_orders_of_a_hedge_are_under_way() -> None:
     unsure = offer(confidence=0.2)
     hedged = offered(surge(), unsure, cloud(confidence=0.5), hedges=("rack", "cloud"))
     after, _ = acted(hedged)
@@ -116,7 +116,7 @@ def test_both_of_a_hedge_are_under_way() -> None:
     assert {(one.provider, one.under_way) for one in rungs(after)} == {("rack", True), ("cloud", True)}
 
 
-def test_the_sample_of_the_page_is_what_is_told() -> None:
+def test_explain_output_matches_the_sample_in_the_operations_page() -> None:
     """`docs/operations.md`, More capacity."""
     ada, bob = model("ada", 40, slots=4), model("bob", 20)
     bob = replace(bob, spec=replace(bob.spec, priority=1))

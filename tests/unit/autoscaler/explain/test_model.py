@@ -28,7 +28,7 @@ def tell(made: World, name: str = "b", log: Log | None = None) -> Explanation:
     return explain_model(made, plan(made, T0), log or Log(), ModelName(name), T0)
 
 
-def test_it_says_who_holds_the_slice_and_until_when() -> None:
+def test_explain_names_the_holder_of_a_slice_and_its_residency_end() -> None:
     calls = [gateway(levels=[level("a", 1, 1), level("b", 2, wait_s=3)], uses=[use("r", 1)])]
     known = {"a": History(starts_s=(4.0,), last_activity_s=T0)}
     told = tell(world([A, B], [device()], [replica(A, "r", ready_s=T0 - 10)], calls, known))
@@ -43,7 +43,7 @@ def test_it_says_who_holds_the_slice_and_until_when() -> None:
     assert [candidate.slice for candidate in told.candidates] == ["gpu0"]
 
 
-def test_it_says_how_pods_see_weights_and_why() -> None:
+def test_explain_describes_how_pods_mount_weights() -> None:
     def weights(artifact: str, facts: ClusterFacts | None) -> list[str]:
         there = replace(B, spec=replace(B.spec, artifact=artifact))
         return [one for one in tell(world([there], [device()], mounting=facts)).sentences if "weights" in one]
@@ -58,7 +58,7 @@ def test_it_says_how_pods_see_weights_and_why() -> None:
     assert weights("hf://a/b", may)[1:] == ["Its weights are seen as a read-only volume of their node's store."]
 
 
-def test_it_says_by_what_a_place_is_chosen_once_that_is_learnt_and_while_one_is_needed() -> None:
+def test_explain_mentions_learnt_placement_while_a_start_is_needed() -> None:
     at, calls = cluster(), [gateway(levels=[level("b", 1)])]
     known = exercise_of(at)
     chosen = "Among places of one price and size the choice is by what was learnt from 2 kinds, 3 nodes, seed 7."
@@ -75,7 +75,7 @@ def test_it_says_by_what_a_place_is_chosen_once_that_is_learnt_and_while_one_is_
         assert not any("learnt" in sentence for sentence in tell(rebuild_indices(other, T0)).sentences)
 
 
-def test_it_says_why_a_replica_runs_and_how_long_starts_take() -> None:
+def test_explain_gives_the_reason_of_a_replica_and_its_start_times() -> None:
     known = {"b": History(starts_s=(3.0, 5.0), last_activity_s=T0 - 12)}
     runs = replica(B, "r", reason="wake b: 3 waiting, tenant acme")
     told = tell(world([B], [device()], [runs], histories=known))
@@ -87,7 +87,7 @@ def test_it_says_why_a_replica_runs_and_how_long_starts_take() -> None:
     )
 
 
-def test_it_says_when_the_soonest_of_those_who_wait_must_be_answered() -> None:
+def test_explain_gives_the_soonest_deadline_of_queued_requests() -> None:
     calls = [
         gateway("g1", [replace(level("b", 2), soonest_deadline_s=90.0)], seen_s=T0 - 2),
         gateway("g2", [replace(level("b", 1, tenant="lab"), soonest_deadline_s=14.0), level("b", 0, 3)], seen_s=T0 - 1),
@@ -96,7 +96,7 @@ def test_it_says_when_the_soonest_of_those_who_wait_must_be_answered() -> None:
     assert told.sentences[1] == "The soonest of 3 waiting must be answered within 13 s."
 
 
-def test_it_says_when_an_engine_with_calls_has_sent_nothing_for_a_while() -> None:
+def test_explain_reports_an_engine_that_is_silent_with_requests() -> None:
     def sentences(*ages: float | None, in_use: int = 1) -> tuple[str, ...]:
         uses = [replace(use("r", in_use), last_byte_age_s=age_s) for age_s in ages]
         calls = [gateway(f"g{n}", [level("b", 0, 1)], [each], T0 - 2) for n, each in enumerate(uses)]
@@ -109,7 +109,7 @@ def test_it_says_when_an_engine_with_calls_has_sent_nothing_for_a_while() -> Non
     assert not [line for line in sentences(10.0, in_use=0) if "sent" in line], "nobody waits for it"
 
 
-def test_it_says_what_a_drain_waits_for() -> None:
+def test_explain_names_the_gateway_that_a_drain_waits_for() -> None:
     drain = Drain(since_s=T0 - 1, reason="idle for 60 s", came_from=S.READY, epoch=1, version=2)
     going = replica(B, "r", state=S.DRAINING, drain=drain, since_s=T0 - 1)
     told = tell(world([B], [device()], [going]))
@@ -119,7 +119,7 @@ def test_it_says_what_a_drain_waits_for() -> None:
     )
 
 
-def test_it_says_how_the_last_start_failed_and_when_the_next_try_is() -> None:
+def test_explain_reports_the_last_start_failure_and_the_next_try() -> None:
     failed = {"b": History(episodes=2, failure="exit status 1", refused_until_s=T0 + 90, retry_at_s=T0 + 90)}
     told = tell(world([B], [device()], gateways=[gateway(levels=[level("b", 1)])], histories=failed))
     assert told.state == "failed"
@@ -132,7 +132,7 @@ def test_it_says_how_the_last_start_failed_and_when_the_next_try_is() -> None:
 GONE = "there is no /m/b.gguf; put the model there, or correct spec.artifact"
 
 
-def test_a_model_that_cannot_start_says_so_before_and_after_its_calls() -> None:
+def test_obstacle_to_a_start_is_explained_before_and_after_requests() -> None:
     idle = world([B], [device()], obstacles={"b": GONE})
     told, (row,) = tell(idle), list_status_rows(idle, Plan(), T0)
     assert (told.state, row.state, row.why) == ("zero", "zero", f"cannot start: {GONE}")
@@ -150,7 +150,7 @@ def test_a_model_that_cannot_start_says_so_before_and_after_its_calls() -> None:
     )
 
 
-def test_a_model_that_runs_and_could_not_start_again_says_so_and_why_it_runs() -> None:
+def test_running_model_that_cannot_start_again_is_explained() -> None:
     made = world(
         [B], [device()], [replica(B, "r")], obstacles={"b": GONE}, histories={"b": History(last_activity_s=T0)}
     )
@@ -159,18 +159,18 @@ def test_a_model_that_runs_and_could_not_start_again_says_so_and_why_it_runs() -
     assert (row.state, row.why) == ("ready", "last used 0 s ago, idle window 60 s")
 
 
-def test_how_many_are_needed_is_told_with_how_many_there_may_be() -> None:
+def test_explain_gives_the_needed_and_the_maximum_replica_count() -> None:
     many = model("b", 1, slots=1, high=4)
     waiting = world([many], [device()], gateways=[gateway(levels=[level("b", 3, wait_s=60)])])
     assert tell(waiting).sentences[0].startswith("3 Replicas are needed (of at most 4): 3 waiting, tenant acme: 3 x 1 ")
 
 
-def test_it_names_gateways_that_keep_it_from_scaling_down() -> None:
+def test_explain_names_gateways_that_prevent_scale_down() -> None:
     told = tell(world([B], [device()], [replica(B, "r")], [gateway("g7", seen_s=T0 - 60)]))
     assert told.sentences[-1] == "Nothing is scaled down while these gateways have not reported: g7."
 
 
-def test_the_last_moves_are_told_newest_first() -> None:
+def test_last_transitions_are_listed_newest_first() -> None:
     log = Log()
     for at_s, before, after, verb in ((T0 - 9, S.PENDING, S.STARTING, "place"), (T0 - 2, S.STARTING, S.READY, "seen")):
         row = Transition(
@@ -205,7 +205,7 @@ def moves(*rows: tuple[float, S, S, str]) -> Log:
     return log
 
 
-def test_a_model_that_stopped_says_why_and_when_until_it_serves_again() -> None:
+def test_stop_reason_is_explained_until_the_model_serves_again() -> None:
     ends = (
         (46.0, S.READY, S.DRAINING, "make room for ada"),
         (45.5, S.DRAINING, S.STOPPING, "no Call is on it"),
@@ -225,7 +225,7 @@ def test_a_model_that_stopped_says_why_and_when_until_it_serves_again() -> None:
     assert "It stopped 5 s ago: idle for 2 s." in tell(made, log=idle).sentences, "the newest"
 
 
-def test_a_model_that_broke_says_how_and_when() -> None:
+def test_model_failure_is_explained_with_its_reason_and_time() -> None:
     broke = (8.0, S.READY, S.FAILED, "was killed by SIGKILL")
     told = tell(world([B], [device()]), log=moves(broke, (7.0, S.SCRUBBING, S.GONE, "nothing of it is left")))
     assert told.sentences[-2] == "It broke 8 s ago: was killed by SIGKILL."
@@ -234,14 +234,14 @@ def test_a_model_that_broke_says_how_and_when() -> None:
     assert not [line for line in told.sentences if line.startswith("It broke")], "its last move says it already"
 
 
-def test_status_says_why_a_model_that_failed_is_not_tried_and_until_when() -> None:
+def test_status_gives_the_failure_reason_and_the_next_try_time() -> None:
     failed = {"b": History(episodes=1, failure="exit status 1", refused_until_s=T0 + 60, retry_at_s=T0 + 60)}
     made = world([B], [device()], gateways=[gateway(levels=[level("b", 1)])], histories=failed)
     (row,) = list_status_rows(made, plan(made, T0), T0)
     assert (row.state, row.why) == ("failed", "exit status 1; the next try is due in 60 s")
 
 
-def test_a_model_that_fits_nowhere_says_so_before_and_after_its_calls() -> None:
+def test_model_that_fits_no_device_is_explained_with_or_without_demand() -> None:
     huge, never = model("huge", 30), "needs 30Gi on one device; the largest has 24Gi"
     for waiting in (0, 2):
         made = world([huge], [device()], gateways=[gateway(levels=[level("huge", waiting)] if waiting else [])])
@@ -254,7 +254,7 @@ def test_a_model_that_fits_nowhere_says_so_before_and_after_its_calls() -> None:
         assert row.why == f"fits on no device: {never}"
 
 
-def test_a_model_that_fitted_when_it_was_started_is_not_said_to_fit_nowhere() -> None:
+def test_running_model_is_not_reported_as_fitting_no_device() -> None:
     huge = model("huge", 30)
     made = world([huge], [device()], [replica(huge, "r")])
     assert not [line for line in tell(made, "huge").sentences if "no device" in line]
@@ -262,7 +262,7 @@ def test_a_model_that_fitted_when_it_was_started_is_not_said_to_fit_nowhere() ->
     assert "no device" not in row.why
 
 
-def test_calls_that_were_refused_because_nothing_fits_are_among_the_latest() -> None:
+def test_rejection_for_lack_of_a_device_is_a_recent_decision() -> None:
     log = Log()
     log.refuse([Unmet(model=ModelName("huge"), reason="needs 30Gi on one device", never=True)], T0 - 3)
     said = "its Calls were refused, 3 s ago: it fits on no device: needs 30Gi on one device"
@@ -270,7 +270,7 @@ def test_calls_that_were_refused_because_nothing_fits_are_among_the_latest() -> 
     assert tell(world([model("huge")], [device()]), "huge", log).sentences[-1] == f"Last: {said}."
 
 
-def test_status_has_a_row_for_every_model_and_for_what_is_left_of_others() -> None:
+def test_status_has_a_row_for_every_model_and_for_leftover_replicas() -> None:
     left = replica(model("gone", 2), "old")
     calls = [gateway(levels=[level("a", 2, 1)], uses=[use("r", 1)])]
     made = world([A, B], [device()], [replica(A, "r"), left], calls)
@@ -291,7 +291,7 @@ def test_status_has_a_row_for_every_model_and_for_what_is_left_of_others() -> No
     assert row.why == "no longer annotated, or it was deleted"
 
 
-def test_status_says_why_of_what_lives_before_why_of_what_ends() -> None:
+def test_status_prefers_the_reason_of_live_replicas_over_ending_ones() -> None:
     ends = replica(A, "r1", state=S.SCRUBBING, drain=replace(drain(), reason="stopped by an operator"))
     used = {"a": History(last_activity_s=T0)}
     (row,) = list_status_rows(world([A], [device()], [ends, replica(A, "r2")], histories=used), Plan(), T0)
@@ -301,7 +301,7 @@ def test_status_says_why_of_what_lives_before_why_of_what_ends() -> None:
 
 
 @pytest.mark.parametrize(("held", "begins"), [(0, "No Replica is needed now"), (2, "2 Replicas are needed")])
-def test_a_persons_scale_is_told_once_and_as_it_is(held: int, begins: str) -> None:
+def test_manual_scale_is_explained_exactly_once(held: int, begins: str) -> None:
     said = f"scaled to {held} by kubectl, which holds until then"
     by_hand = Adopted(kind="Deployment", namespace="default", name="a", held=True, reason="ScaledByHand", message=said)
     made = replace(model("a", 20, low=held, high=held, paused=not held), adopted=by_hand)
@@ -313,14 +313,14 @@ def test_a_persons_scale_is_told_once_and_as_it_is(held: int, begins: str) -> No
     assert [said in line for line in tell(served, "a").sentences].count(True) == 1
 
 
-def test_one_word_says_the_state() -> None:
+def test_model_state_is_described_by_one_word() -> None:
     for state, word in ((S.STARTING, "starting"), (S.UNREADY, "unready"), (S.SCRUBBING, "stopping")):
         assert model_state(world([A], [device()], [replica(A, "r", state=state)]), A.name, T0) == word
     assert model_state(world([model("a", paused=True)]), A.name, T0) == "paused"
     assert model_state(fold(world([A]), (Tick(),), T0)[0], A.name, T0) == "zero"
 
 
-def test_numbers_read_well() -> None:
+def test_durations_sizes_and_counts_are_formatted_for_people() -> None:
     assert [format_duration(s) for s in (0.42, 3.0, 12.3, 200.0, 7300.0)] == [
         "0.4 s",
         "3 s",

@@ -27,7 +27,7 @@ def at(*copies: tuple[str, str], why: str = "") -> World:
     return replace(world([M], [device()]), copies=there, unbrought={LORA: why} if why else {})
 
 
-def test_weights_are_here_absent_or_failed_with_their_reason() -> None:
+def test_weights_are_described_as_here_absent_or_failed_with_reason() -> None:
     assert describe_weights(at(), M) == [
         f"Its weights ({OWN}) are on no node yet: they come for a start.",
         f"The weights of its adapter x ({LORA}) are on no node yet: they come for a start.",
@@ -45,7 +45,7 @@ def test_weights_are_here_absent_or_failed_with_their_reason() -> None:
     assert [row.weights for row in list_status_rows(here, Plan(), T0)] == ["here"]
 
 
-def test_of_what_pods_mount_as_an_image_it_is_said_whether_it_is_one() -> None:
+def test_image_mounted_weights_are_described_by_their_inspection() -> None:
     one = replace(BASE, spec=replace(BASE.spec, artifact=OWN))
     facts, settings = ClusterFacts(server=(1, 36)), Settings(weights=Weights(mount="image"))
     before = replace(world([one], [device()]), mounting=facts, settings=settings)
@@ -76,7 +76,7 @@ class Counted(frozenset[Copy]):
         return super().__iter__()
 
 
-def test_a_table_of_many_models_looks_at_the_copies_of_all_nodes_once() -> None:
+def test_status_rows_of_many_models_scan_the_copies_once() -> None:
     models = [replace(M, name=ModelName(f"m{number}")) for number in range(20)]
     there = Counted(Copy(artifact=OWN, node=NodeId(f"n{number}")) for number in range(50))
     Counted.looks = 0
@@ -85,12 +85,12 @@ def test_a_table_of_many_models_looks_at_the_copies_of_all_nodes_once() -> None:
     assert Counted.looks == 1
 
 
-def test_many_nodes_are_counted() -> None:
+def test_long_node_list_is_abbreviated_with_a_count() -> None:
     (said, _) = describe_weights(at(*((OWN, f"n{number}") for number in range(6))), M)
     assert said.endswith("are on n0, n1, n2, n3 and 2 more.")
 
 
-def test_nothing_is_said_of_files_and_of_what_an_engine_may_fetch_itself_until_it_is_known() -> None:
+def test_file_and_engine_fetched_weights_have_no_description() -> None:
     file = replace(M, spec=replace(M.spec, artifact="file:///m", adapters=()))
     hub = replace(M, spec=replace(M.spec, engine="vllm", artifact="hf://o/n", adapters=()))
     for one in (file, hub):

@@ -67,7 +67,7 @@ def none(of: World, began_s: float) -> World:
     return told(of, LeasesSeen(provider="rack", leases=(), began_s=began_s), now_s=began_s)
 
 
-def test_what_is_ordered_is_there_at_once_and_ordered_again_it_is_the_same() -> None:
+def test_repeated_order_keeps_its_id_and_updates_the_send_time() -> None:
     after = ordered()
     assert (lease(after).asked_s, lease(after).listed) == (T0, None)
     (action,) = [one for one in plan(surge(offer()), T0).actions if isinstance(one, AcquireLease)]
@@ -75,7 +75,7 @@ def test_what_is_ordered_is_there_at_once_and_ordered_again_it_is_the_same() -> 
     assert (lease(again).asked_s, lease(again).sent_s) == (T0, T0 + 20)
 
 
-def test_what_is_refused_is_gone_and_its_offer_left_alone_for_longer_each_time() -> None:
+def test_refused_order_is_removed_and_its_offer_barred_with_backoff() -> None:
     at, now_s = ordered(), T0
     for times in range(1, 7):
         at = told(at, LeaseRefused(id=lease(at).id, reason="no quota"), now_s=now_s)
@@ -88,12 +88,12 @@ def test_what_is_refused_is_gone_and_its_offer_left_alone_for_longer_each_time()
         at = told(at, Acted(action=action), now_s=now_s)
 
 
-def test_a_refusal_of_what_is_listed_is_late_and_says_nothing() -> None:
+def test_refusal_of_a_listed_order_is_ignored() -> None:
     seen = shown(ordered(), T0 + 1)
     assert told(seen, LeaseRefused(id=lease(seen).id, reason="exists"), now_s=T0 + 2).capacity == seen.capacity
 
 
-def test_it_is_here_when_its_provider_says_so_and_its_slices_are_seen() -> None:
+def test_order_is_delivered_when_its_slices_are_listed_and_observed() -> None:
     after = ordered()
     said = shown(after, T0 + 20, phase="here", committed=True, node="w1", device_ids=("new0",))
     assert lease(said).here_s is None, "a Device that nobody sees can serve nobody"
@@ -102,7 +102,7 @@ def test_it_is_here_when_its_provider_says_so_and_its_slices_are_seen() -> None:
     assert there.capacity.learnt[KIND] == LeadTimeStats(took_s=(30.0,), came=1)
 
 
-def test_how_long_it_stood_idle_is_learnt_when_it_is_used_again() -> None:
+def test_idle_gap_is_recorded_when_an_order_is_used_again() -> None:
     here = arrived(ordered(), T0 + 30)
     one = replica(A, "r1", ["new0"])
     for name, from_s, to_s in (("r1", T0 + 40, T0 + 50), ("r2", T0 + 75, T0 + 80)):
@@ -120,7 +120,7 @@ def test_how_long_it_stood_idle_is_learnt_when_it_is_used_again() -> None:
     assert again.capacity.learnt[KIND].gaps_s == (25.0, 220.0), "it would have been used again then"
 
 
-def test_what_is_given_back_is_gone_when_a_later_list_does_not_show_it() -> None:
+def test_released_order_is_removed_when_absent_from_a_later_list() -> None:
     going = release(arrived(ordered(), T0 + 30), T0 + 100)
     assert lease(none(going, T0 + 100)).leaving, "that list may have begun before"
     assert not none(going, T0 + 100.1).capacity.leases
@@ -128,7 +128,7 @@ def test_what_is_given_back_is_gone_when_a_later_list_does_not_show_it() -> None
     assert lease(still).leaving
 
 
-def test_what_was_to_be_taken_back_before_it_came_and_came_stays() -> None:
+def test_uncommitted_release_is_cancelled_when_the_order_is_delivered() -> None:
     going = release(shown(ordered(), T0 + 1), T0 + 12, uncommitted=True)
     assert not lease(going).coming(T0 + 12)
     came = arrived(going, T0 + 20)
@@ -137,7 +137,7 @@ def test_what_was_to_be_taken_back_before_it_came_and_came_stays() -> None:
     assert not came.capacity.barred, "to be taken back is no failure"
 
 
-def test_what_two_lists_do_not_show_is_lost_and_one_says_nothing() -> None:
+def test_order_is_lost_only_when_absent_from_two_lists() -> None:
     here = arrived(ordered(), T0 + 30)
     once = none(here, T0 + 40)
     assert lease(once).missing == 1
@@ -146,7 +146,7 @@ def test_what_two_lists_do_not_show_is_lost_and_one_says_nothing() -> None:
     assert not none(once, T0 + 50).capacity.leases
 
 
-def test_what_its_provider_gives_up_though_it_was_paid_for_has_not_come_and_is_not_ordered_again_at_once() -> None:
+def test_committed_order_withdrawn_by_its_provider_bars_the_offer() -> None:
     at = shown(ordered(), T0 + 20, committed=True)
     at = shown(at, T0 + 900, committed=True, phase="leaving")
     gone = none(none(at, T0 + 910), T0 + 920)
@@ -157,12 +157,12 @@ def test_what_its_provider_gives_up_though_it_was_paid_for_has_not_come_and_is_n
     assert (barred.until_s, barred.why) == (T0 + 980, "what was ordered of it was gone before it came")
 
 
-def test_a_list_that_is_older_than_one_that_is_known_says_nothing() -> None:
+def test_list_older_than_the_last_known_list_is_ignored() -> None:
     seen = shown(ordered(), T0 + 20)
     assert told(seen, LeasesSeen(provider="rack", leases=(), began_s=T0 + 10), now_s=T0 + 21) == seen
 
 
-def test_what_is_wrong_with_a_provider_is_said_until_it_lists_again() -> None:
+def test_listing_error_is_cleared_by_the_next_list() -> None:
     at = told(
         ordered(), ProviderTroubled(provider="rack", says="gives no answer (TimeoutError)", listing=True), now_s=T0 + 1
     )
@@ -170,11 +170,11 @@ def test_what_is_wrong_with_a_provider_is_said_until_it_lists_again() -> None:
     assert not shown(at, T0 + 2).capacity.trouble
 
 
-def test_an_order_that_no_list_shows_yet_is_not_lost() -> None:
+def test_order_that_was_never_listed_is_not_lost() -> None:
     assert lease(none(ordered(), T0 + 30)).listed is None
 
 
-def test_what_nobody_here_ordered_is_taken_in_and_is_a_stray_where_it_comes_late() -> None:
+def test_unknown_listed_order_is_a_stray_except_for_a_new_leader() -> None:
     late = Listed(name="other", offer=offer(), devices=1)
     at = surge(offer())
     (stray,) = told(
@@ -187,7 +187,7 @@ def test_what_nobody_here_ordered_is_taken_in_and_is_a_stray_where_it_comes_late
     assert lease(told(at, LeasesSeen(provider="rack", leases=(going,), began_s=T0 + 5), now_s=T0 + 5)).leaving
 
 
-def test_who_begins_to_lead_believes_lists_alone() -> None:
+def test_new_leader_keeps_only_listed_orders() -> None:
     unseen = told(ordered(), LeadingSeen(epoch=2), now_s=T0 + 1)
     assert not unseen.capacity.leases
     assert not unseen.capacity.listed_s
@@ -196,7 +196,7 @@ def test_who_begins_to_lead_believes_lists_alone() -> None:
     assert not orders(plan(seen, T0 + 2).actions)
 
 
-def test_half_is_what_came_and_the_rest_does_not() -> None:
+def test_partially_delivered_order_shrinks_to_the_listed_devices() -> None:
     at = surge(offer(devices_min=2))
     after, _ = acted(at)
     assert lease(after).devices == 2
@@ -205,7 +205,7 @@ def test_half_is_what_came_and_the_rest_does_not() -> None:
     assert lease(half).devices == 1
 
 
-def test_what_the_leader_before_had_learnt_goes_before_what_is_known() -> None:
+def test_lead_times_of_the_former_leader_replace_known_lead_times() -> None:
     at = arrived(ordered(), T0 + 30)
     other = OfferKind("cloud", "A100", "")
     assert at.capacity.learnt == {KIND: LeadTimeStats(took_s=(30.0,), came=1)}
@@ -215,7 +215,7 @@ def test_what_the_leader_before_had_learnt_goes_before_what_is_known() -> None:
     assert newer.capacity.learnt[KIND].came == 2
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_number_of_learnt_lead_time_entries_is_bounded() -> None:
     many = {OfferKind("rack", "A100", f"n{number}"): LeadTimeStats() for number in range(KINDS_MAX)}
     at = told(ordered(), LearntSeen(learnt=many))
     after = told(at, LeaseRefused(id=lease(at).id, reason="no"))
@@ -223,7 +223,7 @@ def test_what_is_remembered_is_bounded() -> None:
     assert KIND in after.capacity.learnt
 
 
-def test_what_is_gone_before_it_came_is_left_alone_and_another_is_taken() -> None:
+def test_order_lost_before_delivery_bars_its_offer_for_the_next_offer() -> None:
     """Karpenter deletes a NodeClaim itself where a spot market has nothing."""
     spot, sure = cloud("spot", price_per_hour=0.3, bought="spot"), cloud("sure", price_per_hour=1.0)
     at = shown(acted(surge(spot, sure))[0], T0 + 1, "cloud")
@@ -235,7 +235,7 @@ def test_what_is_gone_before_it_came_is_left_alone_and_another_is_taken() -> Non
     assert order.offer.id == sure.id
 
 
-def test_what_was_made_and_is_taken_away_is_ordered_again_at_once() -> None:
+def test_committed_order_that_disappears_is_reordered_at_once() -> None:
     """Its provider had not said yet that it is there."""
     at = shown(ordered(), T0 + 1, committed=True)
     at = none(none(at, T0 + 2), T0 + 3)
@@ -243,7 +243,7 @@ def test_what_was_made_and_is_taken_away_is_ordered_again_at_once() -> None:
     assert orders(plan(at, T0 + 3).actions) == [("rack", 1)]
 
 
-def test_of_a_provider_that_is_no_more_nothing_is_on_offer_nor_wrong() -> None:
+def test_removed_provider_leaves_no_offers_lists_or_errors() -> None:
     at = told(surge(offer(), cloud()), ProviderTroubled(provider="rack", says="gives no answer", listing=True))
     at = told(at, ProvidersSeen(providers=("cloud",)))
     assert at.capacity.offers.keys() == at.capacity.offered_s.keys() == at.capacity.listed_s.keys() == {"cloud"}
@@ -251,7 +251,7 @@ def test_of_a_provider_that_is_no_more_nothing_is_on_offer_nor_wrong() -> None:
 
 
 @pytest.mark.parametrize("listing", [False, True])
-def test_what_is_wrong_with_a_provider_is_told_until_it_answers_the_same_question(listing: bool) -> None:
+def test_provider_error_is_reported_until_the_same_query_succeeds(listing: bool) -> None:
     """Its lists come every second: nobody would ever have read that its offers fail."""
     says = "gives no answer (TimeoutError)"
     at = told(ordered(), ProviderTroubled(provider="rack", says=says, listing=listing))
@@ -262,7 +262,7 @@ def test_what_is_wrong_with_a_provider_is_told_until_it_answers_the_same_questio
 
 
 @pytest.mark.parametrize("others", [(), ("g0",)])
-def test_a_place_that_is_kept_is_nobodys_yet_though_others_are_on_its_node(others: tuple[str, ...]) -> None:
+def test_reserved_place_is_idle_until_its_replica_starts(others: tuple[str, ...]) -> None:
     of = cloud("place", room=True, queued=True, expected_s=60.0)
     begin = acted(surge(of))[0]
     slices = (*begin.slices.values(), *(device(name, 16, "n9", product="A100") for name in ("g0", "g1")))
@@ -289,7 +289,7 @@ def half(at: World, now_s: float) -> World:
     return told(at, LeasesSeen(provider="cloud", leases=(one,), began_s=now_s), now_s=now_s)
 
 
-def test_who_leads_next_keeps_what_failed_while_a_replica_is_on_it() -> None:
+def test_new_leader_keeps_a_failed_order_in_use_by_a_replica() -> None:
     here, one = arrived(acted(surge(cloud()))[0], T0 + 100, "cloud", node="n9"), replica(A, "r1", ["new0"])
     (said,) = listed(here, "cloud", phase="failed", node="n9", ends_s=T0 + 900.0, says="its node n9 has 1 of 2 devices")
     lists = LeasesSeen(provider="cloud", leases=(said,), began_s=T0 + 201)
@@ -304,7 +304,7 @@ def test_who_leads_next_keeps_what_failed_while_a_replica_is_on_it() -> None:
     assert not left.capacity.learnt, "how long it took nobody here knows"
 
 
-def test_what_failed_is_not_given_back_by_the_plan_that_starts_a_replica_there() -> None:
+def test_failed_order_is_not_released_while_a_replica_starts_there() -> None:
     here = half(waits(arrived(acted(surge(cloud()))[0], T0 + 100, "cloud", node="n9"), T0 + 101), T0 + 101)
     assert [type(one) for one in plan(here, T0 + 101).actions] == [StartReplica]
     idle = half(quiet(here, T0 + 102), T0 + 102)

@@ -30,7 +30,7 @@ from tests.kit.worlds import T0, device, gateway, level, model, replica, world
 # --- intents --------------------------------------------------------------------------------------------------------
 
 
-def test_a_replica_goes_from_pending_to_gone_along_the_table() -> None:
+def test_replica_moves_from_pending_to_gone_along_the_transition_table() -> None:
     at, moves = after(world([DOC], [device()]), StartReplica(replica=pending(), reason="3 waiting"))
     assert moved(moves) == ["pending --place--> starting"]
     assert (at.replicas[R].created_s, at.replicas[R].reason) == (T0, "3 waiting")
@@ -70,14 +70,14 @@ def test_a_replica_goes_from_pending_to_gone_along_the_table() -> None:
         (S.READY, DrainReplica(replica=ReplicaId("unknown"), reason="")),
     ],
 )
-def test_an_intent_that_the_table_does_not_allow_raises(state: S, action: Action) -> None:
+def test_intent_without_a_transition_raises_illegal_intent_error(state: S, action: Action) -> None:
     at = world([DOC], [device()], replicas=[replica(DOC, "r", state=state)])
     with pytest.raises(IllegalIntentError):
         fold(at, [Acted(action=action)], T0)
 
 
 @pytest.mark.parametrize("came_from", [S.READY, S.UNREADY, S.STARTING])
-def test_a_revived_replica_is_what_it_was(came_from: S) -> None:
+def test_revived_replica_returns_to_its_state_before_the_drain(came_from: S) -> None:
     at, _ = after(
         world([DOC], [device()], replicas=[replica(DOC, "r", state=came_from)]), DrainReplica(replica=R, reason="")
     )
@@ -86,7 +86,7 @@ def test_a_revived_replica_is_what_it_was(came_from: S) -> None:
     assert at.replicas[R].drain is None
 
 
-def test_what_happens_while_it_drains_decides_what_it_is_revived_to() -> None:
+def test_replica_that_becomes_ready_while_draining_is_revived_as_ready() -> None:
     at = world([DOC], [device()], replicas=[replica(DOC, "r", state=S.STARTING)])
     at, _ = after(at, DrainReplica(replica=R, reason=""))
     at, moves = after(at, seen(Seen.READY), now_s=T0 + 1.0)
@@ -103,14 +103,14 @@ def test_what_happens_while_it_drains_decides_what_it_is_revived_to() -> None:
     ("sight", "state"),
     [(Seen.STARTING, S.STARTING), (Seen.READY, S.READY), (Seen.UNREADY, S.UNREADY), (Seen.EXITED, S.FAILED)],
 )
-def test_what_runs_already_is_adopted_wanted_or_not(sight: Seen, state: S) -> None:
+def test_observed_replica_of_an_unknown_model_is_adopted(sight: Seen, state: S) -> None:
     at, moves = after(world([]), seen(sight, of="nobody-knows-it"))
     assert at.replicas[R].state is state
     assert moved(moves) == [f"None --seen--> {state}"]
     assert not at.histories
 
 
-def test_something_unknown_that_is_clean_is_nothing() -> None:
+def test_clean_observation_of_an_unknown_replica_is_ignored() -> None:
     at, _ = after(world([DOC], [device()]), Tick())
     assert fold(at, [seen(Seen.CLEAN)], T0) == (at, ())
 
@@ -123,7 +123,7 @@ def test_no_observation_raises_in_any_state(state: S, sight: Seen) -> None:
     assert (R in at.replicas) is (sight is not Seen.CLEAN)
 
 
-def test_a_replica_that_vanishes_has_failed_and_is_gone() -> None:
+def test_vanished_starting_replica_is_gone_and_counts_as_a_failed_try() -> None:
     at = world([DOC], [device()], replicas=[replica(DOC, "r", state=S.STARTING, started_s=T0 - 1.0)])
     at, moves = after(at, seen(Seen.CLEAN))
     assert [m.after for m in moves] == [S.FAILED, S.SCRUBBING, S.GONE]
@@ -131,13 +131,13 @@ def test_a_replica_that_vanishes_has_failed_and_is_gone() -> None:
 
 
 @pytest.mark.parametrize("state", [S.STARTING, S.FAILED, S.STOPPING, S.SCRUBBING])
-def test_what_is_gone_leaves_a_new_version_so_that_no_later_decision_has_its_name(state: S) -> None:
+def test_removed_replica_increments_the_world_version(state: S) -> None:
     """The intent of a start is made of the version (`plan.build_intent_key`), and names what it starts."""
     at = world([DOC], [device()], replicas=[replica(DOC, "r", state=state, failure="it broke")])
     assert after(at, seen(Seen.CLEAN))[0].version == at.version + 1
 
 
-def test_an_order_under_way_is_not_undone_by_a_process_that_still_answers() -> None:
+def test_ready_observation_does_not_undo_a_stop_or_a_failure() -> None:
     for state in (S.STOPPING, S.FAILED, S.SCRUBBING):
         at = world([DOC], [device()], replicas=[replica(DOC, "r", state=state)])
         at, moves = after(at, seen(Seen.READY))
@@ -145,7 +145,7 @@ def test_an_order_under_way_is_not_undone_by_a_process_that_still_answers() -> N
         assert at.replicas[R].state is state
 
 
-def test_growth_restarts_the_start_lock_of_the_device() -> None:
+def test_memory_growth_restarts_the_start_lock_of_the_device() -> None:
     at = world([DOC], [device()], replicas=[replica(DOC, "r", state=S.STARTING)])
     at, _ = after(at, seen(Seen.STARTING, grew=True), now_s=T0 + 7.0)
     assert at.replicas[R].grown_s == T0 + 7.0
@@ -161,7 +161,7 @@ def try_once(at: World, now_s: float, reason: str = "out of memory") -> World:
     return at
 
 
-def test_tries_follow_quickly_then_the_episode_fails_and_backs_off_for_longer_each_time() -> None:
+def test_failed_starts_retry_quickly_then_back_off_longer_each_episode() -> None:
     at, now_s = world([DOC], [device()]), T0
     for pause_s in (60.0, 120.0, 240.0):
         at = try_once(at, now_s)
@@ -180,7 +180,7 @@ def test_tries_follow_quickly_then_the_episode_fails_and_backs_off_for_longer_ea
     assert at.histories[M].episodes == 3
 
 
-def test_a_retry_that_would_begin_after_its_episode_is_not_made() -> None:
+def test_retry_past_the_end_of_its_episode_becomes_a_backoff() -> None:
     """It would be the first of another, for the same Calls: so on and on, and no back-off ever."""
     at = try_once(try_once(world([DOC], [device()]), T0), T0)
     at, _ = after(at, StartReplica(replica=pending(), reason=""), seen(Seen.STARTING), now_s=T0 + 0.5)
@@ -190,7 +190,7 @@ def test_a_retry_that_would_begin_after_its_episode_is_not_made() -> None:
     assert (history.tries, history.episodes, history.refused_until_s) == (0, 1, failed_s + 60.0)
 
 
-def test_a_failure_long_ago_is_no_part_of_a_new_episode() -> None:
+def test_old_failure_does_not_count_in_a_new_episode() -> None:
     """It had no second try, for nobody waited any more: a start an hour later has its own time and its own tries."""
     at = try_once(world([DOC], [device()]), T0)
     late_s = T0 + 3600.0
@@ -209,17 +209,17 @@ def ready_after_two_failures() -> World:
     return at
 
 
-def test_a_replica_that_is_drained_ends_the_episode() -> None:
+def test_drain_of_a_ready_replica_ends_the_failure_episode() -> None:
     at, _ = after(ready_after_two_failures(), DrainReplica(replica=R, reason="idle"), now_s=T0 + 1.5)
     assert (at.histories[M].tries, at.histories[M].first_try_s, at.histories[M].episodes) == (0, None, 0)
 
 
-def test_a_replica_that_breaks_after_its_residency_ends_the_episode() -> None:
+def test_replica_failure_after_its_residency_ends_the_failure_episode() -> None:
     at, _ = after(ready_after_two_failures(), seen(Seen.EXITED, reason="SIGSEGV"), now_s=T0 + 60.0)
     assert (at.histories[M].tries, at.histories[M].retry_at_s, at.histories[M].episodes) == (0, 0.0, 0)
 
 
-def test_an_engine_that_dies_as_soon_as_it_is_ready_backs_off() -> None:
+def test_engine_that_exits_right_after_ready_backs_off() -> None:
     """At its first Call, say: ready each time, and still one more failed start each time."""
     at, _ = after(ready_after_two_failures(), seen(Seen.EXITED, reason="SIGSEGV"), seen(Seen.CLEAN), now_s=T0 + 1.2)
     assert (at.histories[M].tries, at.histories[M].retry_at_s) == (3, T0 + 2.2)
@@ -228,27 +228,27 @@ def test_an_engine_that_dies_as_soon_as_it_is_ready_backs_off() -> None:
     assert at.histories[M].refused_until_s == T0 + 2.4 + 60.0
 
 
-def test_one_try_that_takes_longer_than_the_limit_is_a_failed_episode() -> None:
+def test_start_that_exceeds_the_time_limit_fails_the_episode() -> None:
     at, _ = after(world([DOC], [device()]), StartReplica(replica=pending(), reason=""), seen(Seen.STARTING))
     at, moves = after(at, FailReplica(replica=R, reason="start took longer than 100 s"), now_s=T0 + 100.0)
     assert moved(moves) == ["starting --broke--> failed"]
     assert at.histories[M].refused_until_s == T0 + 160.0
 
 
-def test_a_replica_that_broke_after_it_was_ready_is_no_failed_start() -> None:
+def test_failure_of_a_ready_replica_is_not_a_failed_start() -> None:
     at, moves = after(world([DOC], [device()], replicas=[replica(DOC, "r")]), seen(Seen.EXITED, reason="SIGSEGV"))
     assert at.replicas[R].failure == "SIGSEGV"
     assert [m.reason for m in moves] == ["SIGSEGV"]
     assert at.histories[M] == History(served_until_s=T0)
 
 
-def test_a_changed_spec_is_tried_at_once_whatever_failed_before() -> None:
+def test_spec_change_clears_the_start_backoff() -> None:
     at = world([DOC], histories={"m": History(refused_until_s=T0 + 60.0, episodes=2, failure="no such file")})
     at, _ = after(at, DocumentsSeen(models=(replace(DOC, slots=8),)))
     assert at.histories[M] == History()
 
 
-def test_what_fails_by_the_document_of_before_keeps_the_changed_one_from_nothing() -> None:
+def test_failure_of_the_old_spec_does_not_delay_the_changed_spec() -> None:
     at, _ = after(world([DOC], [device()]), StartReplica(replica=pending(), reason=""), seen(Seen.STARTING))
     at, _ = after(at, DocumentsSeen(models=(replace(DOC, spec=replace(DOC.spec, image="another:2")),)))
     at, moves = after(at, seen(Seen.EXITED, reason="no such file"))
@@ -256,7 +256,7 @@ def test_what_fails_by_the_document_of_before_keeps_the_changed_one_from_nothing
     assert at.histories.get(M, History()) == History()
 
 
-def test_what_is_learnt_of_starts_is_bounded() -> None:
+def test_number_of_recorded_start_times_is_bounded() -> None:
     at = world([DOC], [device()])
     for start in range(40):
         now_s = T0 + 100.0 * start
@@ -277,7 +277,7 @@ def to_zero(at: World, now_s: float) -> World:
     return at
 
 
-def test_a_start_soon_after_an_idle_stop_is_a_regret_and_a_late_one_forgets_all() -> None:
+def test_early_restart_after_idle_stop_adds_a_regret_and_late_one_resets() -> None:
     at = to_zero(world([DOC], [device()]), T0)
     at = to_zero(at, T0 + 100.0)
     assert at.histories[M].regrets == 1
@@ -287,7 +287,7 @@ def test_a_start_soon_after_an_idle_stop_is_a_regret_and_a_late_one_forgets_all(
     assert at.histories[M].regrets == 0
 
 
-def test_an_eviction_is_not_idleness() -> None:
+def test_eviction_is_not_recorded_as_an_idle_stop() -> None:
     at, _ = after(
         world([DOC], [device()], replicas=[replica(DOC, "r")]), DrainReplica(replica=R, reason="", victim_of=M)
     )
@@ -295,7 +295,7 @@ def test_an_eviction_is_not_idleness() -> None:
     assert at.histories[M].stopped_idle_s is None
 
 
-def test_peaks_cover_the_idle_window_in_thirteen_rows_at_most() -> None:
+def test_peaks_cover_the_idle_window_in_at_most_thirteen_rows() -> None:
     at = world([DOC], gateways=[])
     for second in range(300):
         waiting = 9 if second == 250 else 1
@@ -308,7 +308,7 @@ def test_peaks_cover_the_idle_window_in_thirteen_rows_at_most() -> None:
 # --- the rest ---------------------------------------------------------------------------------------------------------
 
 
-def test_nothing_new_gives_the_very_same_world() -> None:
+def test_batch_without_changes_returns_the_same_world() -> None:
     at, _ = after(world([DOC], [device()]), seen(Seen.READY), Synced(), GatewaySeen(gateway=G1))
     batch: list[Observation] = [
         seen(Seen.READY),
@@ -321,7 +321,7 @@ def test_nothing_new_gives_the_very_same_world() -> None:
     assert fold(at, batch, T0 + 1.0)[0] is at
 
 
-def test_the_version_rises_by_one_for_a_batch_that_gateways_must_learn_of_and_by_none_for_another() -> None:
+def test_version_rises_by_one_only_for_a_batch_relevant_to_gateways() -> None:
     at = world([DOC], [device()])
     one, _ = after(at, seen(Seen.READY), seen(Seen.READY, "r2"), seen(Seen.UNREADY))
     assert one.version == at.version + 1
@@ -330,7 +330,7 @@ def test_the_version_rises_by_one_for_a_batch_that_gateways_must_learn_of_and_by
 
 
 @pytest.mark.parametrize("documents_first", [True, False])
-def test_failures_of_a_spec_that_was_changed_while_nothing_ran_keep_nothing_from_starting(
+def test_remembered_failures_of_an_old_spec_do_not_delay_a_start(
     documents_first: bool,
 ) -> None:
     never = replica(DOC, "r", state=S.STARTING)
@@ -350,28 +350,28 @@ def test_failures_of_a_spec_that_was_changed_while_nothing_ran_keep_nothing_from
             )
 
 
-def test_documents_that_go_take_what_was_learnt_with_them() -> None:
+def test_removal_of_a_model_document_drops_its_history() -> None:
     at, _ = after(world([DOC], [device()]), HistorySeen(model=M, history=History(starts_s=(3.0,))))
     assert at.histories[M].starts_s == (3.0,)
     at, _ = after(at, reported(2, totals=(total(busy_slot_us=1),)), DocumentsSeen())
     assert [len(m) for m in (at.models, at.histories, at.attained)] == [0, 0, 0]
 
 
-def test_a_world_in_use_is_never_changed_in_place() -> None:
+def test_fold_does_not_modify_its_input_world() -> None:
     at = world([DOC], [device()], [replica(DOC, "r")])
     before = (dict(at.replicas), dict(at.by_model), dict(at.loads), dict(at.gateways))
     after(at, seen(Seen.CLEAN), seen(Seen.READY, "r2"), reported(2, levels=[level("m", waiting=1)]))
     assert (at.replicas, at.by_model, at.loads, at.gateways) == before
 
 
-def test_a_start_whose_node_was_removed_says_nothing_of_its_model() -> None:
+def test_failed_start_on_a_removed_node_does_not_count_as_try() -> None:
     at, _ = after(world([DOC], [device()]), StartReplica(replica=pending(), reason=""), seen(Seen.STARTING))
     at, _ = after(at, SlicesSeen(slices=()), seen(Seen.EXITED, reason="its node n0 is lost"), now_s=T0 + 5.0)
     assert at.replicas[R].state is S.FAILED
     assert at.histories.get(M, History()).tries == 0
 
 
-def test_a_slice_without_memory_is_named_and_nothing_is_put_there() -> None:
+def test_slice_with_zero_memory_is_closed_and_gets_no_replica() -> None:
     """Who says no size would take all of it, which is nothing."""
     of, calls = model("a", 0), gateway(levels=[level("a", 1, wait_s=5.0)])
     begin = world([of], [], [], [calls])

@@ -20,7 +20,7 @@ from tests.kit.folding import DOC, G1, M, R, after, reported, total
 from tests.kit.worlds import T0, device, level, replica, world
 
 
-def test_levels_are_summed_over_gateways_and_say_how_long_somebody_waits() -> None:
+def test_demand_is_summed_over_gateways_with_the_oldest_wait() -> None:
     at, _ = after(
         world([DOC], gateways=[]),
         reported(1, levels=[level("m", waiting=3, running=2, wait_s=4.0)]),
@@ -32,13 +32,13 @@ def test_levels_are_summed_over_gateways_and_say_how_long_somebody_waits() -> No
     assert load.waiting_at == {"g1", "g2"}
 
 
-def test_late_and_doubled_reports_change_nothing() -> None:
+def test_late_and_duplicate_reports_are_ignored() -> None:
     at, _ = after(world([DOC], gateways=[]), reported(5, levels=[level("m", waiting=3)]))
     same, _ = after(at, reported(5, levels=[level("m", waiting=3)]), reported(4), now_s=T0 + 1.0)
     assert same is at
 
 
-def test_demand_of_a_gateway_that_fell_silent_expires_after_ten_seconds() -> None:
+def test_demand_of_a_silent_gateway_expires_after_ten_seconds() -> None:
     at, _ = after(world([DOC], gateways=[]), reported(1, levels=[level("m", running=3)]))
     at, _ = after(at, Tick(), now_s=T0 + 9.9)
     assert at.loads[M].running == 3
@@ -48,7 +48,7 @@ def test_demand_of_a_gateway_that_fell_silent_expires_after_ten_seconds() -> Non
     assert not at.gateways[G1].gone
 
 
-def test_service_of_a_model_that_went_in_the_same_batch_is_counted_anew() -> None:
+def test_service_of_a_model_removed_in_the_batch_restarts_at_zero() -> None:
     """Its Replica drains, and what that serves is still reported."""
     acme = TenantName("acme")
     at, _ = after(world([DOC], gateways=[]), reported(1, totals=(total(busy_slot_us=2_000_000),)))
@@ -57,7 +57,7 @@ def test_service_of_a_model_that_went_in_the_same_batch_is_counted_anew() -> Non
 
 
 @pytest.mark.parametrize("seen_s", [T0 + math.pi * number for number in range(20)])
-def test_demand_expires_at_the_very_time_for_which_the_plan_wakes(seen_s: float) -> None:
+def test_demand_expires_exactly_at_the_planned_wake_time(seen_s: float) -> None:
     """Not with the next Tick, up to a second later, because a float's last digit is missing."""
     at, _ = after(world([DOC], gateways=[]), reported(1, levels=[level("m", running=3)]), now_s=seen_s)
     due_s = next_change_s(at, seen_s + 9.0)
@@ -66,7 +66,7 @@ def test_demand_expires_at_the_very_time_for_which_the_plan_wakes(seen_s: float)
     assert at.loads == {}
 
 
-def test_an_age_that_grew_is_kept_and_is_no_news() -> None:
+def test_larger_last_byte_age_is_stored_without_a_new_slot_division() -> None:
     """Else every report of a busy gateway would have `shares` look at all of its Models again."""
     held = ReplicaUse(replica=R, hold=1, in_use=1, last_byte_age_s=2.0)
     at, _ = after(world([DOC], [device()], [replica(DOC, "r")], gateways=[]), reported(1, uses=(held,)))
@@ -105,7 +105,7 @@ OLDER = reported(
         ({"epoch": 2}, False),
     ],
 )
-def test_a_report_repeats_the_last_if_only_time_has_gone_by(change: dict[str, object], same: bool) -> None:
+def test_report_is_redundant_if_only_time_has_passed(change: dict[str, object], same: bool) -> None:
     first = reported(1, levels=[level("m", waiting=3, wait_s=1.0)], uses=(HELD,), totals=(total(admitted=3),))
     at, _ = after(world([DOC], [device()], [replica(DOC, "r")], gateways=[]), first)
     assert is_redundant_report(at, replace(OLDER, **change)) is same
@@ -115,7 +115,7 @@ def test_a_report_repeats_the_last_if_only_time_has_gone_by(change: dict[str, ob
     assert not is_redundant_report(gone, OLDER), "it lives after all"
 
 
-def test_service_is_news_where_others_wait_for_the_same_model() -> None:
+def test_service_growth_is_redundant_unless_requests_wait_for_the_model() -> None:
     """Whose turn is next goes by that: a hold moves before the Slot is free."""
     served = (total(admitted=3, busy_slot_us=50_000),)
     for waiting, same in ((1, False), (0, True)):
@@ -125,7 +125,7 @@ def test_service_is_news_where_others_wait_for_the_same_model() -> None:
         assert is_redundant_report(at, reported(2, levels=levels, uses=(HELD,), totals=served).report) is same
 
 
-def test_that_a_gateway_acts_on_later_routes_is_news_where_a_drain_or_a_grant_waits_for_it() -> None:
+def test_newer_version_is_redundant_without_a_pending_drain_or_allocation() -> None:
     first = reported(1, levels=[level("m", waiting=3, wait_s=1.0)], uses=(HELD,), totals=(total(admitted=3),))
     later = replace(OLDER, version=2)
     at, _ = after(world([DOC], [device()], [replica(DOC, "r")], gateways=[]), first)
@@ -137,13 +137,13 @@ def test_that_a_gateway_acts_on_later_routes_is_news_where_a_drain_or_a_grant_wa
     assert not is_redundant_report(drains, replace(later, version=drains.version))
 
 
-def test_what_a_report_says_is_as_old_as_the_report() -> None:
+def test_report_contents_are_dated_by_its_arrival_time() -> None:
     one = replace(reported(1, levels=[level("m", waiting=3, wait_s=4.0)], totals=(total(idle_s=2.0),)), came_s=T0)
     at, _ = after(world([DOC], gateways=[]), one, now_s=T0 + 0.9)
     assert (at.gateways[G1].seen_s, at.loads[M].oldest_s) == (T0, T0 - 4.0)
 
 
-def test_service_is_the_growth_of_the_counts_of_one_boot() -> None:
+def test_service_is_the_counter_growth_within_one_boot() -> None:
     acme = TenantName("acme")
     at, _ = after(world([DOC], gateways=[]), reported(1, totals=(total(busy_slot_us=2_000_000),)))
     at, _ = after(at, reported(2, totals=(total(busy_slot_us=5_000_000),)))
@@ -156,9 +156,7 @@ def test_service_is_the_growth_of_the_counts_of_one_boot() -> None:
 
 
 @pytest.mark.parametrize(("had_s", "starts_s"), [(None, 100.0), (1.0, 100.0), (99.0, 100.0), (101.0, 101.0)])
-def test_a_tenant_that_comes_back_starts_level_with_the_least_served_active_one(
-    had_s: float | None, starts_s: float
-) -> None:
+def test_returning_tenant_starts_level_with_least_served_active_tenant(had_s: float | None, starts_s: float) -> None:
     """Whether it is new or was here before: time without Calls is not saved up, and what it had more stays."""
     attained = {TenantName("busy"): 100.0} | ({TenantName("acme"): had_s} if had_s is not None else {})
     at, _ = after(world([DOC], gateways=[]), reported(1, levels=[level("m", running=1, tenant="busy")]))
@@ -167,7 +165,7 @@ def test_a_tenant_that_comes_back_starts_level_with_the_least_served_active_one(
     assert at.attained[M][TenantName("acme")] == starts_s
 
 
-def test_who_used_what_nobody_else_wanted_owes_nothing_for_it() -> None:
+def test_tenants_that_return_to_an_idle_model_start_level() -> None:
     """Both come back to a Model that was idle, in either order: they start level."""
     busy, acme = TenantName("busy"), TenantName("acme")
     idle = replace(world([DOC], gateways=[]), attained={M: {busy: 100.0, acme: 1.0}})
@@ -178,7 +176,7 @@ def test_who_used_what_nobody_else_wanted_owes_nothing_for_it() -> None:
         assert at.attained[M] == {busy: 100.0, acme: 100.0}
 
 
-def test_a_refused_cold_call_is_demand_for_one_start_held_for_twice_what_was_told() -> None:
+def test_rejected_cold_request_is_demand_for_twice_its_retry_after_time() -> None:
     at, _ = after(world([DOC], gateways=[]), reported(1, totals=(total(refused_cold=1, retry_after_s=30.0),)))
     history = at.histories[M]
     assert (history.refused_cold_s, history.hold_until_s) == (T0, T0 + 60.0)
@@ -186,7 +184,7 @@ def test_a_refused_cold_call_is_demand_for_one_start_held_for_twice_what_was_tol
     assert again.histories[M] == history
 
 
-def test_counts_that_fell_began_anew() -> None:
+def test_decreased_counters_are_treated_as_restarted() -> None:
     """A Model was taken out of the documents and put back: its first refused cold Call is demand as ever."""
     at, _ = after(
         world([DOC], gateways=[]), reported(1, totals=(total(admitted=9, refused_cold=5, busy_slot_us=3_000_000),))
@@ -197,14 +195,14 @@ def test_counts_that_fell_began_anew() -> None:
     assert at.attained[M][TenantName("acme")] == 5.0
 
 
-def test_idleness_counts_from_the_last_finish_anywhere() -> None:
+def test_idle_time_counts_from_the_last_finish_on_any_gateway() -> None:
     at, _ = after(world([DOC], gateways=[]), reported(1, totals=(total(finished=1, idle_s=20.0),)))
     assert at.histories[M].last_activity_s == T0 - 20.0
     at, _ = after(at, reported(1, name="g2", totals=(total(finished=1, idle_s=50.0),)))
     assert at.histories[M].last_activity_s == T0 - 20.0
 
 
-def test_a_gateway_that_is_proven_dead_is_forgotten_in_the_end_and_its_late_report_revives_nobody() -> None:
+def test_dead_gateway_is_removed_later_and_its_late_report_is_ignored() -> None:
     at, _ = after(world([DOC], gateways=[]), reported(1, levels=[level("m", waiting=3)]))
     at, _ = after(at, GatewayGone(gateway=G1), reported(2, levels=[level("m", waiting=3)]), now_s=T0 + 1.0)
     assert at.gateways[G1].gone
@@ -213,7 +211,7 @@ def test_a_gateway_that_is_proven_dead_is_forgotten_in_the_end_and_its_late_repo
     assert at.gateways == {}
 
 
-def test_a_gateway_that_is_proven_dead_lives_when_it_acts_on_later_routes_and_not_because_it_is_heard_late() -> None:
+def test_dead_gateway_is_revived_only_by_acting_on_newer_routes() -> None:
     """However late: else it would be known, silent and never proven dead again, and nothing would ever be idle."""
     at, _ = after(world([DOC], gateways=[]), reported(1, levels=[level("m", waiting=3)], version=1))
     dead, _ = after(at, GatewayGone(gateway=G1))
@@ -224,13 +222,13 @@ def test_a_gateway_that_is_proven_dead_lives_when_it_acts_on_later_routes_and_no
     assert alive.loads[M].waiting == 3
 
 
-def test_a_late_report_of_a_boot_from_before_this_leader_is_not_a_new_boot() -> None:
+def test_report_of_another_boot_with_an_older_epoch_is_ignored() -> None:
     """The leader never saw the older boot, so only the epoch tells."""
     at, _ = after(world([DOC], gateways=[]), reported(1, boot="b2"))
     assert fold(at, [reported(99, boot="b1", epoch=0)], T0)[0] is at
 
 
-def test_a_late_report_of_a_dead_boot_does_not_make_its_leader_deaf_to_the_living_one() -> None:
+def test_late_report_of_a_dead_boot_does_not_block_its_successor() -> None:
     """Both act on this leader's Routes; only that one of them goes on to act on newer ones tells who lives."""
     at, _ = after(world([DOC], gateways=[]), reported(1, boot="b2", version=3))
     assert fold(at, [reported(9, boot="b1", version=2)], T0)[0] is at, "an older version is an older boot's"
@@ -243,12 +241,12 @@ def test_a_late_report_of_a_dead_boot_does_not_make_its_leader_deaf_to_the_livin
     assert fold(at, [reported(10, boot="b1", version=3)], T0)[0] is at
 
 
-def test_the_death_of_a_former_boot_is_nothing_to_the_next() -> None:
+def test_death_of_a_former_boot_does_not_affect_the_current_boot() -> None:
     at, _ = after(world([DOC], gateways=[]), reported(1, boot="b1"), reported(1, boot="b2"))
     assert fold(at, [GatewayGone(gateway=G1, boot="b1")], T0)[0] is at
 
 
-def test_a_known_gateway_that_never_reported_is_not_in_the_epoch() -> None:
+def test_gateway_joins_the_epoch_with_its_first_report_in_the_epoch() -> None:
     at, _ = after(world([DOC], gateways=[]), GatewaySeen(gateway=G1))
     assert not at.gateways[G1].in_epoch
     assert not at.handed_over
@@ -277,16 +275,16 @@ def grants(*pairs: tuple[int, int]) -> tuple[Grant, ...]:
         (1, 4, grants((2, 4), (5, 2), (8, 1))),
     ],
 )
-def test_a_report_voids_the_grants_before_the_one_it_acts_on(version: int, hold: int, left: object) -> None:
+def test_report_drops_allocations_older_than_the_acknowledged_one(version: int, hold: int, left: object) -> None:
     use = ReplicaUse(replica=R, hold=hold)
     assert reconcile_grants({R: grants((2, 4), (5, 2), (8, 1))}, {R: use}, version).get(R) == left
 
 
-def test_a_hold_of_a_former_leader_is_taken_over_as_it_is() -> None:
+def test_slots_held_under_a_former_leader_are_adopted_unchanged() -> None:
     assert reconcile_grants({}, {R: ReplicaUse(replica=R, hold=3)}, 7) == {R: grants((0, 3))}
     assert reconcile_grants({R: grants((0, 3))}, {R: ReplicaUse(replica=R, hold=2)}, 7) == {R: grants((0, 2))}
     assert reconcile_grants({R: grants((0, 3))}, {}, 7) == {}
 
 
-def test_grants_that_a_newer_one_covers_are_dropped_so_they_are_bounded_by_the_slots() -> None:
+def test_allocations_covered_by_a_newer_allocation_are_dropped() -> None:
     assert with_grant(grants((1, 4), (2, 2), (3, 1)), Grant(version=4, hold=2)) == grants((1, 4), (4, 2))

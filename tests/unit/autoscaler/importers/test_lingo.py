@@ -53,26 +53,26 @@ def said_of(*texts: str) -> dict[str, object]:
     return {str(key).removeprefix("pilotlight.dev/"): value for key, value in found.items()}
 
 
-def test_a_deployment_with_lingo_s_own_defaults() -> None:
+def test_deployment_gets_lingo_defaults() -> None:
     assert said_of(EMBED) == {
         "models": "text-embedding-ada-002,all-mini", "replicas-min": "1", "replicas-max": "3", "slots": "100",
         "idle-seconds": "30", "port": "9000",
     }  # fmt: skip
 
 
-def test_what_lingo_has_for_all_of_them_is_said_of_each() -> None:
+def test_global_lingo_settings_are_applied_to_the_workload() -> None:
     found = said_of(LINGO, EMBED, SERVICE)
     assert (found["slots"], found["idle-seconds"], found["port"]) == ("40", "90", "9000")
 
 
-def test_the_port_is_the_service_s() -> None:
+def test_port_is_taken_from_the_service() -> None:
     assert said_of(EMBED, SERVICE.replace("targetPort: http", "targetPort: 8123"))["port"] == "8123"
     without = EMBED.replace(", ports: [{containerPort: 9000, name: http}]", "")
     (taken,) = lingo.convert_workloads([("f", without)])
     assert [note.key for note in taken.notes] == ["port"]
 
 
-def test_it_says_that_nothing_needs_to_be_done() -> None:
+def test_result_states_that_no_change_is_needed() -> None:
     (taken,) = lingo.convert_workloads([("f", EMBED.replace("kind: Deployment", "kind: StatefulSet"))])
     assert taken.what == "StatefulSet embed"
     assert "nothing needs to change" in taken.about[0]
@@ -89,12 +89,12 @@ def test_it_says_that_nothing_needs_to_be_done() -> None:
         ("a: [", "f: line 1"),
     ],
 )
-def test_what_is_wrong_is_named_in_one_line(text: str, said: str) -> None:
+def test_invalid_document_is_rejected_with_its_location(text: str, said: str) -> None:
     with pytest.raises(DocumentError) as caught:
         lingo.convert_workloads([("f", text)])
     assert str(caught.value).startswith(said)
 
 
-def test_a_list_as_kubectl_prints_it() -> None:
+def test_kubectl_list_is_converted() -> None:
     items = [yaml.safe_load(text) for text in (EMBED, SERVICE)]
     assert said_of(yaml.safe_dump({"kind": "List", "items": items}))["port"] == "9000"

@@ -71,7 +71,9 @@ async def listened(api: Api) -> None:
 @pytest.mark.parametrize(
     ("ask", "begins"), [(listened, BEGUN), (lambda api: api.get("/pods"), b"")], ids=["watch", "request"]
 )
-async def test_what_is_broken_off_is_closed_at_once(ask: Callable[[Api], Awaitable[object]], begins: bytes) -> None:
+async def test_cancelled_request_or_watch_closes_its_connection_at_once(
+    ask: Callable[[Api], Awaitable[object]], begins: bytes
+) -> None:
     server = Hanging(begins)
     with server.running():
         async with Api(cast("ApiAccess", server)) as api:

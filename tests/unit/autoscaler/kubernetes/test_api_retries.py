@@ -82,14 +82,14 @@ async def test_retry_after_is_obeyed_with_a_jitter(method: str, monkeypatch: pyt
     assert busy.asked == [f"{method} pilotlight"] * 3
 
 
-async def test_a_server_that_stays_busy_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_persistent_429_is_returned_after_the_last_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     busy = Busy(100)
     found, waits = await ask(busy, "POST", 60.0, monkeypatch)
     assert isinstance(found, ApiError)
     assert (found.status, len(busy.asked), len(waits)) == (429, TRIES_MAX, TRIES_MAX - 1)
 
 
-async def test_who_may_not_write_is_not_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_write_without_leadership_is_rejected_before_sending(monkeypatch: pytest.MonkeyPatch) -> None:
     busy = Busy(0)
     found, _ = await ask(busy, "POST", 0.0, monkeypatch)
     assert isinstance(found, FencedError)

@@ -41,26 +41,26 @@ def depth(value: Any) -> int:
 
 
 @pytest.mark.parametrize("inside", ["1", '"]]}}"', '"\\"]}\\\\"', '[{"b":"{["}]'])
-def test_an_object_has_a_bounded_depth_whatever_its_strings_contain(inside: str) -> None:
+def test_object_depth_is_bounded_regardless_of_string_content(inside: str) -> None:
     most = DEPTH_MAX - 1 - inside.startswith("[") * 2
     assert isinstance(decoding.read_object(model(nested(most, inside))), dict)
     assert decoding.read_object(model(nested(most + 1, inside))) == Unreadable("Model", "n", "m", "7", TOO_DEEP)
 
 
 @pytest.mark.parametrize("levels", [1_100, 100_000])
-def test_an_event_with_a_nested_object_still_tells_which_object_it_is(levels: int) -> None:
+def test_event_with_too_deep_object_still_identifies_the_object(levels: int) -> None:
     line = b'{"type":"ADDED","object":' + model(nested(levels)) + b"}"
     assert decoding.read_event(line) == ("ADDED", Unreadable("Model", "n", "m", "7", TOO_DEEP))
 
 
-def test_metadata_that_is_nested_too_deeply_still_tells_the_name() -> None:
+def test_object_with_too_deep_metadata_keeps_its_name() -> None:
     fields = f'"managedFields":[{nested(5_000)}],"name":"m","namespace":"n","resourceVersion":"7"'
     found = decoding.read_object(f'{{"kind":"Model","metadata":{{{fields}}}}}'.encode())
     assert found == Unreadable("Model", "n", "m", "7", TOO_DEEP)
 
 
 @pytest.mark.parametrize("levels", [500, 5_000])
-def test_the_other_objects_of_a_page_are_decoded(levels: int) -> None:
+def test_page_with_unreadable_objects_decodes_the_others(levels: int) -> None:
     items = b",".join([model("1", "a"), model(nested(levels), "b"), model('{"x":1e999}', "c"), model("2", "d")])
     text = b'{"kind":"ModelList","metadata":{"resourceVersion":"9","continue":"t"},"items":[' + items + b"]}"
     page = decoding.read_page(text)
@@ -69,7 +69,7 @@ def test_the_other_objects_of_a_page_are_decoded(levels: int) -> None:
     assert [(one.kind, one.name) for one in page.unreadable] == [("Model", "b"), ("Model", "c")]
 
 
-def test_the_kind_of_an_item_is_that_of_its_list() -> None:
+def test_item_without_kind_gets_the_kind_of_its_list() -> None:
     item = b'{"metadata":{"name":"p"},"spec":' + nested(200).encode() + b"}"
     page = decoding.read_page(b'{"kind":"PodList","metadata":{},"items":[' + item + b"]}")
     assert [(one.kind, one.name) for one in page.unreadable] == [("Pod", "p")]
@@ -79,13 +79,13 @@ def test_the_kind_of_an_item_is_that_of_its_list() -> None:
     "text", [b'{"metadata":{"name":"m"},"a":"\xff"}', b'{"metadata":{"name":"m"},"a":' + b"9" * 5_000 + b"}"],
     ids=["no UTF-8", "a huge number"],
 )  # fmt: skip
-def test_what_is_no_json_of_ours_is_unreadable(text: bytes) -> None:
+def test_invalid_json_object_is_unreadable(text: bytes) -> None:
     found = decoding.read_object(text)
     assert isinstance(found, Unreadable)
     assert found.name == "m"
 
 
-def test_an_object_of_a_list_or_a_watch_has_a_bounded_size() -> None:
+def test_object_of_a_watch_event_has_a_bounded_size() -> None:
     large = model(json.dumps("x" * decoding.BYTES_MAX))
     _, found = decoding.read_event(b'{"type":"ADDED","object":' + large + b"}")
     assert isinstance(found, Unreadable)
@@ -93,14 +93,14 @@ def test_an_object_of_a_list_or_a_watch_has_a_bounded_size() -> None:
 
 
 @pytest.mark.parametrize("line", [b"", b"{", b"[]", b'{"type":"ADDED"}', b'{"type":"ADDED","object":' + b"[" * 5_000])
-def test_a_line_that_is_no_event_raises_an_error_that_is_handled(line: bytes) -> None:
+def test_invalid_watch_line_raises_decode_error(line: bytes) -> None:
     with pytest.raises(msgspec.DecodeError):
         decoding.read_event(line)
 
 
 @given(VALUES, st.integers(0, 8))
 @settings(max_examples=examples(200))
-def test_a_cut_leaves_json_with_at_most_so_many_levels(value: Any, depth_max: int) -> None:
+def test_truncated_json_has_bounded_depth(value: Any, depth_max: int) -> None:
     text = json.dumps(value).encode()
     cut = json.loads(decoding.truncate_nesting(text, depth_max))
     if depth(value) <= depth_max:
@@ -111,7 +111,7 @@ def test_a_cut_leaves_json_with_at_most_so_many_levels(value: Any, depth_max: in
 
 @given(VALUES)
 @settings(max_examples=examples(100))
-def test_depth_is_found_without_decoding(value: Any) -> None:
+def test_nesting_depth_is_computed_without_decoding(value: Any) -> None:
     text = json.dumps(value).encode()
     for levels in range(DEPTH_MAX - 8, DEPTH_MAX + 1):
         wrapped = b"[" * levels + text + b"]" * levels

@@ -61,7 +61,7 @@ def test_nothing_is_written_before_the_lease_was_read() -> None:
     ids=["none", "released", "never-held", "gateways-know-more", "ours-of-before",
          "held", "no-epoch-of-a-lease"],
 )  # fmt: skip
-def test_what_is_free_is_taken_at_once_with_a_higher_epoch(
+def test_free_lease_is_acquired_at_once_with_a_higher_epoch(
     record: LeaseRecord | None, heard: int, wanted: Write | None
 ) -> None:
     one = ElectionCandidate(ME, D)
@@ -69,7 +69,7 @@ def test_what_is_free_is_taken_at_once_with_a_higher_epoch(
     assert one.write(0.0, (heard,)) == wanted
 
 
-def test_a_record_that_does_not_change_is_taken_after_its_own_duration_on_our_clock() -> None:
+def test_unchanged_lease_is_acquired_after_its_duration_on_local_clock() -> None:
     one = ElectionCandidate(ME, D)
     one.saw(held(duration_s=20), 100.0)
     one.saw(held(duration_s=20, version="9"), 110.0)  # somebody wrote a label: the holder did not renew
@@ -78,7 +78,7 @@ def test_a_record_that_does_not_change_is_taken_after_its_own_duration_on_our_cl
     assert one.write(120.0) == Write("9", ME, 4, D, acquires=True)
 
 
-def test_a_renewal_begins_the_time_anew_whatever_wall_clock_wrote_it() -> None:
+def test_renewal_restarts_the_expiry_regardless_of_wall_clock() -> None:
     one = ElectionCandidate(ME, D)
     one.saw(held(renewed="2026-01-01T12:00:00Z"), 100.0)
     one.saw(held(renewed="2026-01-01T11:00:00Z"), 109.0)  # an hour back
@@ -86,7 +86,7 @@ def test_a_renewal_begins_the_time_anew_whatever_wall_clock_wrote_it() -> None:
     assert one.write(119.0) is not None
 
 
-def test_who_follows_looks_at_least_so_often() -> None:
+def test_follower_reads_the_lease_at_a_minimum_rate() -> None:
     one = ElectionCandidate(ME, 60)
     assert one.due_s(5.0) == 5.0 + LOOK_S_MAX
     one.saw(held(duration_s=60), 5.0)
@@ -98,11 +98,11 @@ def test_who_follows_looks_at_least_so_often() -> None:
 
 
 @pytest.mark.parametrize(("at_s", "left_s"), [(0.1, 7.9), (5.0, 3.0), (7.9, 0.1), (8.0, 0.0), (3600.0, 0.0)])
-def test_we_may_act_until_before_the_end_counted_from_the_start_of_the_write(at_s: float, left_s: float) -> None:
+def test_leadership_deadline_counts_from_the_start_of_the_write(at_s: float, left_s: float) -> None:
     assert led().writes_s(at_s) == pytest.approx(left_s)
 
 
-def test_it_is_renewed_in_its_epoch_and_that_moves_the_end() -> None:
+def test_renewal_keeps_the_epoch_and_extends_the_deadline() -> None:
     one = led()
     assert one.write(1.9) is None
     assert (one.due_s(0.5), one.must_look(0.5)) == (2.0, False)
@@ -112,7 +112,7 @@ def test_it_is_renewed_in_its_epoch_and_that_moves_the_end() -> None:
     assert (one.epoch(9.9), one.epoch(10.0)) == (4, None)
 
 
-def test_a_failed_renewal_is_tried_again_after_a_look_and_the_end_stays() -> None:
+def test_failed_renewal_is_retried_after_a_read_without_extension() -> None:
     one = led()
     one.failed()
     assert one.must_look(3.0)
@@ -124,13 +124,13 @@ def test_a_failed_renewal_is_tried_again_after_a_look_and_the_end_stays() -> Non
 
 
 @pytest.mark.parametrize("found", [held(OTHER, 5), held("", 4), None], ids=["another's", "released", "deleted"])
-def test_who_sees_that_it_is_not_the_holder_leads_no_more(found: LeaseRecord | None) -> None:
+def test_leadership_ends_when_the_lease_has_no_or_another_holder(found: LeaseRecord | None) -> None:
     one = led()
     one.saw(found, 1.0)
     assert (one.epoch(1.0), one.writes_s(1.0)) == (None, 0.0)
 
 
-def test_a_paused_process_has_ended_before_it_knows_and_acquires_anew() -> None:
+def test_paused_process_loses_leadership_and_acquires_a_new_epoch() -> None:
     """SIGSTOP: nothing ran since; nobody took the Lease."""
     one = led()
     assert one.writes_s(60.0) == 0.0
@@ -139,7 +139,7 @@ def test_a_paused_process_has_ended_before_it_knows_and_acquires_anew() -> None:
     assert one.write(60.0) == Write("8", ME, 5, D, acquires=True)
 
 
-def test_a_renewal_that_took_longer_than_we_may_act_is_no_renewal() -> None:
+def test_renewal_answered_after_the_deadline_does_not_count() -> None:
     one = led()
     write = one.write(7.0)
     assert write is not None
@@ -149,7 +149,7 @@ def test_a_renewal_that_took_longer_than_we_may_act_is_no_renewal() -> None:
     assert again == Write("9", ME, 5, D, acquires=True)
 
 
-def test_an_acquisition_that_came_back_too_late_is_none() -> None:
+def test_acquisition_answered_too_late_does_not_count() -> None:
     one = ElectionCandidate(ME, D)
     one.saw(held(""), 0.0)
     write = one.write(0.0)
@@ -158,7 +158,7 @@ def test_an_acquisition_that_came_back_too_late_is_none() -> None:
     assert one.epoch(8.0) is None
 
 
-def test_a_leader_below_what_gateways_know_ends_and_acquires_above_it() -> None:
+def test_leader_with_lower_epoch_than_gateways_acquires_a_higher_one() -> None:
     """The Lease was deleted and made anew: gateways ignore an epoch that is lower than theirs."""
     one = led(epoch=1)
     assert one.write(1.0, (2, 7)) is None
@@ -168,7 +168,7 @@ def test_a_leader_below_what_gateways_know_ends_and_acquires_above_it() -> None:
 
 
 @pytest.mark.parametrize("lie", [EPOCH_MAX, EPOCH_MAX - 1, 3 + AHEAD_MAX + 1])
-def test_what_no_gateway_can_know_is_not_believed_and_hides_nothing(lie: int) -> None:
+def test_implausibly_high_reported_epoch_is_ignored(lie: int) -> None:
     """The epoch is an int32: one such report, and nobody could ever acquire again."""
     assert led(epoch=3).write(1.0, (lie,)) is None
     assert led(epoch=3).write(2.0, (lie,)) == Write("8", ME, 3, D), "it leads on"
@@ -181,7 +181,7 @@ def test_what_no_gateway_can_know_is_not_believed_and_hides_nothing(lie: int) ->
 # --- a Lease that was deleted -----------------------------------------------------------------------------------------
 
 
-def test_who_saw_a_holder_waits_out_its_duration_also_when_the_lease_is_gone() -> None:
+def test_deleted_lease_is_acquired_only_after_last_holder_expired() -> None:
     """Whoever leads may have renewed it just before it was deleted, and does not know yet."""
     one = ElectionCandidate(ME, D)
     one.saw(held(duration_s=20), 100.0)
@@ -192,7 +192,7 @@ def test_who_saw_a_holder_waits_out_its_duration_also_when_the_lease_is_gone() -
     assert one.write(130.0) == Write(None, ME, 4, D, acquires=True)
 
 
-def test_who_only_hears_from_gateways_that_somebody_led_waits_as_long_as_its_own_duration() -> None:
+def test_missing_lease_with_reported_epoch_is_acquired_after_duration() -> None:
     one = ElectionCandidate(ME, D)
     one.saw(None, 99.0)
     assert one.write(100.0, (6,)) is None
@@ -201,7 +201,7 @@ def test_who_only_hears_from_gateways_that_somebody_led_waits_as_long_as_its_own
     assert one.write(120.0, (6,)) == Write(None, ME, 8, D, acquires=True)
 
 
-def test_who_led_when_it_was_deleted_makes_it_anew_at_once_but_only_while_nobody_else_may() -> None:
+def test_former_leader_recreates_deleted_lease_only_before_deadline() -> None:
     one = led()
     one.failed()
     one.saw(None, 3.0)
@@ -214,7 +214,7 @@ def test_who_led_when_it_was_deleted_makes_it_anew_at_once_but_only_while_nobody
     assert late.write(8.0) is None
 
 
-def test_the_settings_duration_is_for_the_next_write() -> None:
+def test_new_lease_duration_applies_from_the_next_write() -> None:
     one = led()
     one.duration_s = 20
     assert one.writes_s(0.0) == pytest.approx(8.0)
@@ -224,7 +224,7 @@ def test_the_settings_duration_is_for_the_next_write() -> None:
     assert one.writes_s(2.0) == pytest.approx(16.0)
 
 
-def test_a_release_keeps_the_epoch_and_is_no_leader_s_any_more() -> None:
+def test_release_keeps_the_epoch_and_ends_leadership() -> None:
     one = led()
     assert one.release(1.0) == Write("8", "", 4, D)
     assert one.epoch(1.0) is None
@@ -279,7 +279,7 @@ turns = st.lists(
 
 @settings(derandomize=True, deadline=None, max_examples=examples(300))
 @given(turns)
-def test_two_never_lead_at_once_and_epochs_only_rise(script: list[Turn]) -> None:
+def test_at_most_one_candidate_leads_and_epochs_only_increase(script: list[Turn]) -> None:
     """Pauses, lost requests and answers, three clocks that have nothing in common; the Lease deleted at any time, and
     gateways that know all epochs.
     """
@@ -317,7 +317,7 @@ def test_two_never_lead_at_once_and_epochs_only_rise(script: list[Turn]) -> None
         assert all(epoch == last_epoch for epoch in leaders())
 
 
-def test_an_epoch_that_only_an_agent_has_heard_of_is_passed_too() -> None:
+def test_new_epoch_exceeds_an_epoch_known_only_to_an_agent() -> None:
     """The Lease was deleted, and no gateway is there: else the agent would wait for a leader that it heard already."""
     there = fold(world(gateways=()), [NodeReported(report=NodeReport(node="n1", boot="b", sequence=1, epoch=7))], T0)[0]
     assert list_reported_epochs(there) == {7}
@@ -330,7 +330,7 @@ def test_an_epoch_that_only_an_agent_has_heard_of_is_passed_too() -> None:
 
 
 @pytest.mark.parametrize(("said", "believed"), [((7, 3), 3), ((7, 7, 3), 7), ((9, 8, 3), 8), ((7,), 7), ((), 0)])
-def test_of_several_agents_one_alone_is_not_believed(said: tuple[int, ...], believed: int) -> None:
+def test_epoch_reported_by_only_one_of_several_agents_is_ignored(said: tuple[int, ...], believed: int) -> None:
     reports = [NodeReport(node=f"n{number}", boot="b", sequence=1, epoch=epoch) for number, epoch in enumerate(said)]
     there = fold(world(gateways=()), [NodeReported(report=one) for one in reports], T0)[0]
     assert max(list_reported_epochs(there), default=0) == believed

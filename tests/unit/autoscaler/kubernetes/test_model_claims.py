@@ -101,7 +101,7 @@ def seconds(until_s: float) -> Iterator[float]:
     yield from (second / 2 for second in range(int(2 * until_s)))
 
 
-async def test_nothing_is_told_before_it_is_known_who_serves() -> None:
+async def test_models_are_not_served_before_the_holder_is_known() -> None:
     server = Server()
     house = House(server, BLUE, model("a"))
     server.raises = [UnreachableError("GET: no")]
@@ -111,7 +111,7 @@ async def test_nothing_is_told_before_it_is_known_who_serves() -> None:
     assert (house.told, house.serves) == (1, {model("a")[0]})
 
 
-async def test_models_of_known_namespaces_go_on_while_another_is_asked_for() -> None:
+async def test_known_namespaces_are_served_while_another_is_looked_up() -> None:
     server = Server()
     house = House(server, BLUE, model("a"))
     await house.at(0.0)
@@ -127,7 +127,7 @@ async def test_models_of_known_namespaces_go_on_while_another_is_asked_for() -> 
     assert house.serves == {model("a")[0], model("b")[0]}
 
 
-async def test_one_of_two_serves_each_model_and_the_other_says_who_does() -> None:
+async def test_one_installation_serves_each_model_and_the_other_names_holder() -> None:
     server = Server()
     models = (model("a"), model("b", GREEN), model("c", "red/x"))
     blue, green = House(server, BLUE, *models), House(server, GREEN, *models)
@@ -140,7 +140,7 @@ async def test_one_of_two_serves_each_model_and_the_other_says_who_does() -> Non
 
 
 @pytest.mark.parametrize("seed", range(8))
-async def test_in_an_hour_no_model_is_served_twice_and_a_removed_installation_is_followed(seed: int) -> None:
+async def test_model_is_never_served_twice_and_removed_holder_is_replaced(seed: int) -> None:
     """Two processes of one installation and one of another, which come, restart and go at random."""
     dice, server, models = random.Random(seed), Server(), (model("a"), model("b"))
     make = {"blue 1": BLUE, "blue 2": BLUE, "green": GREEN}
@@ -164,7 +164,7 @@ async def test_in_an_hour_no_model_is_served_twice_and_a_removed_installation_is
     assert server.writes / len(models) <= HOUR_S / 60, "at most one a minute for each namespace, with all restarts"
 
 
-async def test_a_lease_is_renewed_while_there_are_models_and_then_left() -> None:
+async def test_lease_is_renewed_only_while_models_exist() -> None:
     server = Server()
     house = House(server, BLUE, model("a"))
     for now_s in seconds(RENEW_S + 1):
@@ -177,7 +177,7 @@ async def test_a_lease_is_renewed_while_there_are_models_and_then_left() -> None
 
 
 @pytest.mark.parametrize("status", [403, 422, 500])
-async def test_where_the_lease_cannot_be_written_models_are_served_after_a_while(
+async def test_models_are_served_after_grace_time_if_lease_write_fails(
     status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A right that is missing, or a webhook that rejects it, must not stop the installation; the log says so once."""
@@ -196,7 +196,7 @@ async def test_where_the_lease_cannot_be_written_models_are_served_after_a_while
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
-async def test_a_process_that_starts_in_trouble_waits_until_it_can_read_who_holds_the_lease(status: int) -> None:
+async def test_starting_process_waits_until_lease_holder_is_readable(status: int) -> None:
     """Another installation may serve the Models: without its Lease both would."""
     server = Server()
     await House(server, GREEN, model("a")).at(0.0)
@@ -211,7 +211,7 @@ async def test_a_process_that_starts_in_trouble_waits_until_it_can_read_who_hold
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 409, 429, 500, 503])
-async def test_a_known_holder_stays_known_while_the_api_server_refuses(status: int) -> None:
+async def test_known_holder_is_kept_during_api_server_errors(status: int) -> None:
     server = Server()
     blue, green = House(server, BLUE, model("a")), House(server, GREEN, model("a"))
     await blue.at(0.0)
@@ -226,7 +226,7 @@ async def test_a_known_holder_stays_known_while_the_api_server_refuses(status: i
     assert blue.serves == {model("a")[0]}
 
 
-async def test_the_holder_serves_after_a_restart_although_it_cannot_renew_the_lease() -> None:
+async def test_holder_serves_after_restart_without_renewing_the_lease() -> None:
     server = Server()
     await House(server, BLUE, model("a")).at(0.0)
     server.refuses = ApiError(500, "InternalError", "failed calling webhook")
@@ -235,7 +235,7 @@ async def test_the_holder_serves_after_a_restart_although_it_cannot_renew_the_le
     assert again.serves == {model("a")[0]}
 
 
-async def test_a_lease_that_was_deleted_is_taken_by_who_looks_first() -> None:
+async def test_deleted_lease_is_taken_by_first_installation_to_look() -> None:
     server = Server()
     blue, green = House(server, BLUE, model("a")), House(server, GREEN, model("a"))
     await blue.at(0.0)
@@ -251,9 +251,7 @@ TITLES = st.sampled_from(["", BLUE, GREEN])
 
 
 @given(TITLES, st.floats(0, 1000), st.floats(0, 1000))
-def test_a_claim_is_only_taken_when_nobody_renewed_it_for_its_duration(
-    holder: str, since_s: float, now_s: float
-) -> None:
+def test_claim_is_taken_only_when_free_or_expired(holder: str, since_s: float, now_s: float) -> None:
     does = Claim(holder, "x", CLAIM_S, since_s).next(BLUE, now_s)
     if holder == BLUE:
         assert does == ("renew" if now_s - since_s >= RENEW_S else "keep")
@@ -262,6 +260,6 @@ def test_a_claim_is_only_taken_when_nobody_renewed_it_for_its_duration(
 
 
 @given(st.sampled_from([None, BLUE, GREEN]), TITLES)
-def test_of_two_installations_exactly_one_serves(named: str | None, holder: str) -> None:
+def test_exactly_one_installation_serves_once_a_holder_is_known(named: str | None, holder: str) -> None:
     serving = [me for me in (BLUE, GREEN) if not explain_not_served(named, holder, me, "a")]
     assert len(serving) == (2 if named is None and not holder else 1)

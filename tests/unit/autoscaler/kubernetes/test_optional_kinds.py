@@ -39,7 +39,7 @@ class Told:
 
 
 @pytest.mark.parametrize("late_s", [0.0, TOGETHER_S / 2, TOGETHER_S, 2 * TOGETHER_S])
-def test_what_there_is_is_told_once_whenever_the_last_of_it_was_listed(late_s: float) -> None:
+def test_optional_kinds_are_reported_once_despite_late_listing(late_s: float) -> None:
     """Be it in the very moment in which all of it was found to be there."""
 
     async def scenario() -> None:

@@ -60,7 +60,7 @@ def test_an_object_that_several_watches_cannot_read_counts_once(caplog: pytest.L
     assert objects.counts() == {}
 
 
-def test_a_long_reason_is_cut() -> None:
+def test_long_reason_is_truncated() -> None:
     objects = UnreadableObjects()
     objects.add("a", claim(reason="x" * 10_000), "/a")
     assert [len(one.reason) for one in objects] == [REASON_CHARACTERS_MAX]
@@ -88,7 +88,7 @@ def test_a_leader_writes_one_event_for_each_object_and_reason() -> None:
     assert [one["message"] for one in house.due()] == ["Pilotlight skips this object: another reason"]
 
 
-def test_the_next_leader_reports_what_is_still_unreadable() -> None:
+def test_next_leader_reports_still_unreadable_objects() -> None:
     house = House()
     house.step(leads=True)
     house.unreadable.add("a", claim(), "/a")
@@ -98,7 +98,7 @@ def test_the_next_leader_reports_what_is_still_unreadable() -> None:
     assert len(list(house.due())) == 1
 
 
-def test_an_event_about_an_object_of_the_cluster_is_in_the_default_namespace() -> None:
+def test_event_about_cluster_scoped_object_is_in_default_namespace() -> None:
     house = House()
     house.step(leads=True)
     house.unreadable.add("a", Unreadable("Node", "", "n1", "7", "bad", "v1", "u"), "/nodes")

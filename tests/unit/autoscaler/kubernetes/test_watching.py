@@ -77,7 +77,7 @@ def history(ops: list[tuple[str, bool]]) -> tuple[list[Event], dict[str, Object]
 
 @settings(derandomize=True, deadline=None, max_examples=examples(60))
 @given(OPS, st.data())
-def test_events_twice_and_in_any_order_make_what_a_fresh_list_makes(ops: list[tuple[str, bool]], data: Any) -> None:
+def test_duplicate_and_reordered_events_match_a_fresh_list(ops: list[tuple[str, bool]], data: Any) -> None:
     events, truth = history(ops)
     sent = data.draw(st.permutations(events + data.draw(st.lists(st.sampled_from(events))) if events else []))
 
@@ -94,7 +94,7 @@ def test_events_twice_and_in_any_order_make_what_a_fresh_list_makes(ops: list[tu
 
 @settings(derandomize=True, deadline=None, max_examples=examples(60))
 @given(OPS, st.data())
-def test_what_was_never_told_is_found_once_it_is_suspected(ops: list[tuple[str, bool]], data: Any) -> None:
+def test_lost_events_are_recovered_by_a_new_list(ops: list[tuple[str, bool]], data: Any) -> None:
     events, truth = history(ops)
     kept = data.draw(st.lists(st.sampled_from(events), unique_by=lambda e: e[1]["metadata"]["resourceVersion"])
                      if events else st.just([]))  # fmt: skip
@@ -156,7 +156,7 @@ def shown(one: Replica) -> tuple[object, ...]:
 
 @settings(derandomize=True, deadline=None, max_examples=examples(40))
 @given(st.lists(st.integers(0, len(LIFE)), min_size=1, max_size=3), st.data())
-def test_the_world_is_that_of_a_fresh_list_whatever_the_watch_did(ends: list[int], data: Any) -> None:
+def test_world_matches_fresh_list_after_any_event_order(ends: list[int], data: Any) -> None:
     """Case 28: events twice and in any order; the end of each pod's life is among them."""
     events, truth = lives(ends)
     again = data.draw(st.lists(st.sampled_from(events), max_size=4))
@@ -172,7 +172,7 @@ def test_the_world_is_that_of_a_fresh_list_whatever_the_watch_did(ends: list[int
     asyncio.run(scenario())
 
 
-async def test_what_is_heard_in_time_is_no_reason_to_read_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_expected_version_seen_in_time_causes_no_new_list(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "SUSPECT_S", 30.0)
     server = Server()
     async with following(server) as watched:
@@ -188,7 +188,7 @@ async def test_what_is_heard_in_time_is_no_reason_to_read_anew(monkeypatch: pyte
 
 
 @pytest.mark.parametrize("streams", [True, False], ids=["streamed", "in pages"])
-async def test_a_version_that_is_too_old_begins_anew_and_tells_who_vanished(streams: bool) -> None:
+async def test_expired_version_restarts_list_and_reports_deleted_objects(streams: bool) -> None:
     server = Server()
     server.streams = streams
     server.truth = {"a": thing("a", 1, "a1"), "b": thing("b", 1, "b1")}
@@ -204,7 +204,7 @@ async def test_a_version_that_is_too_old_begins_anew_and_tells_who_vanished(stre
         await until(lambda: server.lists == 2 and known(watched) == {"b": "b1"})
 
 
-async def test_a_server_that_was_restored_from_the_past_is_believed() -> None:
+async def test_api_server_restored_from_backup_is_accepted() -> None:
     server = Server()
     server.truth, server.version = {"a": thing("a", 900, "new")}, 900
     restored = [ApiError(410, "Expired", "too large resource version")]
@@ -219,7 +219,7 @@ async def test_a_server_that_was_restored_from_the_past_is_believed() -> None:
         await until(lambda: known(watched) == {"a": "old"})
 
 
-async def test_a_watch_that_is_cut_at_once_each_time_is_not_opened_in_a_storm(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_repeatedly_cut_watch_is_reopened_with_growing_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten cuts without a word are ten pauses that grow."""
     monkeypatch.setattr(watching, "RETRY_S", 0.001)
     slept: list[float] = []
@@ -245,7 +245,7 @@ async def test_a_watch_that_is_cut_at_once_each_time_is_not_opened_in_a_storm(mo
     assert max(slept) <= watching.RETRY_S_MAX
 
 
-def test_a_budget_lets_a_burst_through_and_then_keeps_its_rate() -> None:
+def test_rate_limiter_allows_a_burst_then_enforces_its_rate() -> None:
     now_s = [0.0]
     budget = RequestRateLimiter(lambda: now_s[0])
     waits = [budget.take(1.0) for _ in range(int(BURST) + 50)]
@@ -255,7 +255,7 @@ def test_a_budget_lets_a_burst_through_and_then_keeps_its_rate() -> None:
     assert budget.take(1.0) == 0.0
 
 
-async def test_an_object_that_cannot_be_read_is_said_once_and_ends_no_watch(caplog: pytest.LogCaptureFixture) -> None:
+async def test_unreadable_object_is_logged_once_and_does_not_end_the_watch(caplog: pytest.LogCaptureFixture) -> None:
     """Listed or watched, it stays as it was when it could be read; its end is told all the same."""
     server = Server()
     odd = [{**thing(name, version), "text": None} for name, version in (("a", 3), ("a", 4), ("new", 5))]
@@ -280,7 +280,7 @@ async def test_an_object_that_cannot_be_read_is_said_once_and_ends_no_watch(capl
     assert server.unreadable.counts() == {}
 
 
-async def test_an_exception_of_the_callback_is_reported_until_everything_was_read_again() -> None:
+async def test_callback_exception_is_reported_until_relist_succeeds() -> None:
     server, changes_seen, reported = Server(), list[str](), list[tuple[str, str]]()
     server.truth, server.version = {"a": thing("a", 2, "a2")}, 2
     server.unreadable.fault = lambda what, reason: reported.append((what, reason))

@@ -77,7 +77,7 @@ async def following(server: Server, *, optional: bool) -> AsyncIterator[Watched[
     ],
     ids=["forbidden", "optional", "ill", "silent", "breaks-once", "no-such-kind", "too-old"],
 )
-async def test_a_trouble_is_said_once_and_its_end(
+async def test_watch_problem_and_recovery_are_logged_once(
     optional: bool, errors: list[ApiError | UnreachableError], lines: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     server = Refusing(*errors)
@@ -88,7 +88,7 @@ async def test_a_trouble_is_said_once_and_its_end(
 
 
 @pytest.mark.parametrize("status", [403, 404])
-async def test_an_optional_one_that_may_not_be_read_counts_as_listed_and_is_heard_later(status: int) -> None:
+async def test_unreadable_optional_watch_counts_as_synced_and_recovers(status: int) -> None:
     server = Refusing(*[ApiError(status, "", "")] * 3)
     async with following(server, optional=True) as watched:
         await watched.synced.wait()
@@ -96,7 +96,7 @@ async def test_an_optional_one_that_may_not_be_read_counts_as_listed_and_is_hear
         await server.idle.wait()
 
 
-async def test_pods_that_may_not_be_read_are_never_taken_to_be_none() -> None:
+async def test_forbidden_required_watch_is_not_synced() -> None:
     server = Refusing(*[FORBIDDEN] * 4)
     async with following(server, optional=False) as watched:
         while server.errors:
@@ -120,7 +120,7 @@ class Partly(Server):
 
 
 @pytest.mark.parametrize(("closed", "told"), [("tenants", 1), ("models", 0)])
-async def test_without_the_right_to_tenants_models_are_in_force_and_without_that_to_models_it_is_said(
+async def test_models_apply_without_tenant_access_and_missing_access_is_logged(
     closed: str, told: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(optional_kinds, "RETRY_S", 0.0)
@@ -144,7 +144,7 @@ async def test_without_the_right_to_tenants_models_are_in_force_and_without_that
     assert SECRET not in " ".join(said)
 
 
-async def test_what_an_older_tenant_has_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_duplicate_tenant_key_is_reported_once_per_occurrence(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr(cluster_documents, "write_stderr", said.append)
     api = cast("Api", Server())

@@ -40,7 +40,7 @@ def everywhere(ways: EvictionSearch, asked: PlacementRequest) -> Iterator[SliceI
     return map(ways._yard.id_of, np.flatnonzero(ways._possible(asked)).tolist())
 
 
-def test_of_nodes_that_may_have_a_team_none_is_left_out() -> None:
+def test_multi_device_eviction_search_equals_a_search_of_all_slices() -> None:
     seen = Counter[str]()
     for seed in range(400):
         rng = Random(seed)
@@ -64,7 +64,7 @@ def test_of_nodes_that_may_have_a_team_none_is_left_out() -> None:
     assert min(seen[what] for what in ("placed", "evicts", "unmet")) > 20, seen
 
 
-def test_for_whom_there_is_no_way_there_is_none_for_those_who_are_alike() -> None:
+def test_cached_failure_of_a_similar_request_does_not_change_the_result() -> None:
     known = Counter[bool]()
     real = EvictionSearch._one
 
@@ -96,7 +96,7 @@ def test_for_whom_there_is_no_way_there_is_none_for_those_who_are_alike() -> Non
     assert known[True] > 100, known
 
 
-def test_who_had_no_way_has_one_when_somebody_else_has_made_more_room_than_he_needs() -> None:
+def test_failed_search_is_repeated_after_another_eviction_frees_room() -> None:
     wants = [want("a", 4, force=EvictionLevel.IDLE), want("b", 4), want("c", 4, force=EvictionLevel.IDLE)]
     there = shelf(device("g0", 24), on("x", 22, busy=True))
     found = run(wants, [there])

@@ -79,7 +79,7 @@ def grants(packing: PackResult) -> list[tuple[str, float]]:
 # --- the rule ---------------------------------------------------------------------------------------------------------
 
 
-def test_what_nobody_else_could_use_is_given_as_far_as_it_is_wanted_and_in_whole_steps() -> None:
+def test_growth_grants_unusable_memory_in_whole_steps() -> None:
     assert grants(run([want("a")], [shelf(device("g0", 24))])) == [("a", 20)]
     assert grants(run([want("a")], [shelf(device("g0", 24), on("x", 9))])) == [("a", 15)]
     assert grants(run([want("a", step=2 * GI)], [shelf(device("g0", 24), on("x", 9))])) == [("a", 14)]
@@ -88,7 +88,7 @@ def test_what_nobody_else_could_use_is_given_as_far_as_it_is_wanted_and_in_whole
     assert grants(run([want("a", step=1)], [shelf(odd)])) == [("a", 15)], "whole MiB, as pods ask for it"
 
 
-def test_what_others_may_ask_for_yet_stays_and_what_they_could_not_fill_does_not() -> None:
+def test_growth_reserves_only_memory_that_later_requests_could_fill() -> None:
     hole = [shelf(device("g0", 24))]
     assert grants(run([want("a")], hole, {kind(14): 1})) == [("a", 10)]
     assert grants(run([want("a")], hole, {kind(6): 1})) == [("a", 18)], "one of 6"
@@ -100,13 +100,13 @@ def test_what_others_may_ask_for_yet_stays_and_what_they_could_not_fill_does_not
     assert grants(run([want("a")], hole, {want("a").kind: 1})) == [("a", 20)], "which is this one itself"
 
 
-def test_what_leaves_counts_with_what_is_left() -> None:
+def test_growth_counts_memory_that_leaving_replicas_free() -> None:
     leaving = shelf(device("g0", 24), on("x", 10, leaving=True))
     assert grants(run([want("a")], [leaving])) == [("a", 14)]
     assert grants(run([want("a")], [leaving], {kind(12): 1})) == [("a", 12)], "it fits when x has left"
 
 
-def test_nothing_is_given_where_one_who_waits_could_be() -> None:
+def test_no_growth_if_a_waiting_request_could_use_the_device() -> None:
     shelves = [shelf(device("g0", 24), on("x", 9)), shelf(device("g1", 8))]
     made = run([want("a"), want("b", 20, more_gi=0, unserved_since_s=9.0)], shelves)
     assert (grants(made), [one.want.model for one in made.unmet]) == ([("a", 10)], ["b"])
@@ -114,21 +114,21 @@ def test_nothing_is_given_where_one_who_waits_could_be() -> None:
     assert grants(never) == [("a", 15)], "no Device could ever hold it"
 
 
-def test_a_slice_that_is_only_its_own_is_given_whole_but_not_one_of_a_dra_driver() -> None:
+def test_dedicated_slice_is_granted_whole_unless_from_a_dra_driver() -> None:
     own = device("g0", 16, shared=False)
     assert grants(run([want("a")], [shelf(own)], {kind(1): 9})) == [("a", 16)]
     for shared in (True, False):
         assert grants(run([want("a")], [shelf(replace(own, kind="dra", shared=shared))])) == [("a", 10)]
 
 
-def test_who_was_granted_less_is_not_given_more() -> None:
+def test_elastic_request_with_reduced_memory_gets_no_growth() -> None:
     yard = SliceIndex([shelf(device("g0", 12))])
     yard.budget = lambda: counted(50, 10 * GI)
     made = pack([want("a", 4, spare_bytes=2 * GI)], yard, frozenset(), RestartCosts(), T0)
     assert grants(made) == [("a", 2)]
 
 
-def test_where_it_was_learnt_what_room_is_worth_what_others_are_expected_to_use_stays() -> None:
+def test_growth_leaves_the_memory_that_learned_demand_would_use() -> None:
     """Half Devices are asked for, whoever is declared now."""
     halves = build_untrained_estimate({500: 1.0})
     ((_, got),) = grants(run([want("a", 8)], [shelf(device("g0", 32))], taught=halves))
@@ -137,7 +137,7 @@ def test_where_it_was_learnt_what_room_is_worth_what_others_are_expected_to_use_
     assert whole.memory_bytes == 30 * GI, "nothing of that size fits beside it"
 
 
-def test_needed_is_the_least_with_which_others_use_as_much() -> None:
+def test_needed_memory_is_the_least_that_keeps_expected_use() -> None:
     stock = NodeArrays([NodeCapacity("n", (SliceClass(1000), SliceClass(1000)))], build_untrained_estimate({400: 1.0}))
     part = stock.part(np.array([0]))
 
@@ -153,7 +153,7 @@ def test_needed_is_the_least_with_which_others_use_as_much() -> None:
     assert lrv.compute_needed_milli(build_untrained_estimate({400: 1.0}).tables, shut, 0) == 0
 
 
-def test_too_many_sums_keep_all() -> None:
+def test_filled_bytes_keeps_all_memory_if_too_many_sums_exist() -> None:
     assert filled_bytes(10**6, [Taker(one, one, 9) for one in range(1001, 1100)]) == 10**6
     assert filled_bytes(10, []) == 0
     assert filled_bytes(10, [Taker(4, 4, 9)]) == 8
@@ -166,7 +166,7 @@ TAKERS = st.lists(st.builds(Taker, st.integers(1, 30), st.just(0), st.integers(0
 
 @settings(deadline=None, max_examples=examples(200))
 @given(TAKERS, st.integers(0, 60))
-def test_what_is_kept_holds_every_set_that_fits_without_growth_and_no_more(takers: list[Taker], left: int) -> None:
+def test_filled_bytes_equals_the_largest_sum_that_fits(takers: list[Taker], left: int) -> None:
     rigid = [one._replace(most_bytes=one.least_bytes) for one in takers]
     sums = [
         sum(count * one.least_bytes for count, one in zip(counts, rigid, strict=True))
@@ -198,7 +198,7 @@ def _shelf(number: int, size: int, used: int, shared: bool) -> Bin:
 
 @settings(deadline=None, max_examples=examples(300))
 @given(WANTS, SHELVES, YET, st.booleans())
-def test_growth_changes_no_place_and_over_commits_nothing(
+def test_growth_changes_no_placement_and_never_overcommits(
     wants: list[PlacementRequest], sizes: list[tuple[int, int, bool]], yet: dict[RequestShape, int], judges: bool
 ) -> None:
     shelves = [_shelf(at, *one) for at, one in enumerate(sizes)]
@@ -243,7 +243,7 @@ def asked(*models: Model, gi: float = 24, replicas: Sequence[Replica] = ()) -> W
     return world(models, [device("gpu0", gi)], replicas, [gateway(levels=[level(models[0].name, 1)])])
 
 
-def test_a_replica_starts_with_more_slots_and_people_are_told() -> None:
+def test_grown_replica_has_more_slots_and_explain_reports_the_grant() -> None:
     a = growing(context_tokens=2048)
     one = started(asked(a, gi=17.5))
     assert (one.memory_bytes, one.slots, one.spec_hash) == (16 * GI, 7, a.spec_hash())
@@ -263,7 +263,7 @@ def test_a_replica_starts_with_more_slots_and_people_are_told() -> None:
     assert plan(then, T0).actions == ()
 
 
-def test_what_another_model_may_ask_for_is_left_to_it_and_it_starts_beside() -> None:
+def test_growth_leaves_room_for_another_model_on_the_device() -> None:
     a, b = growing(context_tokens=2048), model("b", 7)
     first = started(asked(a, b))
     assert first.memory_bytes == 16 * GI
@@ -277,14 +277,14 @@ def test_what_another_model_may_ask_for_is_left_to_it_and_it_starts_beside() -> 
     assert started(asked(a, paused)).memory_bytes == 20 * GI
 
 
-def test_memory_of_a_grown_replica_is_used_and_no_second_one_counts_on_it() -> None:
+def test_memory_of_a_grown_replica_counts_as_used() -> None:
     a, b = growing(context_tokens=2048), model("b", 6)
     grown = replica(a, "ra", memory_bytes=20 * GI, slots=9)
     held = plan(asked(b, a, replicas=[grown]), T0)
     assert not any(isinstance(action, StartReplica) for action in held.actions)
 
 
-def test_what_a_grown_one_uses_does_not_say_what_its_model_needs() -> None:
+def test_usage_of_a_grown_replica_is_not_learned_as_model_demand() -> None:
     a = growing(context_tokens=2048)
     for memory_gi, learns in ((10, True), (20, False)):
         at = world([a], [device()], [replica(a, "ra", memory_bytes=memory_gi * GI)])
@@ -296,7 +296,7 @@ def test_what_a_grown_one_uses_does_not_say_what_its_model_needs() -> None:
 # --- engines and documents --------------------------------------------------------------------------------------------
 
 
-def test_without_a_context_in_the_document_it_is_the_context_that_grows() -> None:
+def test_growth_extends_the_context_if_the_document_sets_none() -> None:
     a = growing()
     assert compute_growth(a) == Growth(int(6 * GI), 256 * GI // 4096), "all of the model's own context for each slot"
     assert told_of(a, replica(a, "r", memory_bytes=12 * GI)) == Given(None, 12 * GI, 4, 16384)
@@ -309,7 +309,7 @@ def test_without_a_context_in_the_document_it_is_the_context_that_grows() -> Non
     assert after(less, "--ctx-size") == "16384"
 
 
-def test_what_no_engine_could_make_use_of_is_not_offered_and_why_is_said() -> None:
+def test_growth_is_zero_with_a_reason_if_the_engine_cannot_grow() -> None:
     unread, small = replace(growing(), cache=None), growing(context_tokens=2048, percent=10)
     one_slot = replace(growing(), slots=1)
     unknown = model("c", 0, gpu=Gpu(growth_percent=50))
@@ -323,7 +323,7 @@ def test_what_no_engine_could_make_use_of_is_not_offered_and_why_is_said() -> No
 
 @pytest.mark.parametrize("context_tokens", [None, 8192])
 @pytest.mark.parametrize("slots_", [1, 3])
-def test_what_is_granted_holds_what_the_engine_is_then_told(
+def test_granted_memory_covers_the_estimate_for_the_engine_arguments(
     tmp_path: Path, context_tokens: int | None, slots_: int
 ) -> None:
     """By the estimate itself, of a real header."""
@@ -353,7 +353,7 @@ def test_what_is_granted_holds_what_the_engine_is_then_told(
             assert told.slots == slots_ + more // step
 
 
-async def test_on_one_machine_vllm_is_told_what_it_was_granted_of_the_device() -> None:
+async def test_vllm_gets_the_granted_fraction_of_gpu_memory() -> None:
     devices = Devices((DeclaredDevice(name="gpu0", memory_bytes=Bytes(24 * GI)),))
     await devices.open()
     spec = ModelSpec(engine="vllm", artifact="hf://org/m", gpu=Gpu(growth_percent=100))
@@ -365,13 +365,13 @@ async def test_on_one_machine_vllm_is_told_what_it_was_granted_of_the_device() -
     assert after(launched(of, told, "vllm").argv, "--gpu-memory-utilization") == "0.750"
 
 
-def test_a_command_is_told_by_its_placeholder() -> None:
+def test_command_placeholder_receives_the_granted_memory() -> None:
     own = model("own", 10, gpu=Gpu(growth_percent=50), command=("run", "{port}", "--memory={memory_bytes}"))
     told = told_of(own, replica(own, "r", memory_bytes=14 * GI))
     assert f"--memory={14 * GI}" in launched(own, told).argv
 
 
-def test_a_document_says_it_where_its_engine_can_be_told() -> None:
+def test_invalid_growth_is_rejected_with_its_path() -> None:
     file = {"engine": "llama.cpp", "artifact": "file:///a.gguf"}
     assert document(**file, gpu={"growth": 50}).spec.gpu == Gpu(growth_percent=50)
     for spec, says in (
@@ -386,7 +386,7 @@ def test_a_document_says_it_where_its_engine_can_be_told() -> None:
         assert says in str(error.value)
 
 
-def test_plans_one_after_the_other_never_give_more_than_there_is() -> None:
+def test_successive_plans_never_exceed_the_device_memory() -> None:
     """Each starts beside what the others were given."""
     models = [growing(f"m{at}", 6, context_tokens=2048) for at in range(3)]
     at = world(models, [device("gpu0", 24)], gateways=[gateway(levels=[level(one.name, 1) for one in models])])

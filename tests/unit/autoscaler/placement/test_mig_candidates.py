@@ -23,7 +23,7 @@ from tests.kit.recut import PRODUCT, SMALL, asked, beside, cores, cuttable, many
 from tests.kit.worlds import T0, device, gateway, level, model, world
 
 
-def test_who_lacks_but_the_cpu_of_a_node_has_no_node_cut() -> None:
+def test_no_repartition_for_a_request_that_lacks_only_cpu() -> None:
     asks = many(["mid"], **cores(6))
     short = world(slices=slices(_1g_10gb="7"), cuttable={"n1": cuttable()}, hosts=beside(8, 4), **asks)
     for later_s in (0.0, NODE_EVERY_S + 1, 2 * NODE_EVERY_S + 1):
@@ -39,14 +39,14 @@ def test_who_lacks_but_the_cpu_of_a_node_has_no_node_cut() -> None:
     assert order(replace(bare, hosts=beside(8, 8))) is not None
 
 
-def test_what_no_node_has_cpu_for_is_not_made_possible_by_cutting() -> None:
+def test_model_without_enough_cpu_on_any_node_stays_unplaceable() -> None:
     at = world(slices=slices(_1g_10gb="7"), cuttable={"n1": cuttable()}, hosts=beside(8, 8), **many(["x"], **cores(64)))
     (unmet,) = plan(at, T0).unmet
     assert (order(at), unmet.never, "cut anew" in unmet.reason) == (None, True, False)
     assert list_unplaceable_models(at).keys() == {"x"}
 
 
-def test_a_node_is_cut_for_as_many_as_it_has_cpu_for() -> None:
+def test_node_is_repartitioned_for_as_many_replicas_as_its_cpu_allows() -> None:
     at = world(cuttable={"n1": cuttable()}, hosts=beside(8, 8), **many(["a", "b", "c"], **cores(4)))
     action = order(at)
     assert action is not None
@@ -56,7 +56,7 @@ def test_a_node_is_cut_for_as_many_as_it_has_cpu_for() -> None:
     assert [name for name, reason in told.items() if "it fits there then" in reason] == ["a", "b"]
 
 
-def test_no_order_is_given_where_a_free_cut_that_is_shown_fits() -> None:
+def test_no_repartition_if_a_free_partition_fits_the_request() -> None:
     """Whatever else keeps the PlacementRequest from it."""
     at = town(there=slices(_3g_40gb="2"))
     want = build_placement_request(at.models[ModelName("big")], 0, T0 - WAIT_S, EvictionLevel.BUSY, "")
@@ -64,7 +64,7 @@ def test_no_order_is_given_where_a_free_cut_that_is_shown_fits() -> None:
     assert plan_repartition((Unplaced(want, "why"),), town(there=slices(_1g_10gb="7")), T0).order is not None
 
 
-def test_no_order_is_given_that_would_change_nothing() -> None:
+def test_no_repartition_that_would_change_nothing() -> None:
     """The cut that is there has less than its profile promises, or is ill."""
     there = [replace(one, healthy=False) for one in slices(_7g_80gb="1")]
     at = town(there=there, want_gi=70.0)
@@ -73,7 +73,7 @@ def test_no_order_is_given_that_would_change_nothing() -> None:
     assert order(town(cuttable(state="failed", **asked(1, T0 - CUT_S_MAX)), there=there, want_gi=70.0)) is not None
 
 
-def test_all_who_wait_for_a_node_that_can_be_cut_are_told_so_however_many() -> None:
+def test_no_model_is_unplaceable_if_a_node_can_be_repartitioned() -> None:
     names = [f"s{number:03}" for number in range(WANTS_MAX + 16)]
     at = world(
         slices=[device("x", 4, "other")], cuttable={"n1": cuttable(gpus=8)},
@@ -84,7 +84,7 @@ def test_all_who_wait_for_a_node_that_can_be_cut_are_told_so_however_many() -> N
     assert list_unplaceable_models(at) == {}
 
 
-def test_who_fits_nowhere_keeps_nobody_from_being_looked_at() -> None:
+def test_requests_that_fit_no_node_do_not_block_a_repartition() -> None:
     huge = many([f"a{number:03}" for number in range(WANTS_MAX)], 90.0)
     big = many(["big"], 30.0)
     waits = [*huge["gateways"], replace(big["gateways"][0], id="g2")]
@@ -95,7 +95,7 @@ def test_who_fits_nowhere_keeps_nobody_from_being_looked_at() -> None:
 
 
 @pytest.mark.parametrize("first", ["no MIG", "busy", "too small", "another zone"])
-def test_a_node_that_can_be_cut_is_found_behind_many_that_cannot(first: str) -> None:
+def test_repartitionable_node_is_found_behind_many_that_are_not(first: str) -> None:
     others = [
         cuttable(
             f"a{number:03}", labels={"zone": "a"},
@@ -113,7 +113,7 @@ def test_a_node_that_can_be_cut_is_found_behind_many_that_cannot(first: str) -> 
     assert list_unplaceable_models(at) == {}
 
 
-def test_nodes_that_are_alike_are_one_for_what_could_be() -> None:
+def test_equal_nodes_yield_one_mig_candidate() -> None:
     nodes = {f"n{number}": cuttable(f"n{number}") for number in range(9)}
     one = world(cuttable={"n0": nodes["n0"]})
     assert len(list_mig_candidates(world(cuttable=nodes))) == len(list_mig_candidates(one)) > 0
@@ -124,19 +124,19 @@ def test_nodes_that_are_alike_are_one_for_what_could_be() -> None:
     assert {shelf.slice.node for shelf in found} == {"n0", "n6", "n7", "n8"}
 
 
-def test_who_is_kept_off_a_node_for_now_is_not_refused() -> None:
+def test_tainted_node_is_not_repartitioned_and_the_reason_names_the_taint() -> None:
     at = town(cuttable(taints=(Taint("key", "", "NoSchedule"),)), there=[])
     assert order(at) is None
     assert "could be cut anew for it, but its node is tainted key:NoSchedule" in why(at)
 
 
-def test_the_last_try_may_still_succeed() -> None:
+def test_last_repartition_attempt_may_still_succeed() -> None:
     at = town(cuttable(state="pending", **asked(TRIES_MAX)))
     assert (list_unplaceable_models(at), "it fits there then" in why(at)) == ({}, True)
     assert list_unplaceable_models(town(cuttable(state="failed", **asked(TRIES_MAX)))).keys() == {"big"}
 
 
-def test_an_elastic_want_gets_a_cut_for_all_that_it_asks_else_for_what_it_makes_do_with() -> None:
+def test_elastic_request_gets_a_full_size_profile_or_else_a_smaller_one() -> None:
     """It asks for 80Gi, which no profile has, and makes do with 72Gi."""
 
     def elastic(memory_gi: float, percent: int) -> World:

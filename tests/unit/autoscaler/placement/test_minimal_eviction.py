@@ -269,7 +269,7 @@ def holds(found: Batch, answer: PackResult, before: PackResult) -> None:
 
 @LONG
 @given(SEEDS)
-def test_none_of_the_victims_of_a_batch_can_be_spared_wherever_its_wants_go(seed: int) -> None:
+def test_no_victim_of_a_batch_can_be_spared(seed: int) -> None:
     found = batch(seed)
     answer = found.packed()
     assert spareable(answer, Every(found.shelves, found.hosts)) == []
@@ -277,7 +277,7 @@ def test_none_of_the_victims_of_a_batch_can_be_spared_wherever_its_wants_go(seed
 
 @LONG
 @given(SEEDS)
-def test_who_is_spared_costs_no_want_its_room_and_nobody_else_goes(seed: int) -> None:
+def test_sparing_a_victim_keeps_all_placements_and_adds_no_victims(seed: int) -> None:
     found = batch(seed)
     answer, before = found.packed(), found.before()
     holds(found, answer, before)
@@ -298,7 +298,7 @@ def in_turn(one: PlacementRequest) -> tuple[float, float, str, int]:
 
 @QUICK
 @given(SEEDS)
-def test_who_makes_do_with_less_is_granted_as_much_wherever_it_goes(seed: int) -> None:
+def test_elastic_request_keeps_its_granted_memory_when_moved(seed: int) -> None:
     found = batch(seed, elastic=True)
     answer, before = found.packed(), found.before()
     granted = {one.want: one.memory_bytes for one in before.placements}
@@ -311,7 +311,7 @@ def test_who_makes_do_with_less_is_granted_as_much_wherever_it_goes(seed: int) -
 
 @QUICK
 @given(SEEDS, st.randoms(use_true_random=False))
-def test_neither_the_order_of_the_input_shows_nor_is_it_changed(seed: int, rng: Random) -> None:
+def test_result_ignores_input_order_and_input_is_unchanged(seed: int, rng: Random) -> None:
     found, other = batch(seed), batch(seed)
     answer = found.packed()
     rng.shuffle(other.wants)
@@ -325,14 +325,14 @@ def test_neither_the_order_of_the_input_shows_nor_is_it_changed(seed: int, rng: 
 
 @QUICK
 @given(SEEDS, st.sampled_from(["STEPS_MAX", "MOVERS_MAX", "PLACES_MAX"]), st.integers(0, 5))
-def test_beyond_its_bounds_the_answer_is_as_right_only_maybe_not_minimal(seed: int, bound: str, most: int) -> None:
+def test_result_beyond_search_bounds_is_valid_but_may_not_be_minimal(seed: int, bound: str, most: int) -> None:
     found = batch(seed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(minimal_eviction if bound == "STEPS_MAX" else minimal_eviction_input, bound, most)
         holds(found, found.packed(), found.before())
 
 
-def test_no_batch_takes_more_steps_than_there_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_steps_stay_within_steps_max(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many PlacementRequests of many sizes, and no way to spare anybody that is found soon."""
     rng, steps = Random(1), list[tuple[int, int]]()
     run_ = minimal_eviction._Search.run
@@ -359,7 +359,7 @@ def test_no_batch_takes_more_steps_than_there_may_be(monkeypatch: pytest.MonkeyP
 # --- by name ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_want_that_has_room_promised_goes_elsewhere_where_that_spares_somebody() -> None:
+def test_request_is_placed_elsewhere_to_spare_a_victim() -> None:
     """Alone each is right where it goes first: a where the least is lost, then b where only x can make room."""
     shelves = [shelf(device("g0", 12)), shelf(device("g1", 24), on("x", 14, busy=True))]
     first = want("a", 10, priority=1)
@@ -368,7 +368,7 @@ def test_a_want_that_has_room_promised_goes_elsewhere_where_that_spares_somebody
     assert (placed(answer), victims(answer)) == ([("a", "g1"), ("b", "g0")], [])
 
 
-def test_nobody_looks_for_who_is_spared_where_one_want_alone_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_victim_search_runs_only_with_victims_and_several_placements(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: object) -> None:
         raise AssertionError("there is nothing to find")
 
@@ -387,7 +387,7 @@ def test_nobody_looks_for_who_is_spared_where_one_want_alone_has_room(monkeypatc
         )
 
 
-def test_who_is_placed_now_does_not_wait_so_that_another_may_stay() -> None:
+def test_immediate_placement_is_not_delayed_to_spare_a_victim() -> None:
     """Would a wait for what leaves g1, b could have g0 at once, and x stay."""
     going = on("going", 10, leaving=True)
     shelves = [shelf(device("g0")), shelf(device("g1", 12), going), shelf(device("g2"), on("x", 20))]
@@ -397,7 +397,7 @@ def test_who_is_placed_now_does_not_wait_so_that_another_may_stay() -> None:
     assert (placed(free), victims(free)) == ([("a", "g1"), ("b", "g0")], [])
 
 
-def test_who_goes_for_whom_in_the_end_is_said() -> None:
+def test_result_names_the_request_each_victim_is_evicted_for() -> None:
     """First d has g2, so that x goes for a and y for b; with d on what is left of g1, a has g2, and b waits for x."""
     shelves = [shelf(device("g0"), on("x", 20)), shelf(device("g1"), on("y", 20, priority=1)), shelf(device("g2", 10))]
     wants = [want("d", 4, priority=3), want("a", 10, priority=2, unserved_since_s=0), want("b", 22, priority=2)]
@@ -407,7 +407,7 @@ def test_who_goes_for_whom_in_the_end_is_said() -> None:
     assert [(one.reason, one.promised) for one in answer.unmet] == [("makes room on g0: x is to leave", True)]
 
 
-def test_of_a_want_of_several_devices_only_those_go_who_must() -> None:
+def test_multi_device_request_evicts_only_necessary_replicas() -> None:
     """Who has two Devices makes room for one that needs two: nobody else goes, however cheap."""
     both = on("both", 24, 100, others=1, busy=True)
     shelves = [shelf(device("g0"), on("idle", 4)), shelf(device("g1"), both), shelf(device("g2"), both)]

@@ -77,7 +77,7 @@ def taken(found: Batch, answer: PackResult) -> tuple[dict[NodeId, HostRequest], 
 
 @LONG
 @given(SEEDS)
-def test_no_node_gives_more_cpu_than_is_left_now_nor_than_will_be_when_its_victims_have_gone(seed: int) -> None:
+def test_cpu_of_a_node_is_never_exceeded_now_or_after_evictions(seed: int) -> None:
     found = scarce(seed)
     answer, before = found.packed(), found.before()
     holds(found, answer, before)
@@ -92,7 +92,7 @@ def test_no_node_gives_more_cpu_than_is_left_now_nor_than_will_be_when_its_victi
 
 @LONG
 @given(SEEDS)
-def test_none_of_the_victims_can_be_spared_wherever_there_is_cpu(seed: int) -> None:
+def test_no_victim_can_be_spared_if_cpu_is_scarce(seed: int) -> None:
     """Who has no Device stays where it was put: for others its CPU is gone."""
     found = scarce(seed)
     answer = found.packed()
@@ -122,7 +122,7 @@ def steps_of(monkeypatch: pytest.MonkeyPatch, work: Callable[[], object]) -> lis
 # --- by name ----------------------------------------------------------------------------------------------------------
 
 
-def test_two_who_are_placed_now_have_no_more_cpu_than_is_left_now() -> None:
+def test_immediate_placements_use_only_cpu_that_is_free_now() -> None:
     """On n0 are 2 cores, and 2 more when y has left: for a and b now only one of them."""
     for left in (2, 4):
         leaving = on("y", 1, leaving=True, beside=cores(2))
@@ -138,7 +138,7 @@ def test_two_who_are_placed_now_have_no_more_cpu_than_is_left_now() -> None:
         assert (found is not None) == (left == 4)
 
 
-def test_the_same_cpu_is_left_in_the_end_but_not_now() -> None:
+def test_search_distinguishes_cpu_free_now_from_cpu_free_later() -> None:
     """The a and b have 4 cores of each node either way; c can start on n0 only beside a1, who starts, too."""
     shelves = [
         *(shelf(device(f"g{at}", 8, f"n{at}")) for at in range(2)),
@@ -168,7 +168,7 @@ def all_going(shelves: list[Bin], *ids: str) -> list[Evictee]:
     return [Evictee(one, (SliceId(id),)) for id in ids for one in there[SliceId(id)]]
 
 
-def test_cpu_that_one_before_it_took_and_only_a_later_one_can_free_is_not_there_for_who_waits() -> None:
+def test_waiting_request_cannot_use_cpu_that_a_later_request_frees() -> None:
     """On n0 are 4 cores: a takes 2, x has 2, whom c alone may evict. Only behind c may b be there."""
     x, y = on("x", 20, beside=cores(2), kept=True, priority=1), on("y", 20)
     shelves = [shelf(device("g0", 24, "n0")), shelf(device("g1", 24, "n0"), x), shelf(device("p", 24, "p"), y)]
@@ -180,7 +180,7 @@ def test_cpu_that_one_before_it_took_and_only_a_later_one_can_free_is_not_there_
         assert (puts is not None) == found
 
 
-def test_who_goes_for_cpu_has_some_on_that_node_and_goes_for_who_lacks_it() -> None:
+def test_cpu_victim_is_assigned_to_the_request_that_lacks_cpu() -> None:
     """F has q, so that x stays; y goes for b and not for a, who is first; z and w are of no use to either."""
     y, z, w, x = on("y", 2, beside=cores(2)), on("z", 20), on("w", 10, beside=cores(2)), on("x", 20)
     shelves = [
@@ -198,7 +198,7 @@ def test_who_goes_for_cpu_has_some_on_that_node_and_goes_for_who_lacks_it() -> N
     assert [[one.model for one in put.victims] for put in puts] == [[], ["y"], ["z"], ["w"], []]
 
 
-def test_who_lacks_cpu_at_its_turn_that_a_later_one_frees_has_no_room_there() -> None:
+def test_request_cannot_move_to_a_node_without_cpu_at_its_turn() -> None:
     """When x has gone n0 has CPU for both; but a is first, and may evict y alone."""
     x = on("x", 4, beside=cores(3), kept=True, priority=1)
     shelves = [
@@ -214,7 +214,7 @@ def test_who_lacks_cpu_at_its_turn_that_a_later_one_frees_has_no_room_there() ->
         ) == found
 
 
-def test_nothing_is_tried_where_one_that_stays_where_it_is_needs_a_victims_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_is_skipped_if_an_unmoved_request_needs_victim_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(minimal_eviction_input, "MOVERS_MAX", 1)
     shelves = [shelf(device("g0", 12, "n0")), shelf(device("g1", 24, "n1"), on("x", 2, beside=cores(2)))]
     held = [
@@ -226,7 +226,7 @@ def test_nothing_is_tried_where_one_that_stays_where_it_is_needs_a_victims_cpu(m
     assert steps_of(monkeypatch, lambda: find_fewer_victims(held, [x], yard, T0)) == [0]
 
 
-def test_where_there_is_too_little_cpu_in_all_the_rest_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_is_pruned_if_total_cpu_is_insufficient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A has to start on n0, and then there is no core for b, wherever c would be."""
     shelves = [shelf(device(f"g{at}", 24, "n0")) for at in range(4)]
     shelves += [shelf(device("p", 24, "p"), on("x", 20))]

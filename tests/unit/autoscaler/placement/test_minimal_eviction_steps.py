@@ -37,13 +37,13 @@ def filled(*free: float) -> list[Bin]:
     ]
 
 
-def test_what_has_too_little_room_in_all_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_takes_no_step_if_total_room_is_insufficient(monkeypatch: pytest.MonkeyPatch) -> None:
     wants = [want("a", 11), want("b", 11, ordinal=1), want("c", 6, ordinal=2)]
     answer, steps = counted(monkeypatch, wants, filled(11, 11.5))
     assert (victims(answer), steps) == (["x0"], [0])
 
 
-def test_the_rest_is_tried_once_however_those_before_were_put(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_does_not_repeat_equivalent_states(monkeypatch: pytest.MonkeyPatch) -> None:
     """One of seven has no room on six Devices, of which any could be anybody's: 720 ways to see that."""
     wants = [want(f"w{at}", 6, ordinal=at) for at in range(7)]
     answer, steps = counted(monkeypatch, wants, filled(*(10 + at / 8 for at in range(6))))
@@ -51,7 +51,7 @@ def test_the_rest_is_tried_once_however_those_before_were_put(monkeypatch: pytes
     assert 6 <= sum(steps) < 6 * 2**6
 
 
-def test_who_is_spared_with_another_is_not_looked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_victim_spared_with_another_is_not_searched_again(monkeypatch: pytest.MonkeyPatch) -> None:
     both = on("x", 1, busy=True), on("y", 1, busy=True), on("stays", 12, kept=True, priority=9)
     shelves = [shelf(device("g0", 12)), shelf(device("g1", 24), *both)]
     answer, steps = counted(monkeypatch, [want("a", 10, priority=1), want("b", 12)], shelves)
@@ -60,7 +60,7 @@ def test_who_is_spared_with_another_is_not_looked_for_again(monkeypatch: pytest.
     assert victims(run([want("a", 10, priority=1), want("b", 12)], shelves)) == ["x", "y"], "without the search"
 
 
-def test_nothing_is_tried_where_one_that_stays_where_it_is_needs_that_victim(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_is_skipped_if_an_unmoved_request_needs_the_victim(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(minimal_eviction_input, "MOVERS_MAX", 1)
     wants = [want("a", 8, priority=1), want("b", 20)]
     shelves = [shelf(device("g0", 12), on("y", 6)), shelf(device("g1", 24), on("x", 20))]

@@ -75,7 +75,7 @@ def test_best_fit_takes_the_slice_with_the_least_left() -> None:
     assert placed(run([want("a")], [shelf(device("g0", 80)), shelf(device("g1", 24))])) == [("a", "g1")]
 
 
-def test_a_node_with_a_copy_is_worth_more_than_a_tight_fit() -> None:
+def test_node_with_a_model_copy_is_preferred_to_a_tight_fit() -> None:
     copies = frozenset({Copy(artifact="oci://a", node=NodeId("n1"))})
     slices = [shelf(device("g0", 12, "n0")), shelf(device("g1", 80, "n1"))]
     assert placed(run([want("a", artifact="oci://a")], slices, copies)) == [("a", "g1")]
@@ -90,13 +90,13 @@ def test_products_are_globs_in_order_of_preference() -> None:
     assert nowhere.reason == "needs a device named like *mi300*; there are: NVIDIA H100 80GB, NVIDIA L40S"
 
 
-def test_compute_is_shared_out_too() -> None:
+def test_request_exceeding_the_free_compute_percent_is_not_placed() -> None:
     half = on("x", 4, 70, evictable_s=T0 + 9)
     assert placed(run([want("a", compute_percent=30)], [shelf(device(), half)])) == [("a", "gpu0")]
     assert placed(run([want("a", compute_percent=31)], [shelf(device(), half)])) == []
 
 
-def test_isolation_is_a_property_of_the_slice_or_of_being_alone() -> None:
+def test_hardware_isolation_needs_an_isolated_slice_or_an_empty_device() -> None:
     beside = shelf(device("g0", 80), on("x", 1))
     apart = want("a", isolation=Isolation.HARDWARE, force=EvictionLevel.NONE)
     assert placed(run([apart], [beside])) == []
@@ -106,7 +106,7 @@ def test_isolation_is_a_property_of_the_slice_or_of_being_alone() -> None:
     assert run([apart], [shelf(mig)]).placements[0].memory_bytes == 10 * GI
 
 
-def test_several_devices_are_whole_free_ones_of_one_node() -> None:
+def test_multi_device_request_takes_whole_free_devices_of_one_node() -> None:
     spread = [shelf(device("g0", node="n0")), shelf(device("g1", node="n1"))]
     big = want("a", 20, devices=2)
     assert run([big], spread).unmet[0].reason == "needs 2 whole devices of 20Gi of one node; the largest node has 1"
@@ -115,7 +115,7 @@ def test_several_devices_are_whole_free_ones_of_one_node() -> None:
     assert victims(run([big], [spread[0], *beside])) == ["x"]
 
 
-def test_cpu_only_needs_no_slice() -> None:
+def test_cpu_only_request_needs_no_slice() -> None:
     assert placed(run([want("a", devices=0)], [])) == [("a",)]
 
 
@@ -125,24 +125,24 @@ def test_unhealthy_slices_are_never_used() -> None:
     assert not answer.unmet[0].never
 
 
-def test_what_can_never_fit_says_so() -> None:
+def test_request_larger_than_every_device_is_reported_as_never_fitting() -> None:
     missing = run([want("a", 40)], [shelf(device(memory_gi=24))]).unmet[0]
     assert (missing.reason, missing.never) == ("needs 40Gi on one device; the largest has 24Gi", True)
     assert run([want("a")], []).unmet[0].reason == "needs 10Gi on one device; there is no device"
 
 
-def test_an_idle_incumbent_makes_room_before_a_busy_one() -> None:
+def test_eviction_prefers_an_idle_replica_to_a_busy_one() -> None:
     slices = [shelf(device("g0"), on("busy", 20, busy=True)), shelf(device("g1"), on("idle", 20))]
     assert victims(run([want("a")], slices)) == ["idle"]
 
 
-def test_the_cheapest_set_makes_room() -> None:
+def test_cheapest_victim_set_is_evicted() -> None:
     slices = [shelf(device("g0"), on("x", 10), on("y", 10)), shelf(device("g1"), on("cheap", 20))]
     assert victims(run([want("a", 20)], slices)) == ["cheap"]
     assert victims(run([want("a", 20)], slices[:1])) == ["x", "y"]
 
 
-def test_nobody_goes_before_the_end_of_residency() -> None:
+def test_replica_is_not_evicted_before_its_residency_ends() -> None:
     slices = [shelf(device(), on("llama-8b", 18, busy=True, evictable_s=T0 + 12))]
     answer = run([want("a", 20)], slices)
     assert (victims(answer), answer.unmet[0].never) == ([], False)
@@ -153,13 +153,13 @@ def test_nobody_goes_before_the_end_of_residency() -> None:
     assert [victim.model for victim in after.victims] == ["llama-8b"]
 
 
-def test_priority_protects_and_takes() -> None:
+def test_only_a_request_of_higher_priority_evicts() -> None:
     slices = [shelf(device(), on("x", 20, priority=5))]
     assert victims(run([want("a")], slices)) == []
     assert victims(run([want("a", priority=6, force=EvictionLevel.LOWER)], slices)) == ["x"]
 
 
-def test_force_says_who_may_be_evicted() -> None:
+def test_eviction_level_limits_which_replicas_are_evicted() -> None:
     idle, busy = [shelf(device(), on("x", 20))], [shelf(device(), on("x", 20, busy=True))]
     assert [victims(run([want("a", force=force)], idle)) for force in EvictionLevel] == [[], [], ["x"], ["x"]]
     assert [victims(run([want("a", force=force)], busy)) for force in EvictionLevel] == [[], [], [], ["x"]]
@@ -167,7 +167,7 @@ def test_force_says_who_may_be_evicted() -> None:
     assert victims(run([want("a")], kept)) == []
 
 
-def test_no_second_victim_while_room_is_coming() -> None:
+def test_no_eviction_while_a_leaving_replica_frees_enough_room() -> None:
     leaving = shelf(device("g0"), on("x", 20, state=S.DRAINING, leaving=True))
     idle = shelf(device("g1"), on("y", 20))
     answer = run([want("a")], [leaving, idle])
@@ -175,7 +175,7 @@ def test_no_second_victim_while_room_is_coming() -> None:
     assert victims(run([want("a", 20), want("b", 20)], [leaving, idle])) == ["y"]
 
 
-def test_what_should_long_be_gone_is_not_counted_on() -> None:
+def test_room_of_a_stuck_leaving_replica_is_not_counted() -> None:
     stuck = shelf(device("g0"), on("x", 20, state=S.SCRUBBING, leaving=True, stuck=True))
     assert victims(run([want("a")], [stuck, shelf(device("g1"), on("y", 20))])) == ["y"]
 
@@ -189,7 +189,7 @@ def test_one_replica_at_a_time_starts_on_a_device() -> None:
     assert placed(run([want("a", 4)], [shelf(device("g0", 8), locked=True), shelf(device("g1", 80))])) == [("a", "g1")]
 
 
-def test_wants_go_by_priority_then_longest_unserved_then_name() -> None:
+def test_requests_are_ordered_by_priority_then_waiting_time_then_name() -> None:
     wants = [want("c", 20, unserved_since_s=5), want("b", 20, unserved_since_s=5), want("a", 20, unserved_since_s=9)]
     assert placed(run(wants, [shelf(device())])) == [("b", "gpu0")]
     assert placed(run([*wants, want("z", 20, priority=1)], [shelf(device())])) == [("z", "gpu0")]
@@ -277,7 +277,7 @@ def test_no_slice_is_ever_over_committed(wants: list[PlacementRequest], shelves:
 
 @QUICK
 @given(wanted(), benches())
-def test_no_victim_is_protected(wants: list[PlacementRequest], shelves: list[Bin]) -> None:
+def test_protected_replicas_are_never_evicted(wants: list[PlacementRequest], shelves: list[Bin]) -> None:
     known = {incumbent.replica: incumbent for one in shelves for incumbent in one.incumbents}
     answer = run(wants, shelves)
     assert len({victim.replica for victim in answer.victims}) == len(answer.victims)
@@ -295,16 +295,14 @@ def test_no_victim_is_protected(wants: list[PlacementRequest], shelves: list[Bin
 
 @QUICK
 @given(wanted(), benches(), st.randoms(use_true_random=False))
-def test_the_order_of_the_input_does_not_show(wants: list[PlacementRequest], shelves: list[Bin], rng: Random) -> None:
+def test_result_is_independent_of_input_order(wants: list[PlacementRequest], shelves: list[Bin], rng: Random) -> None:
     mixed_wants, mixed = sorted(wants, key=lambda _: rng.random()), sorted(shelves, key=lambda _: rng.random())
     assert run(wants, shelves) == run(mixed_wants, mixed)
 
 
 @QUICK
 @given(wanted(), benches())
-def test_one_more_empty_device_never_makes_a_placed_want_unmet(
-    wants: list[PlacementRequest], shelves: list[Bin]
-) -> None:
+def test_extra_empty_device_never_unplaces_a_request(wants: list[PlacementRequest], shelves: list[Bin]) -> None:
     """For one PlacementRequest at a time: best fit of several may be reordered by a Device that fits one of them
     better.
     """
@@ -316,7 +314,7 @@ def test_one_more_empty_device_never_makes_a_placed_want_unmet(
 
 @QUICK
 @given(wanted(), benches())
-def test_what_is_given_stays_as_it_is(wants: list[PlacementRequest], shelves: list[Bin]) -> None:
+def test_packer_does_not_modify_its_input(wants: list[PlacementRequest], shelves: list[Bin]) -> None:
     before = [one.copy() for one in shelves]
     run(wants, shelves)
     assert before == shelves
@@ -333,9 +331,7 @@ def floor(want: PlacementRequest, shelf: Bin, those: Iterable[Occupant]) -> Key 
 
 @QUICK
 @given(wanted(), benches())
-def test_the_search_for_victims_finds_what_looking_at_all_slices_finds(
-    wants: list[PlacementRequest], shelves: list[Bin]
-) -> None:
+def test_victim_search_equals_an_exhaustive_search(wants: list[PlacementRequest], shelves: list[Bin]) -> None:
     for one in wants:
         if one.devices != 1:
             continue
@@ -356,7 +352,7 @@ def test_the_search_for_victims_finds_what_looking_at_all_slices_finds(
             assert search.best() == min(options.values(), key=lambda found: found.key, default=None)
 
 
-def test_a_slice_that_cannot_be_keeps_nobody_from_the_others() -> None:
+def test_invalid_slices_do_not_prevent_placement_on_valid_ones() -> None:
     odd = [device("g0", 0), device("g1", -1), device("g2", 1 << 40), device("g3", 24, compute_percent=-1)]
     assert placed(run([want("a")], [*(shelf(one) for one in odd), shelf(device("g9", 24))])) == [("a", "g9")]
     assert (
@@ -368,7 +364,7 @@ def test_a_slice_that_cannot_be_keeps_nobody_from_the_others() -> None:
         SliceIndex([shelf(device("g0")), shelf(device("g0"))])
 
 
-def test_of_many_slices_that_cost_the_same_the_near_the_cheap_and_the_small_are_found() -> None:
+def test_ties_among_many_slices_prefer_near_cheap_and_small_ones() -> None:
     """More than are compared with each other."""
     many = 3 * TIES_MAX
 
@@ -384,7 +380,7 @@ def test_of_many_slices_that_cost_the_same_the_near_the_cheap_and_the_small_are_
     assert victims(run([want("a")], large)) == ["x100"]
 
 
-def test_all_that_a_victim_has_is_coming() -> None:
+def test_all_devices_of_a_victim_are_counted_as_freed() -> None:
     """Of two Devices one is enough; who comes later waits for the other, and takes nobody else."""
     both = on("cheap", 20, others=1)
     slices = [shelf(device("g0"), both), shelf(device("g1"), both), shelf(device("g2"), on("y", 20))]
@@ -395,13 +391,13 @@ def test_all_that_a_victim_has_is_coming() -> None:
     ]  # fmt: skip
 
 
-def test_cards_that_tell_slightly_different_sizes_are_of_one_size() -> None:
+def test_devices_that_differ_by_one_mib_count_as_one_size() -> None:
     """A hole that is exactly filled is better than breaking up a card that is a MiB smaller."""
     holed, whole = device("g0", 15361 / 1024, "n0"), device("g1", 15360 / 1024, "n1")
     assert placed(run([want("a")], [shelf(holed, on("x", 5121 / 1024)), shelf(whole)])) == [("a", "g0")]
 
 
-def test_a_node_is_judged_by_all_of_its_slices() -> None:
+def test_selector_must_match_all_slices_of_a_node() -> None:
     zone = (("zone", "z1"),)
     slices = [shelf(device("g0", labels={"zone": "z1"}, labels_known=True)), shelf(device("g1", labels_known=True))]
     assert placed(run([want("a", selector=zone)], slices)) == []

@@ -53,7 +53,7 @@ def planned(memory_gi: float, *there: str) -> Plan:
 
 
 @pytest.mark.parametrize("memory_gi", [1, 3, 20, 78])
-def test_one_goes_where_the_number_alone_is_in_the_way(memory_gi: float) -> None:
+def test_one_replica_is_evicted_if_only_the_holder_limit_is_reached(memory_gi: float) -> None:
     made = planned(memory_gi, "low0", "low1")
     assert kinds(made) == ["drain low0"], "the other may stay, and all that nobody has is there for who comes"
     assert [one.reason for one in made.unmet] == ["makes room on n0/g: low0 is to leave"]
@@ -61,11 +61,11 @@ def test_one_goes_where_the_number_alone_is_in_the_way(memory_gi: float) -> None
     assert starts[:1] == ["high"], "it is placed beside the other"
 
 
-def test_two_go_where_one_gives_too_little() -> None:
+def test_two_replicas_are_evicted_if_one_frees_too_little() -> None:
     assert kinds(planned(79, "low0", "low1")) == ["drain low0", "drain low1"]
 
 
-def test_no_place_is_promised_twice() -> None:
+def test_freed_holder_place_is_promised_only_once() -> None:
     card = taken(CARD, on("x", 2), on("y", 2))
     assert victims(run([want("a", 3), want("b", 3)], [card])) == ["x", "y"]
     three = run([want("a", 3), want("b", 3), want("c", 3)], [card])
@@ -76,18 +76,18 @@ def test_no_place_is_promised_twice() -> None:
     )
 
 
-def test_who_waits_for_a_place_that_is_coming_takes_nobody_else() -> None:
+def test_request_waiting_for_a_leaving_holder_evicts_no_other_replica() -> None:
     leaving = on("x", 2, state=S.DRAINING, leaving=True)
     answer = run([want("a", 20)], [taken(CARD, leaving, on("y", 2))])
     assert (victims(answer), answer.unmet[0].reason) == ([], "waits on n0/g until x has left")
 
 
-def test_the_last_place_is_given_once_and_who_comes_next_makes_room() -> None:
+def test_last_holder_place_is_given_once_and_the_next_request_evicts() -> None:
     answer = run([want("a", 3), want("b", 3)], [taken(CARD, on("x", 2))])
     assert (placed(answer), victims(answer)) == ([("a", "n0/g")], ["x"])
 
 
-def test_bytes_that_are_left_are_no_place() -> None:
+def test_free_memory_without_a_holder_place_requires_an_eviction() -> None:
     """Who goes for the large one leaves bytes for both, and one place: for the small one another goes."""
     card = taken(replace(CARD, holders_max=3), on("x", 2), on("y", 40), on("z", 2))
     answer = run([want("a", 60, priority=1), want("b", 3)], [card])
@@ -153,7 +153,7 @@ def expected(answer: PackResult, ids: Iterable[SliceId]) -> dict[SliceId, list[P
 
 @QUICK
 @given(wanted(), cards())
-def test_never_more_than_it_takes_now_or_in_the_end(wants: list[PlacementRequest], shelves: list[Bin]) -> None:
+def test_holder_limit_and_memory_are_never_exceeded(wants: list[PlacementRequest], shelves: list[Bin]) -> None:
     answer = run(wants, shelves)
     gone = {one.replica for one in answer.victims}
     now, soon = Counter(one.slices[0] for one in answer.placements), expected(answer, [s.slice.id for s in shelves])
@@ -168,7 +168,7 @@ def test_never_more_than_it_takes_now_or_in_the_end(wants: list[PlacementRequest
 
 @QUICK
 @given(wanted(), cards())
-def test_a_way_is_found_where_there_is_one_and_none_of_the_victims_could_stay(
+def test_placement_is_found_if_one_exists_and_victims_are_minimal(
     wants: list[PlacementRequest], shelves: list[Bin]
 ) -> None:
     for one in wants:

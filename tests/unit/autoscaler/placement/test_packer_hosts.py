@@ -49,13 +49,13 @@ def asks(name: str, many: int, memory_gi: float = 10, **fields: object) -> Place
     return want(name, memory_gi, cpu_milli=many * CORES, **fields)
 
 
-def test_a_node_without_cpu_gets_nobody_and_another_does() -> None:
+def test_node_without_enough_cpu_is_skipped() -> None:
     slices = [shelf(device("g0", node="n0")), shelf(device("g1", 80, "n1"))]
     assert placed(run([asks("a", 4)], slices, {N0: 2, N1: 8})) == [("a", "g1")]
     assert placed(run([asks("a", 4)], slices, {N1: 8})) == [("a", "g0")], "of one that is not known any amount fits"
 
 
-def test_what_is_lacking_is_said() -> None:
+def test_reason_names_the_missing_cpu_and_memory() -> None:
     slices = [shelf(device("g0", node="n0"), on("x", 1, beside=cores(3), kept=True))]
     answer = run([asks("a", 2)], slices, {N0: 4}).unmet[0]
     assert not answer.never
@@ -70,7 +70,7 @@ def test_what_is_lacking_is_said() -> None:
     )
 
 
-def test_who_asks_for_more_than_any_node_has_can_never_be() -> None:
+def test_request_exceeding_cpu_of_every_node_is_reported_as_never() -> None:
     answer = run([asks("a", 9)], [shelf(device("g0"))], {N0: 8}).unmet[0]
     assert (answer.reason, answer.never) == (
         "needs 9 cores of one node beside 10Gi on one device; none that has such devices has more than 8 cores",
@@ -78,7 +78,7 @@ def test_who_asks_for_more_than_any_node_has_can_never_be() -> None:
     )
 
 
-def test_who_lacks_only_cpu_takes_it_of_who_is_on_another_device_of_the_node() -> None:
+def test_cpu_shortage_evicts_a_replica_on_another_device_of_the_node() -> None:
     slices = [
         shelf(device("g0", node="n0"), on("idle", 1, beside=cores(2)), on("busy", 1, beside=cores(2), busy=True)),
         shelf(device("g1", node="n0")),
@@ -88,7 +88,7 @@ def test_who_lacks_only_cpu_takes_it_of_who_is_on_another_device_of_the_node() -
     assert answer.unmet[0].reason == "makes room on g1: idle is to leave"
 
 
-def test_nobody_goes_for_cpu_who_has_none_and_nobody_who_need_not() -> None:
+def test_eviction_for_cpu_picks_only_the_replica_that_frees_enough() -> None:
     slices = [
         shelf(device("g0", node="n0"), on("a1", 1), on("a2", 1, beside=cores(1)), on("a3", 1, beside=cores(4))),
         shelf(device("g1", node="n0")),
@@ -96,7 +96,7 @@ def test_nobody_goes_for_cpu_who_has_none_and_nobody_who_need_not() -> None:
     assert victims(run([asks("z", 4, 24)], slices, {N0: 5})) == ["a3"]
 
 
-def test_who_went_for_cpu_stays_where_a_later_one_leaves_enough_however_full_other_devices_are() -> None:
+def test_cpu_victim_is_spared_if_a_later_victim_frees_enough() -> None:
     slices = [
         shelf(
             device("g0", node="n0"), on("k", 20, kept=True), on("x", 1, beside=cores(2)), on("y", 1, beside=cores(5))
@@ -106,14 +106,14 @@ def test_who_went_for_cpu_stays_where_a_later_one_leaves_enough_however_full_oth
     assert victims(run([asks("a", 2, 12), asks("b", 3, 12)], slices, {N0: 7})) == ["y"]
 
 
-def test_who_leaves_takes_its_cpu_along() -> None:
+def test_request_waits_for_the_cpu_of_a_leaving_replica() -> None:
     slices = [shelf(device("g0", node="n0"), on("x", 1, beside=cores(4), leaving=True)), shelf(device("g1", node="n0"))]
     answer = run([asks("a", 3, 24)], slices, {N0: 4})
     assert victims(answer) == []
     assert (answer.unmet[0].reason, answer.unmet[0].promised) == ("waits on g0 until x has left", True)
 
 
-def test_no_two_are_promised_the_same_cpu() -> None:
+def test_coming_cpu_is_promised_only_once() -> None:
     leaver = on("x", 1, beside=cores(4), leaving=True)
     slices = [
         shelf(device("g0", node="n0"), leaver), shelf(device("g1", node="n0")), shelf(device("g2", node="n0")),
@@ -124,7 +124,7 @@ def test_no_two_are_promised_the_same_cpu() -> None:
     assert all(one.promised for one in run(small, slices, {N0: 4}).unmet)
 
 
-def test_several_devices_share_the_cpu_of_their_node() -> None:
+def test_multi_device_request_counts_its_cpu_once() -> None:
     slices = [shelf(device(f"g{n}", node="n0")) for n in range(2)]
     slices.append(shelf(device("g2", node="n0"), on("x", 1, beside=cores(3)), on("y", 1, beside=cores(3))))
     answer = run([asks("a", 4, 24, devices=2)], slices, {N0: 8})
@@ -132,7 +132,7 @@ def test_several_devices_share_the_cpu_of_their_node() -> None:
     assert placed(run([asks("a", 2, 24, devices=2)], slices, {N0: 8})) == [("a", "g0", "g1")]
 
 
-def test_a_node_with_less_than_nothing_takes_who_asks_for_nothing() -> None:
+def test_request_without_cpu_is_placed_on_a_node_with_negative_cpu() -> None:
     slices = [shelf(device("g0", node="n0"), on("x", 1, beside=cores(9)))]
     assert placed(run([want("a", 2)], slices, {N0: 8})) == [("a", "g0")]
 
@@ -172,7 +172,7 @@ def benches(draw: st.DrawFn) -> list[Bin]:
 
 @QUICK
 @given(WANTS, benches(), st.integers(4, 14))
-def test_no_node_is_ever_over_committed_nor_promised_twice(
+def test_host_resources_are_never_overcommitted_or_promised_twice(
     wants: list[PlacementRequest], shelves: list[Bin], many: int
 ) -> None:
     wants = [one._replace(ordinal=number) for number, one in enumerate(wants)]
@@ -203,7 +203,7 @@ def test_no_node_is_ever_over_committed_nor_promised_twice(
 
 @QUICK
 @given(WANTS, benches(), st.integers(4, 14))
-def test_a_way_is_found_where_there_is_one_and_nobody_goes_who_need_not(
+def test_placement_is_found_if_one_exists_and_victims_are_minimal(
     wants: list[PlacementRequest], shelves: list[Bin], many: int
 ) -> None:
     size = {N0: many, N1: many // 2}
@@ -241,6 +241,6 @@ def _ways(one: PlacementRequest, on_it: Bin, shelves: list[Bin], size: dict[Node
 
 
 @pytest.mark.parametrize("force", [EvictionLevel.NONE, EvictionLevel.IDLE])
-def test_who_may_evict_nobody_waits(force: EvictionLevel) -> None:
+def test_request_that_may_not_evict_a_busy_replica_has_no_victims(force: EvictionLevel) -> None:
     slices = [shelf(device("g0", node="n0"), on("x", 1, beside=cores(4), busy=True))]
     assert victims(run([asks("a", 3)._replace(force=force)], slices, {N0: 4})) == []

@@ -84,18 +84,20 @@ NEVER = [
 
 
 @pytest.mark.parametrize(("asked", "there", "reason"), NOW)
-def test_what_is_short_now_is_named(asked: PlacementRequest, there: list[Bin], reason: str) -> None:
+def test_reason_names_the_current_shortage(asked: PlacementRequest, there: list[Bin], reason: str) -> None:
     (missing,) = run([asked], there).unmet
     assert (missing.reason, missing.never) == (reason, False)
 
 
 @pytest.mark.parametrize(("asked", "there", "reason"), NEVER)
-def test_what_no_device_has_is_named(asked: PlacementRequest, there: list[Bin], reason: str) -> None:
+def test_reason_names_a_requirement_that_no_device_meets(
+    asked: PlacementRequest, there: list[Bin], reason: str
+) -> None:
     (missing,) = run([asked], there).unmet
     assert (missing.reason, missing.never) == (reason, True)
 
 
-def test_a_node_with_devices_enough_and_too_little_beside_them_is_told() -> None:
+def test_reason_names_the_cpu_shortage_of_a_node_with_free_devices() -> None:
     yard = SliceIndex(
         [shelf(device("g0")), shelf(device("g1"))], {NodeId("n0"): HostResources(8000, 64 * GI, 2000, 64 * GI)}
     )

@@ -57,7 +57,7 @@ def here(of: Offer, *ids: str, node: str = "w1") -> Listed:
 NOTHING = world([A], [device("cpu", 1, "w1", labels={"zone": "z"}, labels_known=True)])
 
 
-def test_what_is_attached_has_the_labels_of_its_node_and_what_is_added_those_of_the_offer() -> None:
+def test_virtual_slices_take_labels_from_their_node_or_the_offer() -> None:
     (attached,) = build_virtual_slices(NOTHING, offer(), range(1), "x")
     assert (attached.node, attached.labels, attached.labels_known) == ("w1", {"zone": "z"}, True)
     parts = build_virtual_slices(NOTHING, cloud(labels={"pool": "g4"}, parts=3, shared=False), range(2), "x")
@@ -67,7 +67,7 @@ def test_what_is_attached_has_the_labels_of_its_node_and_what_is_added_those_of_
     assert all(one.labels == {"pool": "g4"} for one in parts)
 
 
-def test_the_fewest_devices_that_do() -> None:
+def test_devices_for_returns_the_fewest_devices_that_fit() -> None:
     two = model("a", 16, gpu=Gpu(count=2))
     at = ground(NOTHING)
     assert devices_for(at, want(), offer(devices_max=4)) == 1
@@ -81,9 +81,7 @@ def test_the_fewest_devices_that_do() -> None:
 
 @pytest.mark.parametrize("free", range(3))
 @pytest.mark.parametrize("lacks", range(1, 6))
-def test_each_number_of_devices_up_to_the_most_is_tried_on_a_node_beside_those_that_it_has(
-    lacks: int, free: int
-) -> None:
+def test_devices_for_tries_each_count_up_to_the_offer_maximum(lacks: int, free: int) -> None:
     """(node, k) for k = 1, 2, ... up to 4, and the first that fits is it."""
     there = [device(f"w1-{number}", 16, "w1", product="A100") for number in range(free)]
     at = ground(world([A], [*there, device("cpu", 1, "w1")]))
@@ -91,7 +89,7 @@ def test_each_number_of_devices_up_to_the_most_is_tried_on_a_node_beside_those_t
     assert devices_for(at, wanted, offer(devices_max=4)) == (lacks if lacks <= 4 else None)
 
 
-def test_what_does_not_suit_is_not_offered_by_any_number() -> None:
+def test_devices_for_returns_none_if_the_offer_is_unsuitable() -> None:
     at = ground(NOTHING)
     assert devices_for(at, want(model("a", 17)), offer(devices_max=4)) is None
     assert devices_for(at, want(model("a", 16, gpu=Gpu(models=("*h100*",)))), offer(devices_max=4)) is None
@@ -100,7 +98,7 @@ def test_what_does_not_suit_is_not_offered_by_any_number() -> None:
     assert devices_for(at, picky._replace(selector=(("zone", "z"),)), offer()) == 1
 
 
-def test_who_waits_for_what_is_on_its_way_each_once_and_the_soonest_first() -> None:
+def test_each_request_is_matched_to_one_order_soonest_first() -> None:
     both = [want(ordinal=0), want(ordinal=1)]
     first, second = lease(offer(), "x"), lease(cloud(), "y")
     assert set(match_requests_to_orders(ground(NOTHING), both, [first, second]).values()) == {first.id, second.id}
@@ -110,14 +108,14 @@ def test_who_waits_for_what_is_on_its_way_each_once_and_the_soonest_first() -> N
     assert not match_requests_to_orders(ground(NOTHING), both, [])
 
 
-def test_two_devices_of_two_leases_on_one_node_do_for_who_needs_both() -> None:
+def test_devices_of_two_orders_on_one_node_serve_one_request() -> None:
     two = want(model("a", 16, gpu=Gpu(count=2)))
     assert match_requests_to_orders(ground(NOTHING), [two], [lease(offer(), "x"), lease(offer(), "y")])
     elsewhere = lease(offer(node="w2", name="w2"), "y")
     assert not match_requests_to_orders(ground(NOTHING), [two], [lease(offer(), "x"), elsewhere])
 
 
-def test_what_of_a_lease_is_there_is_no_more_on_its_way() -> None:
+def test_delivered_devices_are_no_longer_missing_from_an_order() -> None:
     got = lease(offer(), devices=2, listed=here(offer(), "new0", "new1"))
     assert list(list_missing_devices(NOTHING, got)) == [0, 1]
     one = replace(NOTHING, slices={**NOTHING.slices, **world([], [device("new0", 16, "w1")]).slices})
@@ -125,14 +123,14 @@ def test_what_of_a_lease_is_there_is_no_more_on_its_way() -> None:
     assert [each.id for each in slices_of(one, got)] == ["new0"]
 
 
-def test_a_node_that_was_added_is_a_leases_with_all_that_is_on_it() -> None:
+def test_added_node_belongs_to_its_order_with_all_devices() -> None:
     at = world([A], [device("g0", 16, "n1"), device("g1", 16, "n1"), device("other", 16, "n2")])
     node = lease(cloud(), devices=2, listed=here(cloud(), node="n1"))
     assert [one.id for one in slices_of(at, node)] == ["g0", "g1"]
     assert not slices_of(at, lease(cloud()))
 
 
-def test_nothing_new_is_put_on_what_is_given_back() -> None:
+def test_slices_of_released_orders_are_withheld() -> None:
     at = world([A], [device("new0", 16, "w1"), device("own", 16, "w1")])
     going = replace(lease(offer(), listed=here(offer(), "new0")), release_s=T0)
     capacity = replace(at.capacity, leases={going.id: going})
@@ -140,7 +138,7 @@ def test_nothing_new_is_put_on_what_is_given_back() -> None:
     assert not list_withheld_slices(at)
 
 
-def test_what_it_is_given_stays_as_it_is() -> None:
+def test_simulation_does_not_modify_its_input() -> None:
     at = world([A], [device("w1g", 16, "w1", product="A100")], [replica(A, "r1", ["w1g"])])
     before = replace(at)
     match_requests_to_orders(ground(at), [want()], [lease(offer())])
@@ -149,7 +147,7 @@ def test_what_it_is_given_stays_as_it_is() -> None:
 
 
 @given(st.data())
-def test_of_many_who_are_alike_no_more_are_tried_than_could_have_room_and_the_answer_is_the_same(
+def test_bounding_similar_requests_does_not_change_the_match(
     data: st.DataObject,
 ) -> None:
     number = st.integers
@@ -172,7 +170,7 @@ def test_of_many_who_are_alike_no_more_are_tried_than_could_have_room_and_the_an
         assert match_requests_to_orders(at, wants, leases) == found
 
 
-def test_a_hundred_who_wait_for_a_hundred_that_come_cost_one_look_each() -> None:
+def test_matching_a_hundred_orders_packs_each_request_once() -> None:
     wants = [want(model(f"m{at:03}", 16)) for at in range(100)]
     leases = [lease(cloud(name=f"c{at:03}"), f"x{at:03}") for at in range(100)]
     looked: list[int] = []
@@ -190,7 +188,7 @@ def test_a_hundred_who_wait_for_a_hundred_that_come_cost_one_look_each() -> None
 
 
 @given(st.data())
-def test_questions_that_are_alike_have_one_answer_and_it_is_that_of_each(data: st.DataObject) -> None:
+def test_cached_simulation_results_equal_uncached_results(data: st.DataObject) -> None:
     """Nodes without Devices: they differ in their own CPU, labels, taints, and in whom they did not take lately."""
     some, number = st.sampled_from, st.integers
     nodes = [f"w{at}" for at in range(data.draw(number(1, 4)))]

@@ -52,12 +52,12 @@ def acknowledged(name: str = "g1", **fields: Any) -> Gateway:
     return replace(told, report=replace(told.report, version=2))
 
 
-def test_nothing_is_decided_before_the_driver_has_listed_everything() -> None:
+def test_plan_is_empty_before_the_driver_has_synced() -> None:
     calls = [gateway(levels=[level("a", 3)])]
     assert plan(world([A], [device()], gateways=calls, synced=False), T0).actions == ()
 
 
-def test_calls_at_a_model_at_zero_start_it_with_a_reason() -> None:
+def test_requests_at_scale_zero_start_a_replica_with_a_reason() -> None:
     made = plan(world([A], [device()], gateways=[gateway(levels=[level("a", 3)])]), T0)
     start = made.actions[0]
     assert isinstance(start, StartReplica)
@@ -66,13 +66,13 @@ def test_calls_at_a_model_at_zero_start_it_with_a_reason() -> None:
     assert start.replica.id == f"a-{A.spec_hash()}-{start.replica.intent}"
 
 
-def test_the_same_decision_has_the_same_intent_and_another_epoch_another() -> None:
+def test_same_decision_keeps_its_intent_until_the_epoch_changes() -> None:
     made = world([A], [device()], gateways=[gateway(levels=[level("a", 3)])])
     assert plan(made, T0) == plan(made, T0)
     assert plan(made, T0).actions != plan(replace(made, epoch=2), T0).actions
 
 
-def test_an_id_is_safe_as_a_file_name() -> None:
+def test_replica_id_is_safe_as_a_file_name() -> None:
     odd = model("team/../llama:8b")
     start = plan(world([odd], [device()], gateways=[gateway(levels=[level(odd.name, 1)])]), T0).actions[0]
     assert isinstance(start, StartReplica)
@@ -90,7 +90,7 @@ def test_replicas_on_one_device_start_one_after_the_other() -> None:
     assert waits == "waits on gpu0 until the Replica that is starting there is ready: one starts at a time"
 
 
-def test_a_start_that_hangs_locks_its_device_only_so_long() -> None:
+def test_hanging_start_locks_its_device_for_a_limited_time() -> None:
     hung = replica(A, "a-r", state=S.STARTING, since_s=T0, started_s=T0, memory_bytes=GI)
     small = model("b", 2)
     made = world([A, small], [device()], [hung], [gateway(levels=[level("a", 1), level("b", 1)], seen_s=T0 + 119)])
@@ -101,7 +101,7 @@ def test_a_start_that_hangs_locks_its_device_only_so_long() -> None:
     assert kinds(plan(grew, T0 + 120)) == []
 
 
-def test_idle_drains_and_the_acknowledged_drain_stops() -> None:
+def test_idle_replica_drains_and_stops_after_acknowledgement() -> None:
     idle = History(last_activity_s=T0 - 60)
     begin = world([A], [device()], [replica(A, "r")], histories={"a": idle})
     made = plan(begin, T0)
@@ -123,13 +123,13 @@ def test_idle_drains_and_the_acknowledged_drain_stops() -> None:
     ],
     ids=["acknowledged", "older version", "a Call is on it", "silent", "gone"],
 )
-def test_a_drain_stops_only_when_every_known_gateway_has_acknowledged(told: Gateway, stops: bool) -> None:
+def test_drained_replica_stops_only_after_all_gateways_acknowledge(told: Gateway, stops: bool) -> None:
     going = replica(A, "r", state=S.DRAINING, drain=drain())
     made = plan(world([A], [device()], [going], [acknowledged("g0"), told]), T0)
     assert kinds(made) == (["stop r"] if stops else [])
 
 
-def test_the_grace_of_a_drain_ends_it() -> None:
+def test_drain_ends_after_its_grace_period() -> None:
     a = model("a", drain_seconds_max=30.0)
     going = replica(a, "r", state=S.DRAINING, drain=drain(since_s=T0 - 29))
     made = world([a], [device()], [going], [gateway(uses=[use("r", 2)])])
@@ -137,7 +137,7 @@ def test_the_grace_of_a_drain_ends_it() -> None:
     assert kinds(plan(made, T0 + 1)) == ["stop r"]
 
 
-def test_a_new_leader_stops_nothing_until_every_gateway_has_reported_or_ten_seconds() -> None:
+def test_new_leader_delays_stops_10_s_if_a_gateway_has_not_reported() -> None:
     going = replica(A, "r", state=S.DRAINING, drain=drain(since_s=T0 - 700))
     strange = gateway("g2", in_epoch=False)
     made = world([A], [device()], [going], [acknowledged(), strange], leading_since_s=T0 - 4)
@@ -145,13 +145,14 @@ def test_a_new_leader_stops_nothing_until_every_gateway_has_reported_or_ten_seco
     assert kinds(plan(made, T0 + 6)) == ["stop r"]
 
 
-def test_case_11_a_call_during_the_drain_revives() -> None:
+@pytest.mark.case("11")
+def test_request_during_a_drain_revives_the_replica() -> None:
     going = replica(A, "r", state=S.DRAINING, drain=drain())
     made = plan(world([A], [device()], [going], [acknowledged(levels=[level("a", 1)])]), T0)
     assert made.actions == (ReviveReplica(replica=going.id, reason="wanted again: 1 waiting, tenant acme"),)
 
 
-def test_starting_goes_before_ready_and_idle_before_busy() -> None:
+def test_scale_down_prefers_starting_then_less_busy_replicas() -> None:
     a = model("a", 2, high=1)
     made = [replica(a, "r1"), replica(a, "r2"), replica(a, "r3", state=S.STARTING)]
     calls = [gateway(levels=[level("a", 0, 3)], uses=[use("r1", 1), use("r2", 2)])]
@@ -159,7 +160,7 @@ def test_starting_goes_before_ready_and_idle_before_busy() -> None:
     assert kinds(plan(world([a], [device()], made, calls, history), T0)) == ["drain r1", "drain r3"][::-1]
 
 
-def test_a_start_over_its_limit_fails_and_is_stopped() -> None:
+def test_start_over_its_time_limit_fails_and_is_stopped() -> None:
     a = model("a", start=Start(seconds_max=30.0))
     slow = replica(a, "r", state=S.STARTING, started_s=T0 - 29)
     made = world([a], [device()], [slow], [gateway(levels=[level("a", 1)])])
@@ -171,14 +172,15 @@ def test_a_start_over_its_limit_fails_and_is_stopped() -> None:
     assert kinds(plan(after, T0 + 1)) == ["stop r"]
 
 
-def test_a_retry_has_what_is_left_of_its_episode() -> None:
+def test_retry_uses_only_the_remaining_time_of_its_episode() -> None:
     a = model("a", start=Start(seconds_max=30.0))
     again = replica(a, "r", state=S.STARTING, started_s=T0 - 5)
     tried = {"a": History(tries=1, first_try_s=T0 - 30)}
     assert kinds(plan(world([a], [device()], [again], histories=tried), T0)) == ["fail r"]
 
 
-def test_case_2_back_off_starts_nothing_and_says_when() -> None:
+@pytest.mark.case("2")
+def test_backoff_delays_the_start_and_reports_the_next_try() -> None:
     calls = [gateway(levels=[level("a", 1)])]
     failing = {"a": History(refused_until_s=T0 + 60, retry_at_s=T0 + 60, episodes=1, failure="exit status 1")}
     made = world([A], [device()], gateways=calls, histories=failing)
@@ -187,7 +189,7 @@ def test_case_2_back_off_starts_nothing_and_says_when() -> None:
     assert kinds(plan(made, T0 + 60)) == ["start a"]
 
 
-def test_a_model_that_left_the_documents_drains_and_a_paused_one_too() -> None:
+def test_replicas_of_deleted_and_paused_models_drain() -> None:
     gone = world([], [device()], [replica(A, "r")])
     assert plan(gone, T0).actions == (
         DrainReplica(replica=replica(A, "r").id, reason="its Model is no longer in the documents"),
@@ -199,7 +201,7 @@ def test_a_model_that_left_the_documents_drains_and_a_paused_one_too() -> None:
     assert kinds(plan(world([paused], [device()], [replica(paused, "r")]), T0)) == ["drain r"]
 
 
-def test_a_changed_spec_surges_where_it_fits() -> None:
+def test_changed_spec_surges_if_a_second_replica_fits() -> None:
     a = model("a", 10)
     old = replica(a, "old", spec_hash="before")
     calls = [gateway(levels=[level("a", 0, 1)], uses=[use("old", 1)])]
@@ -214,7 +216,7 @@ def test_a_changed_spec_surges_where_it_fits() -> None:
     assert kinds(plan(replace(during, replicas=ready), T0)) == ["drain old"]
 
 
-def test_a_changed_spec_drains_then_starts_where_it_does_not_fit_one_at_a_time() -> None:
+def test_changed_spec_drains_one_replica_first_if_surge_does_not_fit() -> None:
     a = model("a", 20, slots=1, high=2)
     old = [replica(a, f"old{i}", [f"gpu{i}"], spec_hash="before") for i in (0, 1)]
     calls = [gateway(levels=[level("a", 0, 2)], uses=[use("old0", 1), use("old1", 1)])]
@@ -241,7 +243,7 @@ def seen_ready(world: World) -> World:
     return replace(world, replicas=replicas)
 
 
-def test_a_rollout_of_one_of_many_that_there_may_be_starts_one() -> None:
+def test_rollout_of_one_replica_starts_one_successor() -> None:
     old = model("a", 5, low=1, high=4, idle_seconds=100.0)
     new = model("a", 5, low=1, high=4, idle_seconds=100.0, args=("--other",))
     scene = Scene(world([new], [device(memory_gi=80)], [replica(old, "r1")]), lambda _now_s, _scene: [])
@@ -261,7 +263,7 @@ def test_a_rollout_of_one_of_many_that_there_may_be_starts_one() -> None:
         (2, 3, ["drain old0"]),
     ],
 )
-def test_as_many_new_ones_start_beside_the_old_as_may_and_fit(surge: int, devices: int, first: list[str]) -> None:
+def test_rollout_starts_as_many_replicas_as_surge_and_room_allow(surge: int, devices: int, first: list[str]) -> None:
     begin = rolling(surge, devices)
     made = plan(begin, T0)
     assert kinds(made) == first
@@ -273,7 +275,7 @@ def test_as_many_new_ones_start_beside_the_old_as_may_and_fit(surge: int, device
         assert drains == [f"drain old{i}" for i in range(new)], "one old one goes for each new one"
 
 
-def test_a_changed_spec_that_fails_halts_and_the_old_serves() -> None:
+def test_failing_changed_spec_halts_the_rollout_and_keeps_the_old_one() -> None:
     old = replica(A, "old", spec_hash="before")
     failed = {"a": History(last_activity_s=T0, episodes=1, failure="no such file", refused_until_s=T0 + 9)}
     calls = [gateway(levels=[level("a", 0, 1)], uses=[use("old", 1)])]
@@ -283,7 +285,7 @@ def test_a_changed_spec_that_fails_halts_and_the_old_serves() -> None:
     assert kinds(plan(made, T0 + 9)) == []
 
 
-def test_two_devices_for_one_replica() -> None:
+def test_replica_with_gpu_count_two_gets_two_devices() -> None:
     big = model("big", 20, gpu=Gpu(count=2))
     made = plan(world([big], [device(), device("gpu1")], gateways=[gateway(levels=[level("big", 1)])]), T0)
     start = made.actions[0]
@@ -291,7 +293,7 @@ def test_two_devices_for_one_replica() -> None:
     assert start.replica.slices == ("gpu0", "gpu1")
 
 
-def test_minimum_replicas_are_started_without_calls_and_evict_nobody_of_their_own_priority() -> None:
+def test_minimum_replicas_start_without_requests_and_without_eviction() -> None:
     kept = model("k", 20, low=1)
     assert kinds(plan(world([kept], [device()]), T0)) == ["start k"]
     assert (
@@ -335,7 +337,7 @@ def worlds(draw: st.DrawFn) -> World:
 
 @settings(derandomize=True, deadline=None, max_examples=examples(200))
 @given(worlds())
-def test_folding_a_plan_and_planning_again_adds_nothing_of_the_same_kind(begin: World) -> None:
+def test_applying_plans_repeatedly_converges_to_no_actions(begin: World) -> None:
     seen: set[str] = set()
     after = begin
     for _ in range(4):
@@ -350,7 +352,7 @@ def test_folding_a_plan_and_planning_again_adds_nothing_of_the_same_kind(begin: 
 
 @settings(derandomize=True, deadline=None, max_examples=examples(200))
 @given(worlds())
-def test_no_plan_stops_what_is_not_acknowledged_or_over_commits_a_slice(begin: World) -> None:
+def test_plan_never_stops_unacknowledged_drains_or_overcommits_a_slice(begin: World) -> None:
     made = plan(begin, T0)
     for action in made.actions:
         if isinstance(action, StopReplica) and begin.replicas[action.replica].state is S.DRAINING:
@@ -367,7 +369,8 @@ def test_no_plan_stops_what_is_not_acknowledged_or_over_commits_a_slice(begin: W
     assert made.next_s is None or made.next_s > T0
 
 
-def test_case_10_four_to_one_cuts_no_call() -> None:
+@pytest.mark.case("10")
+def test_scale_down_from_four_to_one_interrupts_no_request() -> None:
     """Four Replicas of 5 Calls each go down to one only as Calls end; nothing is stopped with a Call on it."""
     a = model("a", 5, slots=5, high=4, idle_seconds=10.0)
     supply = [replica(a, f"r{i}") for i in range(4)]

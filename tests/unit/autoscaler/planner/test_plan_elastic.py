@@ -59,7 +59,7 @@ def waiting(*models: Model, slices: Sequence[Slice], replicas: Sequence[Replica]
     return world(models, slices, replicas, [gateway(levels=[level(models[0].name, 1)])])
 
 
-def test_a_replica_gets_the_hole_and_fewer_slots_and_is_of_the_same_spec() -> None:
+def test_elastic_replica_fills_a_gap_with_fewer_slots_and_same_spec() -> None:
     a, b, full = elastic(context_tokens=2048), model("b", 14, low=1), elastic("full", replicas=KEPT)
     held = [replica(b, "rb"), replica(full, "rf", on=["gpu1"])]
     at = waiting(a, b, full, slices=[device("gpu0", 23.5), device("gpu1", 10)], replicas=held)
@@ -80,7 +80,7 @@ def test_a_replica_gets_the_hole_and_fewer_slots_and_is_of_the_same_spec() -> No
     assert f"{one.id} was granted 9.5Gi of 10Gi, with 3 of 4 slots." in fit.sentences
 
 
-def test_those_that_run_decide_how_much_may_be_cut() -> None:
+def test_running_replicas_determine_the_elastic_budget() -> None:
     """Who was cut and runs, and nobody who has all: none to spare for the next."""
     a, b = elastic(context_tokens=2048), elastic("b", context_tokens=2048, replicas=KEPT)
     x = model("x", 11, low=1)
@@ -90,7 +90,7 @@ def test_those_that_run_decide_how_much_may_be_cut() -> None:
         assert [type(action) for action in made.actions] == [StartReplica] * fits
 
 
-def test_where_no_document_says_the_context_that_is_what_shrinks() -> None:
+def test_elastic_context_shrinks_if_the_document_sets_none() -> None:
     a = elastic()
     cut = replica(a, "r", memory_bytes=9 * GI)
     assert (compute_slots(a, 9 * GI), told_of(a, cut).shared_context_tokens) == (4, 8192 - 1024)
@@ -101,7 +101,7 @@ def test_where_no_document_says_the_context_that_is_what_shrinks() -> None:
     assert told.shared_context_tokens == 4096
 
 
-def test_what_no_engine_could_do_without_is_not_offered() -> None:
+def test_no_memory_is_spared_if_the_engine_cannot_shrink() -> None:
     assert spare_bytes(elastic(context_tokens=2048, gpu=Gpu(elastic_percent=50))) == 5 * GI
     one_slot = replace(elastic(context_tokens=2048), slots=1)
     unread = replace(elastic(), cache=None)
@@ -115,7 +115,7 @@ def test_what_no_engine_could_do_without_is_not_offered() -> None:
     assert explain_rigid_memory(model("d", 10)) == explain_rigid_memory(elastic()) == ""
 
 
-def test_what_a_document_asks_for_beyond_the_estimate_goes_first() -> None:
+def test_memory_requested_beyond_the_estimate_is_reduced_first() -> None:
     asked = replace(elastic(context_tokens=2048), memory_bytes=11 * GI, estimated_bytes=0)
     assert [compute_slots(asked, gi * GI) for gi in (11, 10, 9, 8)] == [4, 4, 3, 3]
     assert has_shrunk(asked, replica(asked, "r", memory_bytes=10 * GI))
@@ -123,7 +123,7 @@ def test_what_a_document_asks_for_beyond_the_estimate_goes_first() -> None:
 
 @pytest.mark.parametrize("context_tokens", [None, 8192])
 @pytest.mark.parametrize("window", [0, 256])
-def test_what_is_granted_holds_what_the_engine_is_then_told(
+def test_granted_memory_covers_the_estimate_for_the_engine_arguments(
     tmp_path: Path, context_tokens: int | None, window: int
 ) -> None:
     """By the estimate itself, of a real header, for every grant from the least to all."""
@@ -166,7 +166,7 @@ def after(argv: Sequence[str], flag: str) -> str | None:
     return argv[argv.index(flag) + 1] if flag in argv else None
 
 
-def test_llama_cpp_is_told_fewer_slots_or_less_context() -> None:
+def test_llama_cpp_gets_fewer_slots_or_less_context() -> None:
     fixed, free = elastic(context_tokens=2048), elastic()
     ours = launched(fixed, Given(slots=3), "xllamacpp").argv
     assert (after(ours, "--slots"), after(ours, "--context-tokens")) == ("3", "2048")
@@ -180,14 +180,14 @@ def test_llama_cpp_is_told_fewer_slots_or_less_context() -> None:
         assert not {"--ctx-size", "--shared-context-tokens"} & {*launched(free, AS_ASKED, whole).argv}
 
 
-def test_a_command_is_told_what_was_granted_by_its_placeholder() -> None:
+def test_command_placeholder_receives_the_granted_memory() -> None:
     own = model("own", 10, gpu=TENTH, command=("run", "{port}", "--memory={memory_bytes}"))
     told = told_of(own, replica(own, "r", memory_bytes=9 * GI))
     assert f"--memory={9 * GI}" in launched(own, told).argv
     assert f"--memory={10 * GI}" in launched(own, AS_ASKED).argv
 
 
-def test_a_pod_of_a_part_that_is_a_little_small_tells_vllm_its_part() -> None:
+def test_vllm_pod_on_a_partial_device_gets_its_memory_fraction() -> None:
     """Three parts of one T4; it asks for 5.5 GiB of 5.33."""
     spec = ModelSpec(engine="vllm", artifact="hf://org/m", image="i", gpu=TENTH)
     of = Model(name=ModelName("a"), spec=spec, memory_bytes=int(5.5 * GI), slots=64)
@@ -236,20 +236,20 @@ VLLM = {"engine": "vllm", "artifact": "hf://org/m"}
          "spec.gpu.elastic: needs {memory_bytes} in spec.command, by which it is told what it was given"),
     ],
 )  # fmt: skip
-def test_where_it_means_nothing_it_is_refused(spec: dict[str, object], says: str) -> None:
+def test_invalid_elastic_setting_is_rejected_with_its_path(spec: dict[str, object], says: str) -> None:
     with pytest.raises(DocumentError) as error:
         document(**spec)
     assert says in str(error.value)
 
 
-def test_where_it_means_something_it_is_taken() -> None:
+def test_valid_elastic_setting_is_accepted() -> None:
     assert spare_bytes(document(**VLLM, gpu={"elastic": 10, "memory": "8Gi"})) == 8 * GI // 10
     own = {"engine": "command", "command": ["x", "{port}", "{memory_bytes}"]}
     assert spare_bytes(document(**own, gpu={"elastic": 10, "memory": "8Gi"})) == 8 * GI // 10
     assert document(**FILE, gpu={"elastic": 10}).spec.gpu == TENTH
 
 
-async def test_on_one_machine_vllm_is_told_what_it_was_granted_of_the_device() -> None:
+async def test_vllm_and_sglang_get_the_granted_fraction_of_gpu_memory() -> None:
     devices = Devices((DeclaredDevice(name="gpu0", memory_bytes=Bytes(24 * GI)),))
     await devices.open()
     spec = ModelSpec(engine="vllm", artifact="hf://org/m", gpu=TENTH)
@@ -263,7 +263,7 @@ async def test_on_one_machine_vllm_is_told_what_it_was_granted_of_the_device() -
     assert devices.fraction(rigid, replica(rigid, "r")) is None
 
 
-async def test_on_one_machine_vllm_takes_no_more_of_a_device_than_the_size_in_its_document() -> None:
+async def test_vllm_uses_no_more_device_memory_than_the_document_sets() -> None:
     """By itself it would take nine tenths, whoever else is placed there."""
     devices = Devices((DeclaredDevice(name="gpu0", memory_bytes=Bytes(24 * GI)),))
     await devices.open()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import pairwise
 
+import pytest
+
 from autoscaler.demand.desired_replicas import refused_until_s
 from autoscaler.placement.model.bins import SERVE_FIRST_S
 from autoscaler.planner.plan import all_wanted, plan
@@ -16,7 +18,7 @@ from tests.kit.worlds import T0, Scene, device, drain, gateway, kinds, level, mo
 A, B = model("a", 20), model("b", 20)
 
 
-def test_a_victim_is_not_revived_while_its_slice_is_wanted_and_is_when_it_no_longer_is() -> None:
+def test_victim_is_revived_only_if_its_slice_is_no_longer_wanted() -> None:
     going = replica(A, "r", state=S.DRAINING, drain=drain(victim_of="b"))
     both = [gateway(levels=[level("a", 1), level("b", 1)], uses=[use("r", 1)])]
     assert kinds(plan(world([A, B], [device()], [going], both), T0)) == []
@@ -24,7 +26,7 @@ def test_a_victim_is_not_revived_while_its_slice_is_wanted_and_is_when_it_no_lon
     assert kinds(plan(world([A, B], [device()], [going], alone), T0)) == ["revive r"]
 
 
-def test_a_busy_model_makes_room_after_its_residency_and_not_before() -> None:
+def test_busy_replica_is_evicted_only_after_its_residency() -> None:
     known = {"a": History(starts_s=(4.0,), last_activity_s=T0)}
     calls = [gateway(levels=[level("a", 5, 4), level("b", 1)], uses=[use("r", 4)])]
     made = world([A, B], [device()], [replica(A, "r", ready_s=T0 - 10)], calls, known)
@@ -37,7 +39,7 @@ def test_a_busy_model_makes_room_after_its_residency_and_not_before() -> None:
     assert action.victim_of == "b"
 
 
-def test_a_ready_replica_whose_calls_are_on_their_way_stays_however_short_its_residency() -> None:
+def test_ready_replica_with_queued_requests_is_not_evicted_at_once() -> None:
     """Else two such Models evict each other as soon as they are ready, and nobody is ever served."""
     a = model("a", 20, residency_seconds=0.0)
     fresh = [replica(a, "r", ready_s=T0)]
@@ -50,7 +52,7 @@ def test_a_ready_replica_whose_calls_are_on_their_way_stays_however_short_its_re
     assert kinds(plan(called, T0)) == ["drain r"], "its Call runs to its end"
 
 
-def test_what_starts_for_a_refused_call_is_evicted_by_nobody_for_whom_it_would_start_again() -> None:
+def test_start_for_a_rejected_request_is_kept_until_its_demand_expires() -> None:
     starting = [replica(A, "r", state=S.STARTING, since_s=T0, started_s=T0)]
     calls = [gateway(levels=[level("b", 9, wait_s=1.0)])]
     refused = History(refused_cold_s=T0 - 2.0, hold_until_s=T0 + 3.0)
@@ -64,7 +66,7 @@ def test_what_starts_for_a_refused_call_is_evicted_by_nobody_for_whom_it_would_s
     assert [all_wanted(gone, at_s)[A.name].count for at_s in (end_s - 1.0, end_s)] == [1, 0]
 
 
-def test_room_that_is_coming_saves_the_second_victim() -> None:
+def test_coming_room_avoids_a_second_eviction() -> None:
     c = model("c", 20)
     going = replica(A, "ra", ["gpu0"], S.DRAINING, drain=drain(victim_of="b"))
     made = [going, replica(c, "rc", ["gpu1"])]
@@ -73,7 +75,8 @@ def test_room_that_is_coming_saves_the_second_victim() -> None:
     assert kinds(plan(world([A, B, c], [device(), device("gpu1")], made, calls, used), T0)) == []
 
 
-def test_case_9_two_busy_models_on_one_slice_take_turns_by_residency() -> None:
+@pytest.mark.case("9")
+def test_two_busy_models_on_one_slice_alternate_by_residency() -> None:
     """Both always have Calls: each is served in turn, and neither is evicted before its residency is over."""
     a, b = model("a", 20, slots=4), model("b", 20, slots=4)
 
@@ -91,7 +94,8 @@ def test_case_9_two_busy_models_on_one_slice_take_turns_by_residency() -> None:
     assert len(starts) >= 600 / 23
 
 
-def test_case_9_a_client_that_ping_pongs_swaps_at_most_once_per_residency() -> None:
+@pytest.mark.case("9")
+def test_alternating_client_swaps_models_at_most_once_per_residency() -> None:
     """One client asks a, then b, then a ...: an idle Model stays for its residency all the same."""
     served: list[str] = []
 

@@ -11,7 +11,7 @@ from tests.kit.folding import DOC, M, R, after, moved, seen
 from tests.kit.worlds import T0, device, gateway, level, replica, world
 
 
-def test_who_is_taken_drains_is_not_revived_and_has_not_failed() -> None:
+def test_externally_deleted_replica_drains_without_revival_or_failure() -> None:
     at = world(
         [DOC], [device()], replicas=[replica(DOC, "r", state=S.READY)], gateways=[gateway(levels=[level("m", 1)])]
     )
@@ -26,7 +26,7 @@ def test_who_is_taken_drains_is_not_revived_and_has_not_failed() -> None:
     assert not at.histories.get(M, History()).failure
 
 
-def test_who_drains_already_and_is_taken_is_not_revived_any_more() -> None:
+def test_external_deletion_is_recorded_on_a_draining_replica() -> None:
     at = world([DOC], [device()], replicas=[replica(DOC, "r", state=S.READY)])
     at, _ = after(at, DrainReplica(replica=R, reason="idle"))
     at, moves = after(at, seen(Seen.TAKEN))
@@ -36,13 +36,13 @@ def test_who_drains_already_and_is_taken_is_not_revived_any_more() -> None:
     assert (drain.reason, drain.taken) == ("idle", True)
 
 
-def test_who_is_found_while_it_is_taken_drains() -> None:
+def test_replica_found_during_external_deletion_drains() -> None:
     at, moves = after(world([DOC], [device()]), seen(Seen.TAKEN))
     assert at.replicas[R].state is S.DRAINING
     assert moved(moves) == ["None --seen--> unready", "unready --seen--> draining"]
 
 
-def test_where_one_is_taken_another_is_wanted() -> None:
+def test_externally_deleted_replica_is_replaced() -> None:
     """It does not count as one that is there."""
     at = world(
         [DOC], [device()], replicas=[replica(DOC, "r", state=S.READY)], gateways=[gateway(levels=[level("m", 1)])]

@@ -52,7 +52,7 @@ def drained(at: World) -> list[str]:
 
 
 @pytest.mark.parametrize("high", [1, 2])
-def test_who_goes_for_another_by_the_same_plan_may_come_back_beside(high: int) -> None:
+def test_growth_leaves_room_for_a_victim_of_the_same_plan(high: int) -> None:
     """V makes room for w on the one card that w may have; the other one has room for a and for v."""
     v, w = model("v", 12, high=high, idle_seconds=9e5), model("w", 20, priority=5, gpu=Gpu(models=("*H100*",)))
     cards = [device("gpu0", 24, "n0", product="L4"), device("gpu1", 24, "n1", product="NVIDIA-H100")]
@@ -61,7 +61,7 @@ def test_who_goes_for_another_by_the_same_plan_may_come_back_beside(high: int) -
     assert (drained(at), got_gi(at)) == (["rv"], [12])
 
 
-def test_who_is_drained_idle_or_was_before_may_come_back_beside() -> None:
+def test_growth_leaves_room_for_a_drained_idle_replica() -> None:
     b = model("b", 7, idle_seconds=9e5)
     for one, of, leaves in (
         (replica(b, "rb", on=["gpu1"]), b, []),
@@ -73,7 +73,7 @@ def test_who_is_drained_idle_or_was_before_may_come_back_beside() -> None:
         assert (drained(at), got_gi(at)) == (leaves, [20 if stays else 16])
 
 
-def test_yet_is_what_models_may_have_beside_what_they_have() -> None:
+def test_possible_starts_are_the_replicas_below_each_maximum() -> None:
     a, b = model("a", 4, high=3), model("b", 4, high=2)
     whole, two = model("c", 0), model("d", 4, gpu=Gpu(count=2))
     surging = [replica(one, f"{one.name}{at}") for one in [model("f", 4)] for at in range(2)]
@@ -81,7 +81,7 @@ def test_yet_is_what_models_may_have_beside_what_they_have() -> None:
     assert [(one.memory_bytes, many) for one, many in yet(at).items()] == [(4 * GI, 2 + 2)]
 
 
-def test_yet_counts_an_heir_and_not_who_goes_for_it_and_nobody_who_has_its_own_pods() -> None:
+def test_possible_starts_skip_replaced_replicas_and_adopted_models() -> None:
     b = model("b", 4, high=2)
     heir = replica(b, "r2", on=["gpu1"], move=Move(replica=ReplicaId("r1"), room_for=ModelName("x")))
     ((_, many),) = yet(world([b], [device(), device("gpu1")], [replica(b, "r1"), heir])).items()
@@ -89,7 +89,7 @@ def test_yet_counts_an_heir_and_not_who_goes_for_it_and_nobody_who_has_its_own_p
     assert yet(world([replace(b, adopted=Adopted(kind="Deployment", namespace="n", name="b"))], [device()])) == {}
 
 
-def test_yet_is_the_same_whoever_was_asked_before_and_counts_only_models_that_changed(
+def test_possible_starts_are_recounted_only_for_changed_models(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Replicas start one after the other: each plan counts the Model again that changed, not all of them."""
@@ -117,7 +117,7 @@ def test_yet_is_the_same_whoever_was_asked_before_and_counts_only_models_that_ch
         assert planner.plan(at, T0) == Planner().plan(at, T0)
 
 
-def test_yet_is_counted_anew_where_an_order_the_settings_or_the_place_of_a_device_changes() -> None:
+def test_possible_starts_are_recounted_after_orders_or_settings_change() -> None:
     b = model("b", 4, high=2)
     there, keeper = world([b, model("c", 3)], [device("gpu0", node="n0")], [replica(b, "r1")]), PossibleStarts()
     pod = Pod(resources=Resources(requests={"cpu": "2"}))
@@ -133,7 +133,7 @@ def test_yet_is_counted_anew_where_an_order_the_settings_or_the_place_of_a_devic
     assert len(keeper.now()) == 1, "a Model that is gone while Settings change"
 
 
-def test_yet_counts_who_is_revived_and_not_who_goes() -> None:
+def test_possible_starts_account_for_leaving_and_revived_replicas() -> None:
     b = model("b", 4, high=3)
     there = [replica(b, "r1"), replica(b, "r2"), replica(b, "r3", state=S.DRAINING, drain=drain())]
     at = world([b], [device()], there)
@@ -150,7 +150,7 @@ def drained_node(node: str) -> dict[CordonTarget, Cordon]:
     return {place: Cordon(place=place, node=node, since_s=T0, drain=True)}
 
 
-def test_yet_counts_the_one_that_takes_the_place_of_another_and_not_both() -> None:
+def test_possible_starts_count_a_replacement_only_once() -> None:
     """By an operator's drain and by a rollout: else there is no room for as many as may be when those are gone."""
     b = model("b", 4, high=2)
     one, other = replica(b, "r1", on=["gpu0"]), replica(b, "r2", on=["gpu1"])
@@ -165,7 +165,7 @@ def test_yet_counts_the_one_that_takes_the_place_of_another_and_not_both() -> No
 
 
 @pytest.mark.parametrize("by", ["drain", "rollout"])
-def test_who_takes_the_place_of_a_grown_one_has_what_it_asks_for_and_more_only_beside_all_that_may_come(
+def test_replacement_grows_only_into_room_no_possible_start_needs(
     by: str,
 ) -> None:
     """Two may be there, each of 10 of 24 GiB, and gpu0 is not for them: the second has room beside the first."""
@@ -185,7 +185,7 @@ def test_who_takes_the_place_of_a_grown_one_has_what_it_asks_for_and_more_only_b
     assert got_gi(replace(at, slices={one.id: one for one in tight})) == [10], "it needs no more than it asks for"
 
 
-def test_room_for_who_takes_the_place_of_another_is_not_given_away_while_that_waits_for_its_next_try() -> None:
+def test_room_for_a_replacement_is_kept_until_its_next_try() -> None:
     """The new spec of b failed, and is tried again in a while: a starts now, and leaves it room."""
     b = model("b", 7, low=1)
     cards = [device("gpu0", 7, "n0"), device("gpu1", 24, "n1")]
@@ -199,7 +199,7 @@ def test_room_for_who_takes_the_place_of_another_is_not_given_away_while_that_wa
 # --- each is asked once -----------------------------------------------------------------------------------------------
 
 
-def test_who_waits_or_may_come_is_asked_once_per_sort_of_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_growth_evaluates_each_shape_once_per_device_class(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[RequestShape, SliceClass]] = []
     ask = autoscaler.placement.growth._room
 
@@ -216,7 +216,7 @@ def test_who_waits_or_may_come_is_asked_once_per_sort_of_device(monkeypatch: pyt
     assert len(asked) == len(set(asked)) == (3 + 1) * 2
 
 
-def test_what_could_be_filled_of_devices_that_are_alike_is_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_growth_computes_fillable_memory_once_for_equal_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     fill = autoscaler.placement.growth.filled_bytes
 
@@ -231,7 +231,7 @@ def test_what_could_be_filled_of_devices_that_are_alike_is_worked_out_once(monke
     assert sorted(asked) == [13 * GI, 14 * GI]
 
 
-def test_who_waits_keeps_what_is_left_only_where_its_labels_let_it_be() -> None:
+def test_waiting_request_limits_growth_only_on_nodes_with_its_labels() -> None:
     zones = [device(f"g{at}", 24, f"n{at}", labels={"zone": zone}, labels_known=True) for at, zone in enumerate("xyx")]
     full = [shelf(zones[0], on("b0", 14)), shelf(zones[1], on("b1", 14)), shelf(zones[2], on("b2", 14))]
     waits = want("w", 20, 0, unserved_since_s=9.0, selector=(("zone", "x"),))
@@ -242,7 +242,7 @@ def test_who_waits_keeps_what_is_left_only_where_its_labels_let_it_be() -> None:
 # --- memory that is nobody's ------------------------------------------------------------------------------------------
 
 
-def test_on_a_card_of_which_more_is_given_out_than_it_has_nothing_grows() -> None:
+def test_no_growth_on_an_overcommitted_card() -> None:
     a = growing(percent=400, memory_gi=30, context_tokens=2048)
     for devmem, gi in ((163840, 30), (81920, 80)):
         labels = {"nvidia.com/gpu.memory": "81920"}

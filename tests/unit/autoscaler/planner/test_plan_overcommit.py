@@ -70,7 +70,7 @@ def held_by(name: str, where: tuple[str, ...] = (), state: Seen = Seen.READY) ->
 # --- where it really is ----------------------------------------------------------------------------------------------
 
 
-def test_where_it_really_is_is_charged_and_where_it_was_to_be_is_free() -> None:
+def test_misplaced_replica_is_charged_to_its_actual_slice() -> None:
     at = world((A, B), BIG, [replica(B, "b", ["n/x"])], gateways=[gateway(levels=[level("a", 1), level("b", 0, 1)])])
     now, moves = after(at, held_by("b", ("n/y",)))
     assert (now.replicas[ReplicaId("b")].slices, now.replicas[ReplicaId("b")].chosen) == (("n/y",), ("n/x",))
@@ -82,7 +82,7 @@ def test_where_it_really_is_is_charged_and_where_it_was_to_be_is_free() -> None:
     assert again.replicas == now.replicas
 
 
-def test_one_event_tells_it_and_explain_does() -> None:
+def test_misplacement_is_reported_by_one_event_and_by_explain() -> None:
     at = world((A, B), BIG, [replica(B, "b", ["n/x"])])
     now, moves = fold(at, [held_by("b", ("n/y",))], T0)
     why = "it was given n/y, and not n/x, which was chosen"
@@ -91,7 +91,7 @@ def test_one_event_tells_it_and_explain_does() -> None:
     assert f"on n/y ({why})" in " ".join(told.sentences)
 
 
-def test_another_place_on_the_device_that_was_chosen_is_nothing_to_tell() -> None:
+def test_another_slice_of_the_chosen_device_is_not_a_misplacement() -> None:
     parts = tuple(replace(device(f"n/x-{at}", 20, "n"), device=BIG[0].device, shared=False) for at in range(2))
     one = replica(B, "b", ["n/x-0"], memory_bytes=GI)
     at = world((B,), parts, [one])
@@ -103,9 +103,7 @@ def test_another_place_on_the_device_that_was_chosen_is_nothing_to_tell() -> Non
 @pytest.mark.parametrize(
     ("part_of", "told"), [({"kind": "dra", "device_bytes": 80 * GI}, False), ({}, True)], ids=["a part", "another"]
 )
-def test_a_part_of_all_that_was_chosen_which_is_no_slice_any_more_is_nothing_to_tell(
-    part_of: dict[str, Any], told: bool
-) -> None:
+def test_part_of_a_removed_chosen_slice_is_not_a_misplacement(part_of: dict[str, Any], told: bool) -> None:
     part = device("n/x-0", 20, "n", shared=False, **part_of)
     one = replica(B, "b", ["n/x"], memory_bytes=GI)
     now, moves = after(world((B,), [part], [one]), replace(seen_of(one, Seen.READY), actual=(part.id,)))
@@ -113,7 +111,7 @@ def test_a_part_of_all_that_was_chosen_which_is_no_slice_any_more_is_nothing_to_
     assert [move.verb for move in moves] == (["misplaced"] if told else [])
 
 
-def test_who_is_found_is_found_where_it_is() -> None:
+def test_found_replica_is_recorded_on_its_actual_slice() -> None:
     now, _ = after(world((B,), BIG), held_by("b", ("n/y",)))
     assert (now.replicas[ReplicaId("b")].slices, now.replicas[ReplicaId("b")].chosen) == (("n/y",), ("n/x",))
 
@@ -121,7 +119,8 @@ def test_who_is_found_is_found_where_it_is() -> None:
 # --- who goes --------------------------------------------------------------------------------------------------------
 
 
-def test_case_23_where_two_share_what_one_should_have_the_younger_goes_and_starts_elsewhere() -> None:
+@pytest.mark.case("23")
+def test_younger_replica_leaves_an_overcommitted_slice_and_restarts() -> None:
     there = both(("n/x", ()), ("n/x", ("n/y",)))
     assert goes(there) == {"b": "it was given n/x, and not n/y, which was chosen; n/x has no room for it: a is there"}
     assert list_crowded_slices(there) == {"n/x": "more is on it than it has: a, b are there, and not by our choice"}
@@ -132,13 +131,14 @@ def test_case_23_where_two_share_what_one_should_have_the_younger_goes_and_start
     assert [(one.model, one.slices) for one in starts] == [("b", ("n/y",))]
 
 
-def test_who_is_in_the_way_of_nobody_who_stays_stays() -> None:
+def test_replica_is_not_excess_if_the_other_one_leaves() -> None:
     there = both(("n/x", ()), ("n/x", ("n/y",)))
     assert list(list_excess_replicas(there)) == ["b"]
     assert list_excess_replicas(there, {ReplicaId("a")}) == {}
 
 
-def test_case_23_the_younger_goes_also_where_the_older_is_the_one_that_was_put_there() -> None:
+@pytest.mark.case("23")
+def test_younger_replica_leaves_even_if_the_older_one_is_misplaced() -> None:
     there = both(("n/x", ("n/y",)), ("n/x", ()))
     assert goes(there) == {"b": "n/x has no room for it: a is there"}
     now, moves = after(there, *plan(there, T0).actions)
@@ -146,7 +146,7 @@ def test_case_23_the_younger_goes_also_where_the_older_is_the_one_that_was_put_t
     assert [(one.model, one.reason) for one in told] == [("b", "Evicted")]
 
 
-def test_who_is_elsewhere_and_fits_stays() -> None:
+def test_misplaced_replica_that_fits_stays() -> None:
     small = replace(B, memory_bytes=20 * GI)
     there = both(("n/x", ()), ("n/x", ("n/y",)))
     moved = replace(there.replicas[ReplicaId("b")], memory_bytes=small.memory_bytes)
@@ -155,7 +155,7 @@ def test_who_is_elsewhere_and_fits_stays() -> None:
     assert not list_crowded_slices(there)
 
 
-def test_nothing_more_starts_where_there_is_too_much_until_who_goes_has_gone() -> None:
+def test_overcommitted_slice_gets_no_start_until_the_excess_has_left() -> None:
     c = model("c", 5)
     there = both(("n/x", ()), ("n/x", ("n/y",)), slices=BIG[:1])
     asks = [gateway(levels=[level("a", running=1), level("b", running=1), level("c", waiting=1)])]
@@ -166,7 +166,7 @@ def test_nothing_more_starts_where_there_is_too_much_until_who_goes_has_gone() -
     assert [one.replica.model for one in plan(gone, T0).actions if isinstance(one, StartReplica)] == ["c"]
 
 
-def test_who_goes_is_not_taken_back_and_its_node_is_tried_again_at_once_but_not_for_ever() -> None:
+def test_node_is_avoided_only_after_a_second_overcommit_eviction() -> None:
     there = both(("n/x", ()), ("n/x", ("n/y",)))
     now, _ = after(there, *plan(there, T0).actions)
     assert not [one for one in plan(now, T0).actions if not isinstance(one, StartReplica)], "nor revived"
@@ -187,7 +187,8 @@ def hami(*held: HamiAllocation, count: int = 10) -> tuple[Slice, ...]:
     return usage.subtract_usage(there, usage.list_card_usage(NODE, held))[0]
 
 
-def test_case_23_what_others_have_of_a_card_counts_also_where_ours_was_first() -> None:
+@pytest.mark.case("23")
+def test_later_usage_by_foreign_pods_evicts_our_replica_from_a_card() -> None:
     slices = hami(HamiAllocation(0, "GPU-aaaa", 40 * GIB, 0))
     assert [(one.theirs, one.memory_bytes) for one in slices] == [(1, 40 * GIB), (0, 80 * GIB)]
     one = replica(A, "a", [slices[0].id])
@@ -201,7 +202,7 @@ def test_case_23_what_others_have_of_a_card_counts_also_where_ours_was_first() -
     assert not goes(replace(there, slices={one.id: one for one in few})), "there is room for both"
 
 
-def test_a_claim_of_ours_of_which_nothing_is_known_yet_evicts_nobody() -> None:
+def test_unknown_claim_of_ours_does_not_count_as_foreign_usage() -> None:
     slices = hami()
     counted = slices[0].counted
     for ours, many in ((True, 0), (False, 1)):
@@ -212,7 +213,7 @@ def test_a_claim_of_ours_of_which_nothing_is_known_yet_evicts_nobody() -> None:
 # --- as many as a card takes -----------------------------------------------------------------------------------------
 
 
-def test_a_card_takes_as_many_tasks_as_hami_lets_it_those_of_others_counted() -> None:
+def test_hami_card_holder_limit_includes_foreign_tasks() -> None:
     of = [model(f"m{number}", 2, residency_seconds=1000.0) for number in range(3)]
     slices = hami(HamiAllocation(0, "GPU-aaaa", GIB, 0), count=3)[:1]
     assert (slices[0].holders_max, slices[0].theirs) == (3, 1)
@@ -228,7 +229,7 @@ def test_a_card_takes_as_many_tasks_as_hami_lets_it_those_of_others_counted() ->
     assert [one.replica.model for one in plan(fewer, T0).actions if isinstance(one, StartReplica)] == ["m2"]
 
 
-def test_an_idle_one_makes_room_where_only_the_number_is_in_the_way() -> None:
+def test_idle_replica_is_evicted_if_only_the_holder_limit_is_reached() -> None:
     slices = (replace(device("n/x", 80), holders_max=1),)
     there = world((A, B), slices, [replica(A, "a", ["n/x"])], gateways=[gateway(levels=[level("b", waiting=1)])])
     assert goes(there) == {"a": goes(there)["a"]}
@@ -238,7 +239,7 @@ def test_an_idle_one_makes_room_where_only_the_number_is_in_the_way() -> None:
 
 @settings(deadline=None, max_examples=examples(40))
 @given(st.integers(0, 1 << 30))
-def test_never_more_than_that(seed: int) -> None:
+def test_holder_limit_is_never_exceeded(seed: int) -> None:
     rng = Random(seed)
     models = [model(f"m{number}", rng.choice((0.5, 1, 3)), high=rng.randrange(1, 4), slots=1) for number in range(8)]
     slices = [
@@ -300,7 +301,7 @@ WHOLE = {
         (WHOLE, "n1/gpu0", "n3", {}, ("n3/gpu0",)),
     ],
 )
-def test_what_a_pod_really_has(
+def test_actual_slices_are_returned_if_they_differ_from_the_chosen(
     known: dict[SliceId, Slice], chosen: str, node: str, seen: dict[str, list[str]], there: tuple[str, ...]
 ) -> None:
     cards = [HamiAllocation(0, uuid, GIB, 0) for uuid in seen.get("cards", ())]

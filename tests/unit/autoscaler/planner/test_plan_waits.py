@@ -25,20 +25,20 @@ def waiting() -> World:
     return after(begun(), seen(Seen.STARTING, waits=WHY))[0]
 
 
-def test_a_wait_is_no_start_and_has_no_limit() -> None:
+def test_waiting_start_has_no_deadline() -> None:
     at = waiting()
     assert (at.replicas[R].state, at.replicas[R].started_s, at.replicas[R].waits) == (S.STARTING, None, WHY)
     assert start_deadline_s(at, at.replicas[R]) is None
     assert not [kind for kind in kinds(plan(at, T0 + LONG_S)) if kind.startswith("fail")]
 
 
-def test_without_a_word_of_it_the_limit_holds() -> None:
+def test_start_without_a_wait_reason_keeps_its_deadline() -> None:
     at = begun()
     assert start_deadline_s(at, at.replicas[R]) == T0 + DOC.spec.start.seconds_max
     assert kinds(plan(at, T0 + LONG_S)) == [f"fail {R}"]
 
 
-def test_its_time_counts_from_its_first_process_and_so_does_what_is_learnt() -> None:
+def test_start_time_and_deadline_count_from_the_first_process() -> None:
     at, _ = after(waiting(), seen(Seen.STARTING, started_s=T0 + LONG_S), now_s=T0 + LONG_S)
     assert at.replicas[R].waits == ""
     assert start_deadline_s(at, at.replicas[R]) == T0 + LONG_S + DOC.spec.start.seconds_max
@@ -46,12 +46,12 @@ def test_its_time_counts_from_its_first_process_and_so_does_what_is_learnt() -> 
     assert at.histories[M].starts_s == (3.0,)
 
 
-def test_a_new_leader_that_finds_it_waiting_knows_that_it_waits() -> None:
+def test_new_leader_recognizes_a_waiting_start() -> None:
     at, _ = after(world([DOC], [device()]), seen(Seen.STARTING, waits=WHY))
     assert (at.replicas[R].state, at.replicas[R].started_s, at.replicas[R].waits) == (S.STARTING, None, WHY)
 
 
-def test_why_it_waits_is_what_people_read() -> None:
+def test_wait_reason_is_shown_in_explain_and_status() -> None:
     at = waiting()
     told = explain_model(at, Plan(), Log(), M, T0 + 5)
     assert (

@@ -29,7 +29,7 @@ A = model("a", 1)
         (S.SCRUBBING, None),
     ],
 )
-def test_each_state_is_led_to_its_stop(state: S, first: str | None) -> None:
+def test_wind_down_drains_or_stops_a_replica_by_its_state(state: S, first: str | None) -> None:
     drain = Drain(since_s=T0, reason="idle", came_from=S.READY, epoch=1, version=1) if state is S.DRAINING else None
     made = world([A], [device()], [replica(A, "r", state=state, drain=drain)])
     planned = wind_down(made, 5.0)
@@ -37,7 +37,7 @@ def test_each_state_is_led_to_its_stop(state: S, first: str | None) -> None:
     assert all(action.reason == REASON for action in planned.actions)
 
 
-def test_two_rounds_order_every_stop_whatever_still_runs_and_waits() -> None:
+def test_two_wind_down_rounds_stop_all_replicas_despite_requests() -> None:
     calls = [gateway(levels=[level("a", 4, 2)], uses=[use("r1", 2)])]
     made = world([A], [device()], [replica(A, "r1"), replica(A, "r2", state=S.STARTING)], calls)
     made = folded(made, wind_down(made, 5.0).actions)
@@ -47,7 +47,7 @@ def test_two_rounds_order_every_stop_whatever_still_runs_and_waits() -> None:
     assert not wind_down(made, 5.0).actions
 
 
-async def test_the_loop_returns_when_nothing_is_left_and_starts_nothing_more() -> None:
+async def test_loop_wind_down_returns_when_empty_and_starts_no_replica() -> None:
     clock = asyncio.get_running_loop()
     machine = FakeMachine(clock, (device(),), lambda _replica, _model: Fate(ready_after_s=0.0, stops_in_s=0.01))
     loop = Loop(World(epoch=1, models={A.name: model("a", 1, low=1)}), FakeDriver(machine), clock.time)

@@ -57,7 +57,7 @@ def starts(answer: Answer) -> list[tuple[str, ...]]:
     return [(one.model, *one.slices) for one in answer.starts]
 
 
-def test_starts_that_come_one_after_the_other_are_all_told() -> None:
+def test_what_if_lists_all_sequential_starts_on_a_device() -> None:
     """One starts at a time on a Device; the answer is what there is in the end."""
     documents = Documents(models=(model("a", 4, high=3), model("b", 21)))
     answer = what_if(documents, [device("g0", 24)], asked(a=9, b=1))
@@ -66,7 +66,7 @@ def test_starts_that_come_one_after_the_other_are_all_told() -> None:
     assert [unmet.model for unmet in answer.unmet] == ["b"]
 
 
-def test_several_devices_and_none() -> None:
+def test_what_if_places_multi_device_and_cpu_only_models() -> None:
     team = model("team", 20, gpu=Gpu(count=2))
     documents = Documents(models=(team, model("cpu", 0, gpu=Gpu(count=0))))
     answer = what_if(documents, [device("g0", 24), device("g1", 24)], asked(team=1, cpu=1))
@@ -74,7 +74,7 @@ def test_several_devices_and_none() -> None:
     assert [left.free_bytes for left in answer.left] == [0, 0]
 
 
-def test_prices_count() -> None:
+def test_what_if_prefers_the_cheaper_device() -> None:
     documents = Documents(
         models=(model("a", 4),), settings=Settings(prices=(Price(device="H100", per_hour=9.0),))
     )  # fmt: skip
@@ -84,7 +84,7 @@ def test_prices_count() -> None:
 
 @settings(derandomize=True, deadline=None, max_examples=examples(30))
 @given(st.lists(st.tuples(st.sampled_from([1, 4, 9, 30]), st.integers(0, 20)), min_size=1, max_size=5))
-def test_nothing_is_given_out_twice_and_what_is_asked_is_started_or_unmet(rows: list[tuple[int, int]]) -> None:
+def test_what_if_never_assigns_memory_twice_and_reports_unmet_models(rows: list[tuple[int, int]]) -> None:
     models = [model(f"m{number}", size, high=4) for number, (size, _) in enumerate(rows)]
     calls = {one.name: AssumedDemand(many) for one, (_, many) in zip(models, rows, strict=True)}
     answer = what_if(Documents(models=tuple(models)), [device("g0", 24), device("g1", 24)], calls)
@@ -100,7 +100,7 @@ def test_nothing_is_given_out_twice_and_what_is_asked_is_started_or_unmet(rows: 
 # --- of what runs -----------------------------------------------------------------------------------------------------
 
 
-def test_of_what_runs_only_what_is_free_is_given_out() -> None:
+def test_live_what_if_assigns_only_free_room() -> None:
     """One that runs keeps its place, and its free Slots serve first."""
     a, b = model("a", 10, high=3), model("b", 10)
     runs, calls = replica(a, "r1"), [gateway(levels=[level("a", 0, 2)], uses=[use("r1", 2)])]
@@ -112,7 +112,7 @@ def test_of_what_runs_only_what_is_free_is_given_out() -> None:
     assert (answer.stops, answer.orders, answer.unmet, answer.more) == ((), (), (), False)
 
 
-def test_an_idle_one_goes_for_it_and_a_busy_one_within_its_residency_does_not() -> None:
+def test_live_what_if_evicts_idle_replicas_but_not_busy_recent_ones() -> None:
     a, b = model("a", 20, idle_seconds=3600.0, residency_seconds=60.0), model("b", 20)
     idle = world([a, b], [device()], [replica(a, "r1")])
     answer = simulate_world(idle, asked(b=1), T0)
@@ -127,7 +127,7 @@ def test_an_idle_one_goes_for_it_and_a_busy_one_within_its_residency_does_not() 
     assert [unmet.model for unmet in answer.unmet] == ["b"]
 
 
-def test_what_is_under_way_has_come_to_its_end() -> None:
+def test_live_what_if_assumes_that_pending_changes_have_completed() -> None:
     """One that starts is ready and locks its Device no more; one that drains is kept by whom it is wanted again."""
     a, b, c = model("a", 6), model("b", 6), model("c", 18)
     begins = replica(a, "r1", state=S.STARTING)
@@ -140,7 +140,7 @@ def test_what_is_under_way_has_come_to_its_end() -> None:
     assert (answer.starts, answer.stops, answer.unmet) == ((), (), ()), "it is kept"
 
 
-def test_who_goes_is_told_once_also_where_nobody_has_to_let_go_of_it_first() -> None:
+def test_live_what_if_reports_each_stop_once_without_gateways() -> None:
     a, b, c = model("a", 20, idle_seconds=3600.0), model("b", 20), model("c", 18)
     answer = simulate_world(world([a, b], [device()], [replica(a, "r1")], []), asked(b=1), T0)
     assert [stop.replica for stop in answer.stops] == ["r1"]
@@ -148,20 +148,20 @@ def test_who_goes_is_told_once_also_where_nobody_has_to_let_go_of_it_first() -> 
     assert simulate_world(world([b, c], [device()], [leaves], []), asked(b=1), T0).stops == (), "it went before"
 
 
-def test_calls_that_run_need_slots_as_those_that_wait_do() -> None:
+def test_running_requests_need_slots_like_waiting_ones() -> None:
     a = model("a", 6, high=3)
     answer = simulate_world(world([a], [device()]), {a.name: AssumedDemand(waiting=1, running=4)}, T0)
     assert starts(answer) == [("a", "gpu0")] * 2
 
 
-def test_free_slots_are_first_of_those_who_wait_already() -> None:
+def test_free_slots_serve_already_waiting_requests_first() -> None:
     a = model("a", 6, high=3)
     here = world([a], [device()], [replica(a, "r1")], [gateway(levels=[level("a", 3)])])
     assert starts(simulate_world(here, asked(a=1), T0)) == []
     assert starts(simulate_world(here, asked(a=2), T0)) == [("a", "gpu0")]
 
 
-def test_who_waits_already_comes_first() -> None:
+def test_already_waiting_requests_precede_assumed_demand() -> None:
     a, b = model("a", 20), model("b", 20)
     now = world([a, b], [device()], [], [gateway(levels=[level("b", 1, wait_s=3.0)])])
     answer = simulate_world(now, asked(a=1), T0)
@@ -169,7 +169,7 @@ def test_who_waits_already_comes_first() -> None:
     assert [unmet.model for unmet in answer.unmet] == ["a"]
 
 
-def test_what_runs_is_as_it_was_after_the_question() -> None:
+def test_live_what_if_does_not_modify_the_world() -> None:
     a, b = model("a", 20), model("b", 20)
     now = world([a, b], [device()], [replica(a, "r1")])
     before = repr(now)
@@ -177,7 +177,7 @@ def test_what_runs_is_as_it_was_after_the_question() -> None:
     assert repr(now) == before
 
 
-def test_what_would_be_ordered_of_a_provider_is_told_once() -> None:
+def test_live_what_if_reports_each_capacity_order_once() -> None:
     """Who waits already has one coming; three more of one Slot each, two Devices of which the offer still has."""
     here = surge(offer(devices_max=4))
     answer = simulate_world(here, asked(a=2), T0)
@@ -186,7 +186,7 @@ def test_what_would_be_ordered_of_a_provider_is_told_once() -> None:
     assert {one.model for one in answer.unmet} == {"a"}
 
 
-def test_a_lease_that_nobody_waits_for_any_more_would_be_given_back() -> None:
+def test_live_what_if_reports_the_release_of_an_unneeded_order() -> None:
     after, _ = acted(surge(offer()))
     late_s = T0 + WITHDRAW_S + 1
     left = gateway(seen_s=late_s).report
@@ -196,7 +196,7 @@ def test_a_lease_that_nobody_waits_for_any_more_would_be_given_back() -> None:
     assert simulate_world(idle, asked(a=1), late_s).orders == (), "it is for who would come"
 
 
-def test_a_node_that_would_be_cut_is_told_though_nobody_has_waited_yet() -> None:
+def test_live_what_if_reports_a_repartition_without_waiting_requests() -> None:
     at = replace(town(), gateways={}, loads={})
     answer = simulate_world(rebuild_indices(at, T0), asked(big=1), T0)
     assert [(one.kind, one.what) for one in answer.orders] == [("cut", "n1")]
@@ -204,7 +204,7 @@ def test_a_node_that_would_be_cut_is_told_though_nobody_has_waited_yet() -> None
     assert [one.model for one in answer.unmet] == ["big"]
 
 
-def test_more_than_is_looked_at_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_if_result_is_marked_incomplete_at_its_round_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("autoscaler.planner.what_if.AHEAD_ROUNDS_MAX", 2)
     a = model("a", 1, slots=1, high=8)
     assert simulate_world(world([a], [device()]), asked(a=8), T0).more
@@ -221,7 +221,7 @@ def run(folder: Path, demand: str, *more: str, documents: str = DOCUMENTS) -> tu
     return done.exit_code, done.stdout, done.stderr
 
 
-def test_it_is_printed_for_people_and_for_programs(tmp_path: Path) -> None:
+def test_plan_command_prints_text_or_json(tmp_path: Path) -> None:
     status, told, _ = run(tmp_path, "small: {waiting: 17}\nbig: 9\n")
     lines = told.splitlines()
     assert status == 0
@@ -235,7 +235,7 @@ def test_it_is_printed_for_people_and_for_programs(tmp_path: Path) -> None:
     assert run(tmp_path, "small: 0\n")[1].startswith("nothing would be started\n")
 
 
-def test_that_providers_of_capacity_are_not_played_is_said_beside_the_answer(tmp_path: Path) -> None:
+def test_plan_command_warns_that_providers_are_not_simulated(tmp_path: Path) -> None:
     assert run(tmp_path, "small: 1\n")[2] == ""
     capacity = "capacity: [{name: g4, karpenter: {nodePool: g4}}, {name: queue, kueue: {localQueue: q}}]"
     rented = DOCUMENTS.replace("nodes:", f"{capacity}\nnodes:")
@@ -264,19 +264,19 @@ def test_that_providers_of_capacity_are_not_played_is_said_beside_the_answer(tmp
         ("- small", "expected a line for each Model that is called"),
     ],
 )
-def test_a_demand_that_is_wrong_is_one_line(tmp_path: Path, demand: str, said: str) -> None:
+def test_invalid_demand_is_rejected_with_a_one_line_error(tmp_path: Path, demand: str, said: str) -> None:
     status, _, error = run(tmp_path, demand)
     assert (status, error.count("\n")) == (2, 1)
     assert said in error
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_missing_demand_file_is_named_in_the_error(tmp_path: Path) -> None:
     (tmp_path / "p.yaml").write_text(DOCUMENTS)
     done = CliRunner().invoke(cli, ["plan", "-c", f"{tmp_path}/p.yaml", "--demand", f"{tmp_path}/none.yaml"])
     assert done.stderr == f"pilotlight: {tmp_path}/none.yaml: No such file or directory\n"
 
 
-def test_it_is_of_files_or_of_what_runs(tmp_path: Path) -> None:
+def test_plan_command_requires_either_documents_or_live(tmp_path: Path) -> None:
     """Both, or neither, is a question that nobody asked."""
     (tmp_path / "p.yaml").write_text(DOCUMENTS)
     (tmp_path / "d.yaml").write_text("small: 1")
@@ -291,7 +291,7 @@ def test_it_is_of_files_or_of_what_runs(tmp_path: Path) -> None:
         assert "say which: -c FILE for documents, or --live" in done.stderr
 
 
-def test_of_what_runs_the_port_is_asked_and_its_answer_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_live_plan_sends_the_demand_and_prints_the_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = model("a", 20, idle_seconds=3600.0), model("b", 20)
     answer = simulate_world(world([a, b], [device()], [replica(a, "r1")]), asked(b=1), T0)
     orders: list[object] = []
@@ -314,9 +314,7 @@ def test_of_what_runs_the_port_is_asked_and_its_answer_told(tmp_path: Path, monk
 
 
 @pytest.mark.standard
-def test_what_is_wrong_with_a_question_of_what_runs_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_live_plan_failure_is_reported_as_a_one_line_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "d.yaml").write_text("b: 1")
     words = ["plan", "--live", "--demand", f"{tmp_path}/d.yaml"]
     with socket.socket() as unheard:
@@ -328,7 +326,7 @@ def test_what_is_wrong_with_a_question_of_what_runs_is_one_line(
     assert (unset.exit_code, "--key-env: the environment variable NOT_THERE is not set" in unset.stderr) == (2, True)
 
 
-def test_its_help_has_an_example_of_each() -> None:
+def test_plan_help_has_an_example_of_each_mode() -> None:
     said = " ".join(CliRunner().invoke(cli, ["plan", "--help"]).stdout.split())
     assert "pilotlight plan -c pilotlight.yaml --demand demand.yaml" in said
     assert "pilotlight plan --live --demand demand.yaml" in said

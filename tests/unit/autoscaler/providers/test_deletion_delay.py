@@ -70,7 +70,7 @@ def gone(at: World) -> World:
     return at
 
 
-def test_a_node_has_what_a_lease_brought_from_when_it_comes_for_sure_until_it_is_back() -> None:
+def test_node_has_ordered_devices_from_commitment_until_removal() -> None:
     at, _ = acted(surge(offer()))
     assert not list_leased_nodes(at), "it was ordered, and nothing of it is there"
     assert list_leased_nodes(shown(at, T0 + 1, committed=True)) == {"w1"}
@@ -87,7 +87,7 @@ def test_a_node_has_what_a_lease_brought_from_when_it_comes_for_sure_until_it_is
     )
 
 
-def test_the_annotation_comes_with_the_first_device_and_goes_with_the_last() -> None:
+def test_annotation_is_set_with_the_first_device_and_removed_with_the_last() -> None:
     async def scenario(of: Bench) -> None:
         assert not await of.looks(surge(offer()))
         assert await of.looks(attached()) == ["w1"]
@@ -99,7 +99,7 @@ def test_the_annotation_comes_with_the_first_device_and_goes_with_the_last() -> 
     bench(scenario)
 
 
-def test_who_begins_to_lead_takes_away_what_is_out_of_date_once_all_leases_are_known() -> None:
+def test_new_leader_removes_stale_annotations_once_orders_are_known() -> None:
     async def scenario(of: Bench) -> None:
         of.server.put(f"{NODES}/w2", {"metadata": {"annotations": {KEY: "true"}}})
         silent = attached()
@@ -110,7 +110,7 @@ def test_who_begins_to_lead_takes_away_what_is_out_of_date_once_all_leases_are_k
     bench(scenario)
 
 
-def test_what_another_installation_says_of_its_own_devices_stays() -> None:
+def test_annotation_of_another_installation_is_kept() -> None:
     async def scenario(of: Bench) -> None:
         for name in ("w1", "w2"):
             of.server.put(f"{NODES}/{name}", {"metadata": {"annotations": {OTHERS: "true"}}})
@@ -121,7 +121,7 @@ def test_what_another_installation_says_of_its_own_devices_stays() -> None:
     bench(scenario)
 
 
-def test_what_was_said_by_a_key_that_all_had_goes_where_ours_takes_its_place_and_nowhere_else() -> None:
+def test_legacy_annotation_is_replaced_only_where_ours_is_set() -> None:
     async def scenario(of: Bench) -> None:
         for name in ("w1", "w2"):
             of.server.put(f"{NODES}/{name}", {"metadata": {"annotations": {DELAY: "true"}}})
@@ -132,7 +132,7 @@ def test_what_was_said_by_a_key_that_all_had_goes_where_ours_takes_its_place_and
     bench(scenario)
 
 
-def test_the_key_of_an_installation_is_valid_whatever_its_namespace_and_nobody_elses() -> None:
+def test_annotation_key_is_valid_and_unique_per_installation() -> None:
     keys = {
         delay_annotation_key(home, lease)
         for home in ("a", "b" * 63, "b" * 62 + "c")
@@ -145,7 +145,7 @@ def test_the_key_of_an_installation_is_valid_whatever_its_namespace_and_nobody_e
         assert re.fullmatch(r"[a-z0-9][a-z0-9-]{0,61}[a-z0-9]", name)
 
 
-def test_who_does_not_lead_writes_nothing() -> None:
+def test_non_leader_writes_no_annotations() -> None:
     async def scenario(of: Bench) -> None:
         assert not await of.looks(replace(attached(), leads=False))
         of.writes = False
@@ -155,7 +155,7 @@ def test_who_does_not_lead_writes_nothing() -> None:
     bench(scenario)
 
 
-def test_a_write_that_fails_is_tried_again_and_a_node_that_is_gone_is_none(caplog: pytest.LogCaptureFixture) -> None:
+def test_failed_write_is_retried_and_a_missing_node_is_skipped(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(of: Bench) -> None:
         of.server.refused["PATCH"] = AnswerError(403, "Forbidden", "nodes is forbidden")
         assert not await of.looks(attached())

@@ -16,7 +16,7 @@ from tests.sim.virtual import run
         ("volcano.sh/vgpu-number", True), ("amd.com/gpu", True), ("cpu", False), ("rdma/hca", False),
     ],
 )  # fmt: skip
-def test_who_asks_for_a_device_of_whatever_name_uses_it(resource: str, uses: bool) -> None:
+def test_pod_uses_devices_if_limits_include_a_device_resource(resource: str, uses: bool) -> None:
     async def scenario() -> None:
         server = PlayedServer(lambda: 0.0)
         limits = {"containers": [{"resources": {"limits": {resource: "1"}}}]}
@@ -43,7 +43,7 @@ PART = {"type": {"string": "mig"}, "uuid": {"string": "MIG-1"}, "parentUUID": {"
         ({}, "", True),
     ],
 )  # fmt: skip
-def test_a_claim_uses_the_gpu_that_its_device_is_or_is_a_part_of_and_one_that_nobody_knows_whichever_it_is(
+def test_reserved_claim_uses_its_gpu_and_an_unknown_uuid_matches_any(
     attributes: dict[str, object], sought: str, uses: bool
 ) -> None:
     async def scenario() -> None:

@@ -63,7 +63,7 @@ def bench(scenario: Callable[[Bench], Coroutine[object, object, None]], **object
     run(whole())
 
 
-def test_who_leads_next_knows_what_the_leader_before_learnt() -> None:
+def test_next_leader_restores_saved_lead_times() -> None:
     async def scenario(one: Bench) -> None:
         await one.looks()
         assert parse_lead_times(await one.looks(ONCE)) == ONCE
@@ -75,7 +75,7 @@ def test_who_leads_next_knows_what_the_leader_before_learnt() -> None:
     bench(scenario)
 
 
-def test_it_is_written_when_something_is_learnt_and_at_most_once_a_minute() -> None:
+def test_changed_lead_times_are_saved_at_most_once_per_interval() -> None:
     async def scenario(one: Bench) -> None:
         await one.looks()
         await one.looks({KIND: LeadTimeStats(came=1)})
@@ -92,7 +92,7 @@ def test_it_is_written_when_something_is_learnt_and_at_most_once_a_minute() -> N
 
 
 @pytest.mark.parametrize("may", [{"leads": False}, {}])
-def test_who_does_not_lead_neither_writes_nor_takes_what_is_kept(may: dict[str, bool]) -> None:
+def test_non_leader_neither_saves_nor_loads_lead_times(may: dict[str, bool]) -> None:
     async def scenario(one: Bench) -> None:
         one.may_write = "leads" in may
         kept = await one.looks({KIND: LeadTimeStats(came=9)}, **may)
@@ -105,7 +105,7 @@ def test_who_does_not_lead_neither_writes_nor_takes_what_is_kept(may: dict[str, 
     bench(scenario, kept=encode_lead_times(ONCE))
 
 
-def test_without_providers_nothing_is_asked() -> None:
+def test_store_without_providers_makes_no_request() -> None:
     async def scenario(one: Bench) -> None:
         one.server.away = True  # to ask would fail
         one.world = World(epoch=1)
@@ -116,7 +116,7 @@ def test_without_providers_nothing_is_asked() -> None:
 
 
 @pytest.mark.parametrize("text", ["{", "[{}]", '[{"kind": ["a"]}]', "null"])
-def test_what_is_none_of_ours_is_told_of_and_written_over(text: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_invalid_saved_content_is_logged_and_overwritten(text: str, caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(one: Bench) -> None:
         assert await one.looks() == text
         assert not one.seen
@@ -126,7 +126,7 @@ def test_what_is_none_of_ours_is_told_of_and_written_over(text: str, caplog: pyt
     assert f"ConfigMap {NAME} is none of ours" in caplog.text
 
 
-def test_what_cannot_be_written_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_failed_save_is_retried(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(one: Bench) -> None:
         one.server.refused["POST"] = AnswerError(403, "Forbidden", "no right")
         await one.looks()
@@ -144,7 +144,7 @@ def test_what_cannot_be_written_is_tried_again(caplog: pytest.LogCaptureFixture)
     assert "no right" in caplog.text
 
 
-def test_of_more_than_there_is_room_for_the_newest_are_kept() -> None:
+def test_oldest_lead_times_are_dropped_at_the_size_limit() -> None:
     long = tuple(float(number) for number in range(STARTS_MAX + 5))
     assert parse_lead_times(encode_lead_times({KIND: LeadTimeStats(took_s=long)}))[KIND].took_s == long[-STARTS_MAX:]
     many = {

@@ -53,7 +53,7 @@ def pod(gpus: int, selector: dict[str, str] | None = None, **metadata: Any) -> d
     return {"metadata": {"name": "p", **metadata}, "spec": spec, "status": {"phase": "Pending"}}
 
 
-def test_what_a_group_brings_the_settings_say_of_its_labels() -> None:
+def test_group_offer_comes_from_labels_and_settings() -> None:
     one = read(machines())
     assert (one.name, one.wanted, one.ready, one.most) == ("MachineSet default/g", 3, 1, 0)
     assert one.offer is not None
@@ -64,7 +64,7 @@ def test_what_a_group_brings_the_settings_say_of_its_labels() -> None:
     assert read(machines(spec={}, status=None)).wanted == 1, "as both APIs have it"
 
 
-def test_labels_of_machines_are_those_of_nodes_only_where_they_get_there() -> None:
+def test_only_machine_labels_that_propagate_to_nodes_are_used() -> None:
     arrives = {ON_NODES: "t4", "x.node-restriction.kubernetes.io/y": "z"}
     template: dict[str, Any] = {"metadata": {"labels": {**arrives, "pool": "h100"}}}
     one = read(machines(notes={LABELS: ""}, spec={"replicas": 1, "template": template}))
@@ -74,7 +74,7 @@ def test_labels_of_machines_are_those_of_nodes_only_where_they_get_there() -> No
     assert one.labels == {"pool": "t4"}
 
 
-def test_its_annotation_says_how_many_devices_a_node_comes_with_where_none_are_attached() -> None:
+def test_gpu_count_annotation_sets_devices_per_node() -> None:
     one = read(machines(notes={GPU_COUNT: "4"}))
     assert one.most == 4
     assert one.offer is not None
@@ -82,7 +82,7 @@ def test_its_annotation_says_how_many_devices_a_node_comes_with_where_none_are_a
 
 
 @pytest.mark.parametrize("said", [True, False])
-def test_where_devices_are_attached_it_says_how_many_a_node_can_have_and_none_come_with_it(said: bool) -> None:
+def test_gpu_count_annotation_is_a_maximum_where_devices_are_attached(said: bool) -> None:
     rack = ProviderSettings(name="rack", cro=Cro(model="T4"))
     kind = NodeKind(selector=T4.selector, device=T4.device, devices_max=8 if said else None)
     one = read(machines(notes={GPU_COUNT: "4"}), settings=Settings(nodes=(kind,), capacity=(rack,)))
@@ -93,14 +93,14 @@ def test_where_devices_are_attached_it_says_how_many_a_node_can_have_and_none_co
     assert one.offer.devices_max == 1, "its own, of which labels tell"
 
 
-def test_a_set_of_a_deployment_grows_as_that_does() -> None:
+def test_machine_set_of_a_deployment_has_no_offer_of_its_own() -> None:
     owner = {"ownerReferences": [{"kind": "MachineDeployment", "name": "g", "controller": True}]}
     one = read(machines(name="g-x7", notes={GPU_COUNT: "4"}, metadata={**owner, "annotations": {GPU_COUNT: "4"}}))
     assert (one.most, one.wanted, one.offer) == (4, 0, None), "what its nodes can have they look up at the set"
     assert read(machines("MachineDeployment")).wanted == 3
 
 
-def test_what_pods_of_others_wait_for_that_could_be_there_is_theirs() -> None:
+def test_pending_pods_of_others_that_fit_the_group_count_as_claimed() -> None:
     ours = pod(4, labels={"pilotlight.dev/provider": "group"})
     elsewhere = pod(8, {"pool": "h100"})
     assert read(machines(), pod(1), pod(2, {"pool": "t4"}), elsewhere, ours).claimed == 3
@@ -127,7 +127,7 @@ class Looked:
         self.server.put(f"/apis/{version}/namespaces/default/{plural}/{found.body['metadata']['name']}", body)
 
 
-def test_all_groups_of_a_cluster_are_told_at_each_look_with_what_others_wait_for() -> None:
+def test_each_poll_reports_all_groups_and_claimed_devices() -> None:
     async def scenario() -> None:
         one = Looked()
         one.serve("cluster.x-k8s.io", CAPI)
@@ -148,7 +148,7 @@ def test_all_groups_of_a_cluster_are_told_at_each_look_with_what_others_wait_for
     run(scenario())
 
 
-def test_that_there_are_none_is_told_once_and_it_is_looked_rarely() -> None:
+def test_absence_of_groups_is_reported_once_and_polled_rarely() -> None:
     """So who is made later is known to be new."""
 
     async def scenario() -> None:
@@ -167,7 +167,7 @@ def test_that_there_are_none_is_told_once_and_it_is_looked_rarely() -> None:
     run(scenario())
 
 
-def test_what_may_not_be_read_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_unreadable_groups_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         one = Looked()
         one.server.refused["GET"] = AnswerError(403, "Forbidden", "machinesets is forbidden")

@@ -38,7 +38,7 @@ def queued(*kinds: NodeKind, selector: dict[str, str] | None = None, terms: Offe
         ({"kind": "dra", "sharing": "mps"}, 1, True, False),
     ],
 )
-def test_how_its_devices_are_shared_is_offered(
+def test_offered_shape_follows_the_slicing_setting(
     slicing: dict[str, Any], parts: int, shared: bool, counted: bool
 ) -> None:
     found = infer_node_shape({}, kind(**slicing))
@@ -46,18 +46,18 @@ def test_how_its_devices_are_shared_is_offered(
     assert (found.parts, found.shared, found.counted) == (parts, shared, counted)
 
 
-def test_what_only_a_running_node_tells_is_not_offered() -> None:
+def test_slicing_known_only_from_a_running_node_is_not_offered() -> None:
     assert infer_node_shape({}, kind(kind="mig")) is None
     assert infer_node_shape({}, kind(kind="dra", cut=True)) is None
 
 
-def test_labels_go_before_the_settings_as_of_nodes_that_are_there() -> None:
+def test_node_labels_override_settings_for_the_shape() -> None:
     told = {"nvidia.com/gpu.product": "NVIDIA-A10G", "nvidia.com/gpu.memory": "23028", "nvidia.com/gpu.count": "4"}
     assert infer_node_shape(told, kind(2)) == ("NVIDIA-A10G", 23028 << 20, 4, 1, False, True)
     assert infer_node_shape({"nvidia.com/gpu.memory": "much", "nvidia.com/gpu.count": "-1"}, None) is None
 
 
-def test_an_offer_is_priced_by_how_its_labels_say_that_it_is_bought_and_spot_is_less_sure() -> None:
+def test_offer_price_follows_purchase_type_and_spot_is_less_certain() -> None:
     settings = Settings(prices=(
         Price(device="A10G", per_hour=0.4, bought="spot"), Price(device="A10G", per_hour=1.0),
         Price(device="A10G", per_hour=0.6, bought="committed"), Price(device="A10G", per_hour=0.8, bought="flex"),
@@ -82,7 +82,7 @@ def test_an_offer_is_priced_by_how_its_labels_say_that_it_is_bought_and_spot_is_
     assert (spot.devices_min, spot.devices_max, spot.many, spot.node) == (4, 4, 3, "")
 
 
-def test_of_a_queue_entries_whose_labels_disagree_are_not_offered() -> None:
+def test_settings_entries_with_conflicting_labels_are_not_offered() -> None:
     t4, a100, l4 = (
         kind(model="T4", selector={"zone": "a"}),
         kind(selector={"pool": "a100"}),
@@ -92,12 +92,12 @@ def test_of_a_queue_entries_whose_labels_disagree_are_not_offered() -> None:
     assert [one.labels for one in found] == [{"zone": "a", "pool": "t4"}, {"zone": "b", "pool": "t4"}]
 
 
-def test_of_a_queue_what_such_a_node_would_be_read_as_is_offered_and_nothing_else() -> None:
+def test_settings_entry_shadowed_by_an_earlier_match_is_not_offered() -> None:
     t4, l4 = kind(model="T4", selector={"pool": "t4"}), kind(model="L4", selector={"zone": "b"})
     assert [one.product for one in queued(t4, l4, selector={"pool": "t4"})] == ["T4"]
 
 
-def test_of_a_queue_no_node_is_offered_that_would_be_of_two_products() -> None:
+def test_queue_offers_no_node_with_labels_of_two_products() -> None:
     """Each of its labels may be there, and both never are: what other entries say of them tells."""
     h100, l4 = kind(8, "H100", {"pool": "dws"}), kind(model="L4", selector={"gpu": "l4"})
     assert [one.product for one in queued(h100, l4, selector={"gpu": "l4"})] == ["L4"]
@@ -108,19 +108,19 @@ def test_of_a_queue_no_node_is_offered_that_would_be_of_two_products() -> None:
     assert [one.product for one in queued(h100, others, selector={"zone": "a"})] == ["H100", "T4"], "all that are left"
 
 
-def test_an_offer_of_a_queue_is_called_the_same_wherever_its_entry_stands() -> None:
+def test_offer_name_is_independent_of_the_entry_order() -> None:
     one, other = kind(2, "NVIDIA L4", {"pool": "l4"}), kind(1, "T4", {"pool": "t4"})
     names = {offer.product: offer.name for offer in queued(one, other)}
     assert names == {offer.product: offer.name for offer in queued(other, one)}
     assert names["NVIDIA L4"].startswith("nvidia-l4-x2-")
 
 
-def test_what_a_queue_brings_is_priced_by_how_it_is_bought_and_what_is_owned_costs_nothing() -> None:
+def test_queue_offer_price_follows_purchase_type_and_owned_is_free() -> None:
     assert [one.price_per_hour for one in queued(kind(model="T4"))] == [0.2]
     assert [one.price_per_hour for one in queued(kind(model="T4"), terms=QUEUED._replace(bought="owned"))] == [0.0]
 
 
-def test_a_node_comes_with_all_its_devices_and_takes_power_but_room_may_be_of_one_and_takes_none() -> None:
+def test_new_node_offers_all_devices_and_booked_room_any_number() -> None:
     (node,), (room,) = queued(kind(4)), queued(kind(4), terms=QUEUED._replace(whole=False))
     assert (node.devices_min, node.devices_max) == (4, 4)
     assert (room.devices_min, room.devices_max) == (1, 4)
@@ -128,10 +128,10 @@ def test_a_node_comes_with_all_its_devices_and_takes_power_but_room_may_be_of_on
 
 
 @pytest.mark.parametrize("slicing", [{"kind": "mig"}, {"kind": "dra"}])
-def test_of_a_queue_nothing_is_offered_that_pods_do_not_ask_for_as_a_gpu(slicing: dict[str, Any]) -> None:
+def test_queue_offers_nothing_for_mig_or_dra_slicing(slicing: dict[str, Any]) -> None:
     assert queued(kind(**slicing)) == []
 
 
-def test_of_a_queue_devices_are_shared_as_their_entry_says() -> None:
+def test_queue_offer_shares_devices_as_the_entry_declares() -> None:
     (timeslice,), (hami,) = queued(kind(kind="timeslice", replicas=3)), queued(kind(kind="hami"))
     assert ((timeslice.parts, timeslice.shared), (hami.parts, hami.shared)) == ((3, False), (1, True))

@@ -28,7 +28,7 @@ def server_of(rig: Any) -> PlayedServer:
 
 
 @pytest.mark.parametrize("made", [GroupRig, NodesRig, ProvisioningRig, KueueRig, Rack])
-def test_an_order_of_another_installation_is_neither_listed_nor_given_back(made: Callable[[], Rig]) -> None:
+def test_order_of_another_installation_is_not_listed_or_released(made: Callable[[], Rig]) -> None:
     rig = made()
 
     async def scenario() -> None:
@@ -48,7 +48,7 @@ def test_an_order_of_another_installation_is_neither_listed_nor_given_back(made:
 
 
 @pytest.mark.parametrize("made", [GroupRig, NodesRig, ProvisioningRig, KueueRig, Rack])
-def test_the_name_of_another_installations_order_is_refused(made: Callable[[], Rig]) -> None:
+def test_order_name_of_another_installation_is_rejected(made: Callable[[], Rig]) -> None:
     rig = made()
 
     async def scenario() -> None:
@@ -64,7 +64,7 @@ def test_the_name_of_another_installations_order_is_refused(made: Callable[[], R
 
 
 @pytest.mark.parametrize("made", [GroupRig, NodesRig, ProvisioningRig, KueueRig, Rack])
-def test_an_order_without_the_label_is_anybodys(made: Callable[[], Rig]) -> None:
+def test_order_without_installation_label_is_listed_by_any_installation(made: Callable[[], Rig]) -> None:
     """It was made by a version that had no such label."""
     rig = made()
 

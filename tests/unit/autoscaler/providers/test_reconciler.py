@@ -44,26 +44,26 @@ class Kept:
         return [round(at_s - began_s, 3) for at_s in self.at_s]
 
 
-def test_it_is_done_at_once_and_then_when_there_is_news() -> None:
+def test_reconciler_runs_at_start_and_on_each_notification() -> None:
     assert Kept().play(100.0, 3.0, 7.0) == [0.0, 3.0, 7.0]
 
 
-def test_without_news_it_is_done_when_it_wants_to_be() -> None:
+def test_reconciler_runs_after_its_wait_time_without_notifications() -> None:
     assert Kept(wait_s=5.0).play(11.0, 2.0) == [0.0, 2.0, 7.0]
 
 
-def test_news_that_come_while_it_is_done_are_not_missed() -> None:
+def test_notification_during_a_run_triggers_another_run() -> None:
     assert Kept(takes_s=4.0).play(100.0, 1.0, 2.0) == [0.0, 4.0]
 
 
-def test_what_fails_is_tried_again_ever_less_often_and_soon_once_it_went_well() -> None:
+def test_failed_run_is_retried_with_backoff_that_success_resets() -> None:
     error, first = TimeoutError(), REST_S[0]
     at_s = Kept(error, error, None, error).play(20.0, 10.0)
     assert at_s == [0.0, first, 3 * first, 10.0, 10.0 + first]
     assert Kept(*[error] * 20).play(1000.0)[-1] == pytest.approx(14 * REST_S[1], abs=2 * REST_S[1])
 
 
-def test_the_same_failure_is_told_once_and_another_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_repeated_failure_is_logged_once_and_without_addresses(caplog: pytest.LogCaptureFixture) -> None:
     no, off = AnswerError(403, "Forbidden", "no right"), RefusedError("it is off")
     Kept(no, no, off, None, off, ConnectionError("10.0.0.1 is away")).play(100.0, 50.0)
     told = [f"it is not as it should be: {says}" for says in (str(no), "it is off", "it is off", "ConnectionError")]

@@ -58,7 +58,7 @@ def play(act: Callable[[Desk], Coroutine[object, object, None]], kind: type[Fake
     run(whole())
 
 
-def test_first_it_says_who_there_is_then_what_they_have_and_offer() -> None:
+def test_providers_are_reported_before_offers_and_orders() -> None:
     async def act(desk: Desk) -> None:
         await asyncio.sleep(0.1)
         first, *others = [one for _, one in desk.seen]
@@ -70,7 +70,7 @@ def test_first_it_says_who_there_is_then_what_they_have_and_offer() -> None:
     play(act)
 
 
-def test_while_nothing_is_offered_it_is_looked_again_soon_and_then_more_and_more_rarely() -> None:
+def test_empty_offers_are_polled_soon_and_then_with_backoff() -> None:
     """A node that was not ready for a moment is not left out for a minute."""
 
     async def act(desk: Desk) -> None:
@@ -89,7 +89,7 @@ def test_while_nothing_is_offered_it_is_looked_again_soon_and_then_more_and_more
     play(act)
 
 
-def test_an_order_goes_out_at_once_and_soon_after_it_is_listed() -> None:
+def test_order_is_sent_at_once_and_listed_soon_after() -> None:
     async def act(desk: Desk) -> None:
         await asyncio.sleep(30.3)
         desk.supplying.acquire(order(offer()))
@@ -102,7 +102,7 @@ def test_an_order_goes_out_at_once_and_soon_after_it_is_listed() -> None:
     play(act)
 
 
-def test_lists_come_more_and_more_rarely_but_at_least_twice_a_minute() -> None:
+def test_listing_interval_grows_up_to_its_maximum() -> None:
     async def act(desk: Desk) -> None:
         await asyncio.sleep(1000.0)
         at_s = [at_s for at_s, one in desk.seen if isinstance(one, LeasesSeen)]
@@ -116,7 +116,7 @@ def test_lists_come_more_and_more_rarely_but_at_least_twice_a_minute() -> None:
     play(act)
 
 
-def test_only_a_refusal_is_told_as_one() -> None:
+def test_only_an_explicit_rejection_is_reported_as_refused() -> None:
     async def act(desk: Desk) -> None:
         await asyncio.sleep(0.1)
         desk.fake.fate = lambda _: Fate(deaf=True)
@@ -134,7 +134,7 @@ def test_only_a_refusal_is_told_as_one() -> None:
     play(act)
 
 
-def test_what_is_no_answer_tells_nothing() -> None:
+def test_invalid_response_or_outage_reports_no_empty_list() -> None:
     async def act(desk: Desk) -> None:
         await asyncio.sleep(0.1)
         desk.supplying.acquire(order(offer()))
@@ -155,7 +155,7 @@ def test_what_is_no_answer_tells_nothing() -> None:
     play(act)
 
 
-def test_the_words_of_who_offers_nothing_or_cannot_list_are_told() -> None:
+def test_reasons_for_missing_offers_or_lists_are_reported() -> None:
     async def act(desk: Desk) -> None:
         desk.fake.closed = "there is no NodePool g4"
         await asyncio.sleep(0.1)
@@ -178,7 +178,7 @@ def test_the_words_of_who_offers_nothing_or_cannot_list_are_told() -> None:
     play(listing)
 
 
-def test_what_a_provider_has_only_a_part_of_is_told_beside_what_it_offers() -> None:
+def test_partial_provider_problem_is_reported_with_its_offers() -> None:
     class Part(FakeProvider):
         lacks = "has no such system for node w9 at 10.0.0.7"
 
@@ -194,7 +194,7 @@ def test_what_a_provider_has_only_a_part_of_is_told_beside_what_it_offers() -> N
     play(act, Part)
 
 
-def test_what_went_is_on_offer_again_at_once() -> None:
+def test_released_capacity_is_offered_again_at_once() -> None:
     """Else those who need just that were told for a minute that there is none."""
 
     async def act(desk: Desk) -> None:
@@ -214,7 +214,7 @@ def test_what_went_is_on_offer_again_at_once() -> None:
     play(act)
 
 
-def test_a_list_is_not_of_later_than_what_was_still_to_be_done() -> None:
+def test_list_timestamp_is_not_after_a_pending_order() -> None:
     class Slow(FakeProvider):
         async def acquire(self, order: AcquireOrder) -> None:
             await asyncio.sleep(10.0)
@@ -243,7 +243,7 @@ def test_a_list_is_not_of_later_than_what_was_still_to_be_done() -> None:
     run(whole())
 
 
-def test_whatever_a_provider_says_is_told_without_addresses() -> None:
+def test_provider_messages_are_reported_without_addresses() -> None:
     said = 'dial tcp 10.0.3.7:443: i/o timeout, Post "https://ec2.eu-west-1.amazonaws.com/"'
     told = 'dial tcp (address): i/o timeout, Post "(address)"'
 
@@ -274,7 +274,7 @@ def test_whatever_a_provider_says_is_told_without_addresses() -> None:
     play(act, Talks)
 
 
-def test_a_call_that_hangs_is_given_up_and_the_next_goes_on() -> None:
+def test_hanging_call_times_out_and_the_next_one_proceeds() -> None:
     class Hangs(FakeProvider):
         async def acquire(self, order: AcquireOrder) -> None:
             await asyncio.sleep(1e9)

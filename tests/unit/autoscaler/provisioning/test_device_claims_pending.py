@@ -72,13 +72,13 @@ def said(of: World, now_s: float = T0) -> list[tuple[str, str]]:
 # --- claims -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_claim_that_was_given_some_of_ours_waits_for_it() -> None:
+def test_claim_with_allocated_fabric_devices_is_pending() -> None:
     (one,) = read_pending_device_claims(claim(D1, D0))
     assert (one.provider, one.node, one.kind, one.devices) == ("rack", "w1", kind_of("A100"), (D0, D1))
     assert is_claim_owner(one.owner)
 
 
-def test_who_waits_no_more_is_not_waited_for() -> None:
+def test_rescheduled_or_unreserved_claim_is_not_pending() -> None:
     condition = {"type": RESCHEDULE, "status": "True"}
     device = {"driver": DRIVER, "pool": "rack/w1", "device": D0, "conditions": [condition]}
     assert not read_pending_device_claims(claim(D0, D1, devices=[device])), "the scheduler takes all of it back"
@@ -92,7 +92,7 @@ def test_who_waits_no_more_is_not_waited_for() -> None:
 # --- what is ordered --------------------------------------------------------------------------------------------------
 
 
-def test_what_a_claim_was_given_is_ordered_once_whoever_looks() -> None:
+def test_claimed_device_is_ordered_once_by_any_leader() -> None:
     begin = fabric(awaited=waits(claim(D0)))
     after, done = acted(begin)
     assert orders(done) == [("rack", 1)]
@@ -103,7 +103,7 @@ def test_what_a_claim_was_given_is_ordered_once_whoever_looks() -> None:
     assert plan(begin, T0).actions == plan(fabric(awaited=waits(claim(D0))), T0).actions, "another leader says the same"
 
 
-def test_a_claim_and_a_replica_are_not_promised_the_same_device() -> None:
+def test_claim_and_replica_are_not_promised_the_same_device() -> None:
     begin = told(
         surge(offer(devices_max=1), settings=Settings(capacity=(RACK,))), AwaitedSeen(awaited=waits(claim(D0)))
     )
@@ -114,7 +114,7 @@ def test_a_claim_and_a_replica_are_not_promised_the_same_device() -> None:
     assert "no provider offers" in plan(after, T0).unmet[0].reason, "no Replica waits for a claim's"
 
 
-def test_what_a_replica_took_first_a_claim_is_told_that_it_cannot_have() -> None:
+def test_claim_fails_if_a_replica_took_the_device_first() -> None:
     begin, done = acted(surge(offer(devices_max=1), settings=Settings(capacity=(RACK,))))
     assert orders(done) == [("rack", 1)]
     late = told(begin, AwaitedSeen(awaited=waits(claim(D0))))
@@ -122,7 +122,7 @@ def test_what_a_replica_took_first_a_claim_is_told_that_it_cannot_have() -> None
     assert said(late) == [(FAILED, "NotAttached")]
 
 
-def test_a_claim_that_is_gone_withdraws_its_order_before_its_commit_point() -> None:
+def test_deleted_claim_withdraws_its_order_unless_committed() -> None:
     after, _ = acted(fabric(awaited=waits(claim(D0))))
     gone = told(shown(after, T0 + 1), AwaitedSeen(awaited=()), now_s=T0 + 1)
     (given_back,) = releases(plan(gone, T0 + WITHDRAW_S).actions)
@@ -131,7 +131,7 @@ def test_a_claim_that_is_gone_withdraws_its_order_before_its_commit_point() -> N
     assert not releases(plan(committed, T0 + WITHDRAW_S).actions)
 
 
-def test_while_nothing_is_ordered_what_a_claim_waits_for_is_not_taken_back() -> None:
+def test_claim_order_is_not_withdrawn_before_providers_have_answered() -> None:
     after, _ = acted(fabric(awaited=waits(claim(D0))))
     silent = told(shown(after, T0 + 1), ProvidersSeen(providers=("cloud", "rack")), now_s=T0 + 1)
     new = replace(silent, leading_since_s=T0)
@@ -141,7 +141,7 @@ def test_while_nothing_is_ordered_what_a_claim_waits_for_is_not_taken_back() -> 
 # --- what is told -----------------------------------------------------------------------------------------------------
 
 
-def test_it_is_told_when_it_is_there_and_seen_and_nobody_else_is_put_on_it() -> None:
+def test_attached_device_is_reported_to_the_claim_and_withheld() -> None:
     after, _ = acted(fabric(awaited=waits(claim(D0))))
     assert not said(after)
     here = arrived(after, T0 + 10)
@@ -150,7 +150,7 @@ def test_it_is_told_when_it_is_there_and_seen_and_nobody_else_is_put_on_it() -> 
     assert list_withheld_slices(here) == {"new0": CLAIMED}
 
 
-def test_all_of_a_claim_is_told_at_once_when_all_of_it_is_there() -> None:
+def test_claim_is_updated_only_when_all_its_devices_are_attached() -> None:
     other = offer(name="w1b", product="L40")
     both = read_pending_device_claims(claim(D0, device_of("L40", 0)))
     after, done = acted(fabric(offer(), other, awaited=both))
@@ -162,7 +162,7 @@ def test_all_of_a_claim_is_told_at_once_when_all_of_it_is_there() -> None:
     assert said(replace(after, capacity=whole), T0 + 1) == [(RESCHEDULE, "Attached")] * 2
 
 
-def test_what_is_refused_or_does_not_come_is_told_and_left_alone() -> None:
+def test_refused_or_late_device_fails_the_claim_and_is_not_reordered() -> None:
     after, _ = acted(fabric(awaited=waits(claim(D0))))
     (lease,) = after.capacity.leases.values()
     refused = told(after, LeaseRefused(id=lease.id, reason="others take what is free"))
@@ -180,7 +180,7 @@ def test_what_is_refused_or_does_not_come_is_told_and_left_alone() -> None:
     assert said(still, late_s) == [(FAILED, "NotAttached")]
 
 
-def test_what_others_take_of_it_stays_and_what_nobody_takes_goes_back_and_is_not_ordered_again_soon() -> None:
+def test_untaken_device_is_released_and_not_reordered_soon() -> None:
     after, _ = acted(fabric(awaited=waits(claim(D0))))
     here = told(arrived(after, T0 + 10), AwaitedSeen(awaited=()), now_s=T0 + 10)
     others = {here.slices[id].counted: 1 for id in list_withheld_slices(here)}
@@ -198,7 +198,7 @@ def test_what_others_take_of_it_stays_and_what_nobody_takes_goes_back_and_is_not
     assert not orders(plan(again, idle_s).actions)
 
 
-def test_what_a_claim_was_given_of_another_installation_is_for_that_one_to_tell() -> None:
+def test_devices_of_another_installation_are_ignored() -> None:
     theirs = claim(D0, name="theirs", pool="rackb/w1")
     assert not said(fabric(awaited=waits(theirs)))
     assert not acted(fabric(awaited=waits(theirs)))[1], "nor to order"
@@ -212,7 +212,7 @@ def test_what_a_claim_was_given_of_another_installation_is_for_that_one_to_tell(
 # --- what is published ------------------------------------------------------------------------------------------------
 
 
-def test_what_could_really_be_attached_is_published_and_what_is_pledged_keeps_its_name() -> None:
+def test_attachable_devices_are_published_with_stable_names() -> None:
     begin = fabric()
     assert names(begin) == [D0, D1]
     given = told(begin, AwaitedSeen(awaited=waits(claim(D1))))
@@ -223,7 +223,7 @@ def test_what_could_really_be_attached_is_published_and_what_is_pledged_keeps_it
     assert names(less, T0 + 1) == [D1, D0], "so the fabric says itself by now"
 
 
-def test_a_device_says_what_the_drivers_of_nodes_would_and_that_it_must_come_first() -> None:
+def test_published_device_has_attributes_and_binding_conditions() -> None:
     found = find_published_devices(fabric(), T0)
     assert found is not None
     (pool,) = found.pools
@@ -236,7 +236,7 @@ def test_a_device_says_what_the_drivers_of_nodes_would_and_that_it_must_come_fir
     assert device["capacity"] == {"gpu.nvidia.com/memory": {"value": "16Gi"}}
 
 
-def test_nothing_is_published_unless_the_settings_say_so_nor_said_before_it_is_known() -> None:
+def test_publishing_requires_the_setting_and_known_orders() -> None:
     assert find_published_devices(fabric(publish=False), T0) == Published()
     assert said(fabric(publish=False, awaited=waits(claim(D0)))) == [(FAILED, "NotPublished")]
     ended = replace(fabric(awaited=waits(claim(D0))), settings=Settings())

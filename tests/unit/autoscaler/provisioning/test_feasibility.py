@@ -22,7 +22,7 @@ TWO = Gpu(count=2)
 """Two whole Devices."""
 
 
-def test_what_is_too_large_for_every_device_is_told_with_the_largest() -> None:
+def test_model_too_large_for_every_device_reports_the_largest() -> None:
     made = world([model("huge", 30), model("fits", 24), model("two", 2, gpu=TWO)], [device(memory_gi=24)])
     assert list_unplaceable_models(made) == {
         "huge": "needs 30Gi on one device; the largest has 24Gi",
@@ -30,24 +30,24 @@ def test_what_is_too_large_for_every_device_is_told_with_the_largest() -> None:
     }
 
 
-def test_a_model_of_no_device_fits_everywhere() -> None:
+def test_model_without_gpu_is_always_placeable() -> None:
     assert list_unplaceable_models(world([model("cpu", 30, gpu=Gpu(count=0))])) == {}
 
 
-def test_where_there_is_no_device_that_is_said() -> None:
+def test_missing_devices_are_reported_as_the_reason() -> None:
     assert list_unplaceable_models(world([model("a", 10)])) == {"a": "needs 10Gi on one device; there is no device"}
 
 
-def test_nothing_is_said_before_the_devices_are_listed() -> None:
+def test_no_model_is_unplaceable_before_devices_are_listed() -> None:
     assert list_unplaceable_models(world([model("a", 10)], synced=False)) == {}
 
 
-def test_what_is_full_or_broken_now_is_still_a_device() -> None:
+def test_full_or_unhealthy_device_still_counts() -> None:
     one, other = model("one", 20), model("other", 20)
     assert list_unplaceable_models(world([one, other], [device(healthy=False)], [replica(one, "r")])) == {}
 
 
-def test_a_device_that_comes_or_a_document_that_changes_is_another_answer() -> None:
+def test_new_device_or_changed_model_updates_the_result() -> None:
     huge, small = model("huge", 30), device(memory_gi=24)
     assert list_unplaceable_models(world([huge], [small]))
     assert list_unplaceable_models(world([huge], [small, device("gpu1", 40)])) == {}
@@ -77,7 +77,7 @@ DEVICES = st.lists(
 
 @given(MODELS, DEVICES)
 @settings(derandomize=True, deadline=None)
-def test_it_is_what_the_packer_says_of_empty_devices(one: Model, fields: list[tuple[int, str, str, bool]]) -> None:
+def test_feasibility_matches_the_packer_on_empty_devices(one: Model, fields: list[tuple[int, str, str, bool]]) -> None:
     there = [device(f"gpu{n}", gi, node, product=what, shared=many) for n, (gi, node, what, many) in enumerate(fields)]
     made = world([one], there)
     want = build_placement_request(one, 0, T0, EvictionLevel.BUSY, "")
@@ -87,7 +87,7 @@ def test_it_is_what_the_packer_says_of_empty_devices(one: Model, fields: list[tu
     assert bool(never) is not bool(packed.placements)
 
 
-def test_a_model_that_fits_on_what_is_offered_or_on_its_way_is_none_that_fits_nowhere() -> None:
+def test_model_that_fits_offered_or_ordered_capacity_is_placeable() -> None:
     begin = surge(offer(memory_bytes=40 * GI, devices_max=1))
     more = [model("large", 30), model("huge", 50)]
     begin = replace(begin, models={**begin.models, **{one.name: one for one in more}})

@@ -19,7 +19,7 @@ from tests.kit.worlds import GI, T0, gateway, level, model
 LONE = offer(devices_max=1, shared=False)
 
 
-def test_what_did_not_come_is_no_hope() -> None:
+def test_demand_is_infeasible_after_its_only_order_is_refused() -> None:
     """Its Calls are told at once, and not when their time is over."""
     at, _ = acted(surge(LONE, waits_s=300.0))
     (id,) = at.capacity.leases
@@ -27,7 +27,7 @@ def test_what_did_not_come_is_no_hope() -> None:
     assert [one.never for one in plan(at, T0 + 2).unmet] == [True]
 
 
-def test_who_comes_after_another_that_had_the_last_one_waits() -> None:
+def test_model_waits_if_another_model_took_the_last_offer() -> None:
     at, _ = acted(surge(LONE))
     at = replace(at, models={**at.models, ModelName("b"): replace(A, name=ModelName("b"))})
     report = gateway(levels=[level("a", 1, wait_s=60.0), level("b", 1, wait_s=1.0)]).report
@@ -38,7 +38,7 @@ def test_who_comes_after_another_that_had_the_last_one_waits() -> None:
     assert list_unplaceable_models(at) == {}
 
 
-def test_what_is_being_given_back_may_be_had_again() -> None:
+def test_capacity_being_released_keeps_demand_feasible() -> None:
     at, _ = acted(surge(LONE))
     (lease,) = at.capacity.leases.values()
     leases = {lease.id: replace(lease, here_s=T0, release_s=T0 + 1)}
@@ -47,7 +47,7 @@ def test_what_is_being_given_back_may_be_had_again() -> None:
     assert list_unplaceable_models(at) == {}
 
 
-def test_what_nobody_has_so_large_is_refused_at_once() -> None:
+def test_demand_larger_than_any_offer_is_rejected_at_once() -> None:
     (unmet,) = plan(surge(offer(memory_bytes=8 * GI)), T0).unmet
     assert unmet.never
 
@@ -55,7 +55,7 @@ def test_what_nobody_has_so_large_is_refused_at_once() -> None:
 @pytest.mark.parametrize(
     "gpu", [Gpu(count=4), Gpu(count=2, link="nvlink"), Gpu(isolation="hardware")], ids=["four", "joined", "kept apart"]
 )
-def test_what_nobody_has_in_that_way_is_refused_at_once(gpu: Gpu) -> None:
+def test_unavailable_count_link_or_isolation_is_rejected_at_once(gpu: Gpu) -> None:
     """Though a Device of that size is on offer."""
     needs = model("a", 16, high=4, slots=1, gpu=gpu)
     begin = replace(surge(offer(parts=2, memory_bytes=32 * GI)), models={needs.name: needs})
@@ -64,7 +64,7 @@ def test_what_nobody_has_in_that_way_is_refused_at_once(gpu: Gpu) -> None:
     assert [*list_unplaceable_models(begin)] == [needs.name]
 
 
-def test_a_part_of_a_device_is_no_device_for_who_needs_all_of_one() -> None:
+def test_partial_device_does_not_satisfy_a_whole_device_demand() -> None:
     whole = model("a", 0, high=4, slots=1, gpu=Gpu(models=("A100",)))
     part = cloud(memory_bytes=8 * GI, device_bytes=24 * GI)
     begin = replace(surge(part), models={whole.name: whole})
@@ -78,7 +78,7 @@ def away(at: World, now_s: float) -> World:
     return told(waits(at, now_s), ProviderTroubled(provider="rack", says="gives no answer", listing=True), now_s=now_s)
 
 
-def test_what_a_provider_offered_before_it_was_away_is_no_hope() -> None:
+def test_offers_of_a_silent_provider_do_not_count_as_feasible() -> None:
     """Whoever leads says the same: one who began meanwhile has heard no Offer at all."""
     for later_s in (SILENT_S - 1, SILENT_S, 3600.0):
         old = plan(away(surge(LONE), T0 + later_s), T0 + later_s)
@@ -90,7 +90,7 @@ def test_what_a_provider_offered_before_it_was_away_is_no_hope() -> None:
     assert [one.never for one in plan(away(begun, T0 + 1000), T0 + 1000).unmet] == [True]
 
 
-def test_when_it_answers_again_it_is_ordered_of_again() -> None:
+def test_orders_resume_when_a_silent_provider_answers() -> None:
     at = away(surge(LONE), T0 + 1000)
     assert [one.never for one in plan(at, T0 + 1000).unmet] == [True]
     at = offered(waits(quiet(at, T0 + 1001), T0 + 1100), LONE, now_s=T0 + 1100)
@@ -99,7 +99,7 @@ def test_when_it_answers_again_it_is_ordered_of_again() -> None:
     assert [(one.never, one.ready_s is not None) for one in made.unmet] == [(False, True)]
 
 
-def test_what_was_ordered_of_who_is_away_may_still_come_and_what_goes_back_to_it_may_not() -> None:
+def test_pending_order_of_a_silent_provider_counts_but_a_release_does_not() -> None:
     """Nobody can have it of him before he answers."""
     slow = replace(LONE, expected_s=2000.0)
     at, _ = acted(surge(slow))

@@ -51,7 +51,7 @@ def calm(*slices: Slice, **fields: Any) -> World:
     return world([A], there, gateways=[gateway()], leading_since_s=T0 - 500, **fields)
 
 
-def test_so_many_devices_are_ordered_though_nobody_calls_and_never_more() -> None:
+def test_headroom_is_ordered_without_demand_and_kept_while_idle() -> None:
     begin = kept(offered(calm(), offer(devices_max=4)), 2)
     after, done = acted(begin)
     assert orders(done) == [("rack", 2)]
@@ -67,24 +67,24 @@ def test_without_headroom_nothing_is_ordered_ahead() -> None:
     assert not plan(kept(offered(calm(), offer()), 0), T0).actions
 
 
-def test_several_orders_make_it_where_one_is_too_small() -> None:
+def test_headroom_larger_than_an_offer_takes_several_orders() -> None:
     _, done = acted(kept(offered(calm(), cloud(many=8)), 3, "cloud"), rounds=5)
     assert orders(done) == [("cloud", 1)] * 3
 
 
-def test_a_pool_that_has_less_gives_what_it_has() -> None:
+def test_headroom_is_limited_by_the_pool() -> None:
     _, done = acted(kept(offered(calm(), offer(devices_max=2)), 5))
     assert orders(done) == [("rack", 2)]
 
 
-def test_of_several_offers_the_cheapest_is_taken_and_of_those_the_soonest() -> None:
+def test_headroom_takes_the_cheapest_then_the_soonest_offer() -> None:
     dear, slow, soon = offer(name="w1", price_per_hour=3.0), offer(name="w2", node="w2"), offer(name="w3", node="w3")
     slow = replace(slow, expected_s=300.0)
     after, _ = acted(kept(offered(calm(), dear, slow, soon), 1))
     assert [one.offer.name for one in after.capacity.leases.values()] == ["w3"]
 
 
-def test_a_node_of_eight_is_not_cheaper_than_one_device_since_each_of_its_devices_is() -> None:
+def test_headroom_counts_the_cost_of_every_device_of_a_node() -> None:
     large = offer(name="w8", price_per_hour=1.0, devices_min=8, devices_max=8)
     small = offer(name="w1", price_per_hour=1.2)
     for headroom, devices in ((1, 1), (7, 8)):
@@ -92,7 +92,7 @@ def test_a_node_of_eight_is_not_cheaper_than_one_device_since_each_of_its_device
         assert orders(done) == [("rack", devices)]
 
 
-def test_a_free_device_of_ours_counts_and_one_that_is_closed_or_of_another_product_does_not() -> None:
+def test_only_open_free_devices_of_the_product_count_as_headroom() -> None:
     free = device("gpu0", 16, "w1")
     like = replace(free, product="A100")
     assert not plan(kept(offered(calm(like), offer()), 1), T0).actions
@@ -103,14 +103,14 @@ def test_a_free_device_of_ours_counts_and_one_that_is_closed_or_of_another_produ
     assert orders(plan(kept(offered(calm(like, cordons=closed), offer()), 1), T0).actions) == [("rack", 1)]
 
 
-def test_others_on_a_node_that_counts_take_as_many_of_its_devices() -> None:
+def test_devices_used_by_others_do_not_count_as_headroom() -> None:
     two = [replace(device(f"gpu{number}", 16, "w1"), product="A100", handle="nvidia.com/gpu") for number in range(2)]
     for others, lacks in ((0, []), (1, [("rack", 1)]), (2, [("rack", 2)])):
         begin = kept(offered(calm(*two, others={"w1 nvidia.com/gpu": others}), offer()), 2)
         assert orders(plan(begin, T0).actions) == lacks
 
 
-def test_when_a_model_takes_it_the_next_is_ordered_at_once() -> None:
+def test_headroom_taken_by_a_model_is_reordered_at_once() -> None:
     after, _ = acted(kept(offered(calm(), offer(devices_max=4)), 1))
     here = arrived(after, T0 + 40.0)
     _, done = acted(waits(here, T0 + 50.0), T0 + 50.0)
@@ -118,7 +118,7 @@ def test_when_a_model_takes_it_the_next_is_ordered_at_once() -> None:
     assert orders(done) == [("rack", 1)]
 
 
-def test_what_is_over_the_headroom_goes_and_the_rest_stays() -> None:
+def test_capacity_above_headroom_is_released() -> None:
     after, _ = acted(kept(offered(calm(), offer(devices_max=1), offer(name="w2", node="w2", devices_max=1)), 2))
     new = [replace(device(f"{lease.offer.node}-new", 16, lease.offer.node), product="A100") for lease in leases(after)]
     here = told(
@@ -146,7 +146,7 @@ def test_what_is_over_the_headroom_goes_and_the_rest_stays() -> None:
     assert len(releases(plan(closes, T0 + 90.0).actions)) == 2, "of what closes nothing is kept"
 
 
-def test_what_is_drained_by_force_does_not_stay_for_it() -> None:
+def test_headroom_does_not_keep_a_force_drained_device() -> None:
     after, _ = acted(kept(offered(calm(), offer()), 1))
     here = quiet(arrived(after, T0 + 40.0), T0 + 50.0)
     place = CordonTarget("node", "w1")
@@ -154,7 +154,7 @@ def test_what_is_drained_by_force_does_not_stay_for_it() -> None:
     assert len(releases(plan(drained, T0 + 50.0).actions)) == 1
 
 
-def test_an_offer_that_was_refused_is_left_alone_for_a_while() -> None:
+def test_refused_headroom_offer_is_retried_after_a_delay() -> None:
     after, _ = acted(kept(offered(calm(), offer()), 1))
     (id,) = after.capacity.leases
     refused = told(after, LeaseRefused(id=id, reason="the quota is used up"), now_s=T0 + 1.0)
@@ -165,7 +165,7 @@ def test_an_offer_that_was_refused_is_left_alone_for_a_while() -> None:
     assert orders(plan(refused, T0 + 1.0 + BARRED_S[0]).actions) == [("rack", 1)]
 
 
-def test_calls_come_first_and_have_what_is_on_its_way_for_it() -> None:
+def test_requests_take_precedence_and_use_ordered_headroom() -> None:
     after, _ = acted(kept(offered(calm(), offer(devices_max=1)), 1))
     made = plan(waits(after, T0 + 1.0), T0 + 1.0)
     assert not releases(made.actions)
@@ -175,7 +175,7 @@ def test_calls_come_first_and_have_what_is_on_its_way_for_it() -> None:
     assert first.order.owner == "a", "the only one is for who calls"
 
 
-def test_nothing_is_ordered_ahead_while_providers_are_asked_what_they_have() -> None:
+def test_headroom_is_not_ordered_before_providers_have_answered() -> None:
     begin = kept(offered(calm(), offer()), 1)
     begin = replace(begin, leading_since_s=T0, capacity=replace(begin.capacity, listed_s={}))
     assert not plan(begin, T0 + 1.0).actions

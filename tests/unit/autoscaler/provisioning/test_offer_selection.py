@@ -30,17 +30,17 @@ def first(*rungs: RatedOffer) -> str:
     return chosen.rung.offer.provider
 
 
-def test_of_nothing_nothing_is_taken() -> None:
+def test_no_offers_yield_no_choice() -> None:
     assert choose_offer(()) is None
 
 
-def test_the_cheapest_of_those_that_are_sure_enough_in_time() -> None:
+def test_cheapest_offer_that_is_sure_enough_in_time_wins() -> None:
     slow, fast = cloud(expected_s=300.0, price_per_hour=0.5), offer(price_per_hour=5.0)
     assert first(made(slow), made(fast)) == "cloud", "there is no hurry"
     assert first(made(slow, 200.0), made(fast, 200.0)) == "rack"
 
 
-def test_of_two_that_time_does_not_make_unsure_the_price_counts_and_not_who_comes_a_little_surer() -> None:
+def test_price_decides_between_offers_not_limited_by_the_deadline() -> None:
     """However far the deadline is, it takes a trace of the likelihood away."""
     dear = rate_offer(cloud(price_per_hour=2.0), 1, estimate_lead_time(cloud(), LeadTimeStats(came=8)), 540.0, 23.0)
     cheap = made(offer(price_per_hour=1.0), 517.0)
@@ -51,24 +51,24 @@ def test_of_two_that_time_does_not_make_unsure_the_price_counts_and_not_who_come
     assert not made(offer(price_per_hour=1.0), 60.0).sure
 
 
-def test_where_none_is_in_time_the_likeliest() -> None:
+def test_likeliest_offer_wins_if_none_is_in_time() -> None:
     slow, fast = cloud(expected_s=300.0, price_per_hour=0.0), offer(expected_s=100.0, price_per_hour=5.0)
     assert first(made(slow, 50.0), made(fast, 50.0)) == "rack"
     assert first(made(slow, -1.0), made(fast, -1.0)) == "rack", "and if it is over, the soonest"
 
 
-def test_what_is_owned_costs_nothing_and_then_the_thriftier_is_taken() -> None:
+def test_owned_capacity_is_free_and_lower_power_breaks_a_tie() -> None:
     owned, bought = cloud(price_per_hour=0.0, bought="owned"), offer(price_per_hour=0.1)
     assert first(made(owned), made(bought)) == "cloud"
     node, device = cloud(price_per_hour=0.0, watts=900.0), offer(price_per_hour=0.0, watts=300.0)
     assert first(made(node), made(device)) == "rack"
 
 
-def test_more_devices_than_are_needed_cost_what_they_cost() -> None:
+def test_surplus_devices_count_toward_the_cost() -> None:
     assert first(made(offer(), devices=2), made(cloud(price_per_hour=1.5))) == "cloud"
 
 
-def test_a_second_is_started_only_where_it_may_and_the_first_is_not_sure() -> None:
+def test_hedge_is_added_only_if_allowed_and_the_first_is_uncertain() -> None:
     fast, slow = made(offer(), 60.0), made(cloud(), 60.0)
     both = choose_offer((fast, slow), frozenset({"cloud"}))
     assert both is not None
@@ -79,7 +79,7 @@ def test_a_second_is_started_only_where_it_may_and_the_first_is_not_sure() -> No
         assert chosen.beside is None
 
 
-def test_a_sentence_says_what_where_when_and_for_how_much() -> None:
+def test_offer_description_states_devices_time_and_duration() -> None:
     told = made(offer(), 120.0, 2).says()
     assert told.startswith("rack: 2 x A100 on w1, expected 30 s, in time with ")
     assert told.endswith(" for a surge")
@@ -95,7 +95,7 @@ def test_a_sentence_says_what_where_when_and_for_how_much() -> None:
     ),
     st.floats(1.0, 2000.0),
 )
-def test_no_other_is_both_sure_and_cheaper_and_the_order_of_offers_does_not_count(
+def test_choice_is_optimal_and_independent_of_offer_order(
     told: list[tuple[float, float, str]], deadline_s: float
 ) -> None:
     offers = [offer(p, f"n{n}", expected_s=s, price_per_hour=price) for n, (s, price, p) in enumerate(told)]
@@ -118,7 +118,7 @@ def test_no_other_is_both_sure_and_cheaper_and_the_order_of_offers_does_not_coun
     st.floats(1.0, 2000.0),
     st.sampled_from([frozenset[str](), frozenset({"cloud"}), frozenset({"cloud", "rack"})]),
 )
-def test_of_the_best_first_no_more_are_tried_than_it_takes_and_the_choice_is_that_of_all(
+def test_lazy_trials_are_minimal_and_find_the_same_choice(
     told: list[tuple[float, float, str, int]], deadline_s: float, hedges: frozenset[str]
 ) -> None:
     """The last number: how many Devices do; 0: none."""

@@ -51,12 +51,12 @@ def owners(of: World) -> list[str]:
         {},
     ],
 )
-def test_whom_all_offers_keep_away_by_what_is_told_of_them_takes_nobody_the_tries(asks: dict[str, Any]) -> None:
+def test_models_excluded_by_offer_attributes_do_not_use_up_trials(asks: dict[str, Any]) -> None:
     crowd = [model(f"c{number}", 16, priority=1, **asks) for number in range(CROWD)]
     assert owners(offered(behind(*crowd), *rack())) == [A.name]
 
 
-def test_each_has_a_share_of_the_tries() -> None:
+def test_trials_are_shared_among_models() -> None:
     """That a node has no CPU left nothing tells but a try."""
     busy = Resources(requests={"cpu": "8"})
     crowd = [model(f"c{number}", 16, priority=1, pod=Pod(tolerations=MEEK, resources=busy)) for number in range(CROWD)]
@@ -64,7 +64,7 @@ def test_each_has_a_share_of_the_tries() -> None:
     assert owners(offered(behind(*crowd, hosts=hosts), *rack())) == [A.name]
 
 
-def test_those_who_wait_for_what_is_on_its_way_take_nobody_the_look() -> None:
+def test_models_awaiting_ordered_capacity_do_not_block_later_models() -> None:
     crowd = [model(f"c{number}", 16, low=32, high=32, priority=1, gpu=Gpu(models=("*H200*",))) for number in range(3)]
     many = cloud(product="H200", many=96)
     at = offered(behind(*crowd), many, *rack())

@@ -45,13 +45,13 @@ from tests.kit.worlds import GI, T0, device, gateway, kinds, level, model, world
 # --- what is ordered --------------------------------------------------------------------------------------------------
 
 
-def test_without_providers_nothing_is_otherwise() -> None:
+def test_demand_without_providers_is_rejected_and_not_ordered() -> None:
     begin = world([A], [device("cpu", 1)], gateways=[gateway(levels=[level("a", 1, wait_s=60.0)])])
     assert plan(begin, T0).unmet[0].never
     assert not orders(plan(begin, T0).actions)
 
 
-def test_who_has_no_room_has_a_device_ordered_and_waits_for_it() -> None:
+def test_demand_without_room_orders_a_device_and_waits() -> None:
     made = plan(surge(offer()), T0)
     assert orders(made.actions) == [("rack", 1)]
     assert made.unmet[0].reason == "rack brings 1 x A100 on w1, in about 30 s"
@@ -61,28 +61,28 @@ def test_who_has_no_room_has_a_device_ordered_and_waits_for_it() -> None:
     assert made.tries == ("a",), "whether it could start at all is looked at before anything is paid for"
 
 
-def test_the_same_lack_is_ordered_once_however_often_it_is_looked_at() -> None:
+def test_same_demand_is_ordered_only_once() -> None:
     after, done = acted(surge(offer(), cloud()))
     assert len(orders(done)) == 1
     for later_s in (1.0, 20.0, 50.0):
         assert not orders(plan(waits(after, T0 + later_s), T0 + later_s).actions)
 
 
-def test_what_is_free_is_taken_before_anything_is_ordered() -> None:
+def test_free_device_is_used_before_new_capacity_is_ordered() -> None:
     begin = surge(offer())
     free = told(begin, now_s=T0)
     free = replace(free, slices={**free.slices, **world([], [device("gpu0", 16)]).slices})
     assert kinds(plan(free, T0)) == ["start a"]
 
 
-def test_two_that_lack_room_share_a_node_that_has_room_for_both() -> None:
+def test_two_replicas_share_one_ordered_node_with_room_for_both() -> None:
     both = cloud(devices_min=2, devices_max=2)
     assert orders(plan(surge(both, waiting=2), T0).actions) == [("cloud", 2)]
     assert orders(plan(surge(cloud(many=2), waiting=2), T0).actions) == [("cloud", 1), ("cloud", 1)]
     assert orders(plan(surge(cloud(), waiting=2), T0).actions) == [("cloud", 1)], "there is one such node, no more"
 
 
-def test_as_few_devices_are_attached_as_do_beside_those_that_are_free() -> None:
+def test_free_devices_reduce_the_number_of_devices_ordered() -> None:
     two = model("a", 16, gpu=Gpu(count=2))
     told_ = gateway(levels=[level("a", 1, wait_s=60.0)])
     slices = [device(f"w{n}", 16, f"n{n}", product="A100") for n in (1, 2)]
@@ -91,18 +91,18 @@ def test_as_few_devices_are_attached_as_do_beside_those_that_are_free() -> None:
     assert orders(plan(there, T0).actions) == [("rack", 1)], "the node that has one needs one more"
 
 
-def test_a_pool_offers_what_is_free_and_not_what_it_has_at_most() -> None:
+def test_pool_offer_is_ordered_only_up_to_its_free_devices() -> None:
     begin = surge(offer(devices_max=2), waiting=3)
     assert orders(plan(begin, T0).actions) == [("rack", 1), ("rack", 1)]
 
 
-def test_of_a_pool_for_all_nodes_no_more_is_ordered_than_is_free() -> None:
+def test_orders_do_not_exceed_a_pool_shared_by_nodes() -> None:
     nodes = [offer(name=one, node=one, devices_max=2, pool=3) for one in ("w1", "w2")]
     begin = replace(surge(*nodes, waiting=4), slices=world([], [device(f"c-{n}", 1, n) for n in ("w1", "w2")]).slices)
     assert [many for _, many in orders(plan(begin, T0).actions)] == [1, 1, 1]
 
 
-def test_of_offers_that_come_in_time_the_cheapest_is_taken_and_else_the_likeliest() -> None:
+def test_cheapest_offer_in_time_is_taken_and_otherwise_the_likeliest() -> None:
     slow = cloud(expected_s=400.0, price_per_hour=0.1)
     assert orders(plan(surge(offer(), slow), T0).actions) == [("cloud", 1)], "nobody is in a hurry"
     assert orders(plan(surge(offer(), slow, waits_s=240.0), T0).actions) == [("rack", 1)]
@@ -110,7 +110,7 @@ def test_of_offers_that_come_in_time_the_cheapest_is_taken_and_else_the_likelies
     assert orders(plan(hopeless, T0).actions) == [("cloud", 1)]
 
 
-def test_where_memory_of_the_node_is_short_a_node_is_added() -> None:
+def test_node_is_added_where_node_memory_is_short() -> None:
     """Two nodes are full; who needs a GPU has one attached, who needs memory has a node."""
     hungry = model("a", 16, high=4, slots=1, resources=Resources(requests={"memory": "64Gi"}))
     told_ = gateway(levels=[level("a", 1, wait_s=60.0)])
@@ -121,7 +121,7 @@ def test_where_memory_of_the_node_is_short_a_node_is_added() -> None:
     assert orders(plan(offered(modest, offer(), cloud(price_per_hour=9.0)), T0).actions) == [("rack", 1)]
 
 
-def test_nobody_is_told_that_there_is_no_room_before_providers_have_been_heard() -> None:
+def test_demand_is_not_rejected_before_providers_have_answered() -> None:
     begin = told(surge(), ProvidersSeen(providers=("rack",)))
     begin = replace(begin, leading_since_s=T0)
     (unmet,) = plan(begin, T0).unmet
@@ -130,7 +130,7 @@ def test_nobody_is_told_that_there_is_no_room_before_providers_have_been_heard()
     assert plan(waits(begin, T0 + UNLISTED_S), T0 + UNLISTED_S).unmet[0].never
 
 
-def test_a_second_is_started_beside_where_nothing_is_sure_and_the_loser_is_taken_back() -> None:
+def test_uncertain_order_is_hedged_and_the_slower_one_is_withdrawn() -> None:
     begin = surge(offer(), cloud(), waits_s=100.0)
     begin = told(begin, ProvidersSeen(providers=("cloud", "rack"), hedges=frozenset({"cloud"})))
     after, done = acted(begin)
@@ -142,7 +142,7 @@ def test_a_second_is_started_beside_where_nothing_is_sure_and_the_loser_is_taken
     assert (back.order.id.provider, back.order.uncommitted) == ("cloud", True)
 
 
-def test_a_queue_that_cannot_say_when_is_asked_once_and_the_others_go_on() -> None:
+def test_queue_without_estimate_gets_one_order_and_blocks_no_other_offer() -> None:
     queue = cloud("queue", expected_s=None, price_per_hour=0.1)
     after, done = acted(surge(queue))
     assert orders(done) == [("cloud", 1)]
@@ -155,7 +155,7 @@ def test_a_queue_that_cannot_say_when_is_asked_once_and_the_others_go_on() -> No
     assert orders(plan(other, T0).actions) == [("rack", 1)]
 
 
-def test_a_request_that_is_open_for_three_days_is_one_and_another_rung_is_taken_as_soon_as_there_is_one() -> None:
+def test_queue_order_open_for_days_stays_single_and_other_offers_are_used() -> None:
     queue = cloud("queue", expected_s=None, price_per_hour=0.1)
     after, _ = acted(surge(queue))
     for hour in range(1, 73):
@@ -174,7 +174,7 @@ def test_a_request_that_is_open_for_three_days_is_one_and_another_rung_is_taken_
 # --- when nothing may be ordered --------------------------------------------------------------------------------------
 
 
-def test_who_waits_for_a_queue_is_told_how_long_and_what_it_says() -> None:
+def test_queue_wait_time_and_message_are_reported() -> None:
     after, _ = acted(surge(cloud("queue", expected_s=None)))
     said = shown(waits(after, T0 + 7200.0), T0 + 7200.0, "cloud", says="the quota of the cloud is used up")
     (lacking,) = plan(said, T0 + 7200.0).unmet
@@ -182,7 +182,7 @@ def test_who_waits_for_a_queue_is_told_how_long_and_what_it_says() -> None:
     assert lacking.ready_s == inf, "no Call waits for it"
 
 
-def test_a_new_leader_orders_nothing_before_it_knows_what_is_on_its_way() -> None:
+def test_new_leader_orders_nothing_before_existing_orders_are_known() -> None:
     begin = surge(offer())
     begin = told(begin, ProvidersSeen(providers=("cloud", "rack")), LeadingSeen(epoch=2), Synced())
     begin = waits(begin, T0)
@@ -194,7 +194,7 @@ def test_a_new_leader_orders_nothing_before_it_knows_what_is_on_its_way() -> Non
     assert orders(plan(late, late_s).actions) == [("rack", 1)], "a minute, and no longer"
 
 
-def test_of_a_provider_that_fell_silent_nothing_is_ordered() -> None:
+def test_silent_provider_gets_no_orders() -> None:
     begin = surge(offer(), cloud())
     late_s = T0 + SILENT_S
     late = waits(begin, late_s)
@@ -204,7 +204,7 @@ def test_of_a_provider_that_fell_silent_nothing_is_ordered() -> None:
     assert orders(plan(heard, late_s).actions) == [("cloud", 1)]
 
 
-def test_who_is_refused_goes_to_the_next_and_comes_back_after_a_while() -> None:
+def test_refused_offer_is_replaced_by_the_next_and_retried_later() -> None:
     after, done = acted(surge(offer(), cloud()))
     (first,) = [one for one in done if isinstance(one, AcquireLease)]
     refused = told(after, LeaseRefused(id=first.order.id, reason="no quota"), now_s=T0 + 1)
@@ -219,7 +219,7 @@ def test_who_is_refused_goes_to_the_next_and_comes_back_after_a_while() -> None:
     assert orders(plan(waits(both, T0 + 61), T0 + 61).actions) == [("rack", 1)]
 
 
-def test_an_order_for_a_model_that_is_no_more_is_not_said_again() -> None:
+def test_order_of_a_deleted_model_is_released_not_repeated() -> None:
     after, _ = acted(surge(offer()))
     unseen = told(after, LeasesSeen(provider="rack", leases=(), began_s=T0 + 20), now_s=T0 + 20)
     gone = quiet(replace(unseen, models={}), T0 + 20)
@@ -231,7 +231,7 @@ def test_an_order_for_a_model_that_is_no_more_is_not_said_again() -> None:
 # --- what goes --------------------------------------------------------------------------------------------------------
 
 
-def test_what_nobody_waits_for_is_taken_back_unless_it_is_paid_for() -> None:
+def test_unneeded_order_is_withdrawn_unless_committed() -> None:
     after, _ = acted(surge(offer()))
     left_s = T0 + WITHDRAW_S
     assert not plan(quiet(after, left_s - 1), left_s - 1).actions, "whose Calls left for a moment comes back"
@@ -240,13 +240,13 @@ def test_what_nobody_waits_for_is_taken_back_unless_it_is_paid_for() -> None:
     assert not plan(quiet(shown(after, T0 + 1, committed=True), left_s), left_s).actions
 
 
-def test_nothing_is_given_back_while_it_is_not_known_who_calls() -> None:
+def test_capacity_is_not_released_while_demand_is_unknown() -> None:
     after, _ = acted(surge(offer()))
     seen = shown(after, T0 + 1)
     assert not releases(plan(quiet(seen, T0 + 12), T0 + 40).actions), "the gateway is silent for 28 s"
 
 
-def test_what_does_not_come_is_given_up_and_the_next_is_ordered() -> None:
+def test_overdue_order_is_given_up_and_the_next_offer_is_ordered() -> None:
     after, _ = acted(surge(offer(), cloud()))
     (lease,) = after.capacity.leases.values()
     seen = waits(shown(after, lease.due_s - 1), lease.due_s)
@@ -258,7 +258,7 @@ def test_what_does_not_come_is_given_up_and_the_next_is_ordered() -> None:
     assert after.capacity.barred, "and it is left alone for a while"
 
 
-def test_an_order_that_nobody_has_seen_is_said_again_by_the_same_name_and_then_given_up() -> None:
+def test_unlisted_order_is_repeated_with_the_same_id_then_given_up() -> None:
     after, done = acted(surge(offer(), cloud()))
     (first,) = [one for one in done if isinstance(one, AcquireLease)]
     unseen = told(waits(after, T0 + 20), LeasesSeen(provider="rack", leases=(), began_s=T0 + 20), now_s=T0 + 20)
@@ -270,7 +270,7 @@ def test_an_order_that_nobody_has_seen_is_said_again_by_the_same_name_and_then_g
     assert len(releases(done)) == 1, "should it stand after all it goes"
 
 
-def test_what_is_here_is_kept_while_it_is_used_and_a_while_after() -> None:
+def test_delivered_capacity_is_kept_while_used_and_for_a_while_after() -> None:
     after, _ = acted(surge(offer()))
     after, done = acted(waits(arrived(after, T0 + 30), T0 + 30), T0 + 30)
     (start,) = [one for one in done if isinstance(one, StartReplica)]
@@ -289,7 +289,7 @@ def test_what_is_here_is_kept_while_it_is_used_and_a_while_after() -> None:
     assert not [one for one in wanted.actions if isinstance(one, StartReplica)], "nothing new is put on what goes"
 
 
-def test_what_comes_after_it_was_given_up_is_used_or_goes() -> None:
+def test_unneeded_capacity_arriving_late_is_released_after_a_delay() -> None:
     begin = quiet(surge(offer()), T0 + 1)
     late = Listed(name="pilotlight-a-x", offer=offer(), devices=1, phase="here", node="w1", device_ids=("new0",))
     seen = told(begin, LeasesSeen(provider="rack", leases=(late,), began_s=T0 + 5), now_s=T0 + 5)
@@ -299,7 +299,7 @@ def test_what_comes_after_it_was_given_up_is_used_or_goes() -> None:
     assert len(releases(plan(quiet(here, T0 + 17), T0 + 17).actions)) == 1
 
 
-def test_a_lease_that_failed_goes_at_once_and_says_why() -> None:
+def test_failed_order_is_released_at_once_with_its_reason() -> None:
     after, _ = acted(surge(offer(), cloud()))
     failed = shown(after, T0 + 5, phase="failed", says="no cable")
     after, done = acted(waits(failed, T0 + 5), T0 + 5)
@@ -307,7 +307,7 @@ def test_a_lease_that_failed_goes_at_once_and_says_why() -> None:
     assert orders(done) == [("cloud", 1)]
 
 
-def test_what_is_here_and_fails_goes_as_soon_as_nobody_is_on_it() -> None:
+def test_failed_delivered_capacity_is_released_once_unused() -> None:
     after, _ = acted(surge(offer()))
     here, _ = acted(arrived(waits(after, T0 + 30.0), T0 + 30.0), T0 + 30.0)
     assert next(iter(here.replicas.values())).slices == ("new0",)
@@ -319,7 +319,7 @@ def test_what_is_here_and_fails_goes_as_soon_as_nobody_is_on_it() -> None:
     assert given.reason == "it failed: its node is gone"
 
 
-def test_half_of_what_was_ordered_is_what_came_and_the_rest_is_ordered_elsewhere() -> None:
+def test_partial_delivery_orders_the_missing_devices() -> None:
     two = model("a", 16, gpu=Gpu(count=2))
     told_ = gateway(levels=[level("a", 1, wait_s=60.0)])
     begin = world([two], [device("cpu", 1, "w1")], gateways=[told_], leading_since_s=T0 - 500)
@@ -330,14 +330,14 @@ def test_half_of_what_was_ordered_is_what_came_and_the_rest_is_ordered_elsewhere
     assert orders(acted(half, T0 + 30)[1]) == [("rack", 1)], "one more makes two"
 
 
-def test_two_leaders_who_order_at_once_order_one() -> None:
+def test_two_leaders_ordering_at_once_use_the_same_order_id() -> None:
     begin = surge(offer())
     other = replace(begin, epoch=2)
     names = {one.order.id for at in (begin, other) for one in plan(at, T0).actions if isinstance(one, AcquireLease)}
     assert len(names) == 1
 
 
-def test_folding_what_is_planned_and_planning_again_orders_nothing_more() -> None:
+def test_replanning_after_applying_orders_adds_no_order() -> None:
     begin = surge(offer(), cloud(many=3), waiting=3)
     made = plan(begin, T0)
     after = told(begin, *(Acted(action=one) for one in made.actions))
@@ -345,13 +345,13 @@ def test_folding_what_is_planned_and_planning_again_orders_nothing_more() -> Non
 
 
 @pytest.mark.parametrize("many", [1, 3])
-def test_explain_and_status_are_told_what_comes(many: int) -> None:
+def test_reasons_state_the_ordered_capacity_and_expected_time(many: int) -> None:
     made = plan(surge(offer(devices_max=4), waiting=many), T0)
     assert [one.reason for one in made.unmet] == ["rack brings 1 x A100 on w1, in about 30 s"]
     assert all(isinstance(one, AcquireLease) and "expected 30 s" in one.reason for one in made.actions)
 
 
-def test_what_is_wrong_with_providers_is_said_to_who_lacks_room() -> None:
+def test_provider_trouble_is_reported_with_unmet_demand() -> None:
     begin = told(
         surge(offer(memory_bytes=GI)),
         ProviderTroubled(provider="rack", says="gives no answer (TimeoutError)", listing=True),
@@ -361,7 +361,7 @@ def test_what_is_wrong_with_providers_is_said_to_who_lacks_room() -> None:
 
 
 @pytest.mark.parametrize("priority", [0, 5])
-def test_many_who_can_have_nothing_stand_before_nobody(priority: int) -> None:
+def test_infeasible_models_do_not_block_a_feasible_order(priority: int) -> None:
     crowd = [
         model(f"m{number:03}", 16, priority=priority, gpu=Gpu(models=("*h200*",))) for number in range(2 * WANTS_MAX)
     ]
@@ -375,7 +375,7 @@ def test_many_who_can_have_nothing_stand_before_nobody(priority: int) -> None:
     assert not releases(plan(none_left, T0 + 20).actions), "it is still waited for"
 
 
-def test_what_is_on_its_way_for_who_is_not_looked_at_this_time_is_kept() -> None:
+def test_order_of_a_model_not_examined_in_this_plan_is_kept() -> None:
     crowd = [model(f"m{number:03}", 16, priority=5) for number in range(WANTS_MAX)]
     told_ = gateway(levels=[level("a", 1, wait_s=90.0)])
     begin = world([A, *crowd], [device("cpu", 1, "w1")], gateways=[told_], leading_since_s=T0 - 500)

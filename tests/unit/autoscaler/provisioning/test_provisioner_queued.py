@@ -58,7 +58,7 @@ def later(at: World, now_s: float, **fields: object) -> World:
 
 
 @pytest.mark.parametrize(("expected_s", "took_s"), [(None, None), (300.0, None), (None, 4 * 3600.0), (300.0, 600.0)])
-def test_a_request_is_one_for_three_days_whatever_was_expected_or_learnt(
+def test_queue_order_stays_single_for_three_days_for_any_estimate(
     expected_s: float | None, took_s: float | None
 ) -> None:
     of = queue(expected_s=expected_s)
@@ -75,7 +75,7 @@ def test_a_request_is_one_for_three_days_whatever_was_expected_or_learnt(
     assert len(at.capacity.leases) == 1
 
 
-def test_what_stands_longer_than_usual_is_kept_while_another_is_taken_and_nobody_waits_for_it() -> None:
+def test_overdue_queue_order_is_kept_while_another_offer_is_taken() -> None:
     of = queue(expected_s=60.0)
     at, _ = acted(surge(of))
     free = ProvidersSeen(providers=("cloud", "rack")), OffersSeen(provider="rack", offers=(offer(),))
@@ -85,7 +85,7 @@ def test_what_stands_longer_than_usual_is_kept_while_another_is_taken_and_nobody
 
 
 @pytest.mark.parametrize("memory_gi", [12, 16])
-def test_a_place_in_the_queue_is_its_owners_and_who_comes_before_it_asks_for_one_of_its_own(memory_gi: int) -> None:
+def test_each_model_gets_its_own_place_in_the_queue(memory_gi: int) -> None:
     """Else its owner, whose place was thought another's, asked once more, and one of the two was given back later."""
     calls = [level(name, 1, wait_s=60.0) for name in ("a", "z")]
     both = [replace(A, memory_bytes=memory_gi * GI), replace(A, name=ModelName("z"))]
@@ -97,7 +97,7 @@ def test_a_place_in_the_queue_is_its_owners_and_who_comes_before_it_asks_for_one
     assert [one.order.owner for one in [*done, *acted(then)[1]] if isinstance(one, AcquireLease)] == ["z", "a"]
 
 
-def test_nobody_waits_for_a_quota_that_is_used_up() -> None:
+def test_exhausted_quota_makes_no_request_wait() -> None:
     at, _ = acted(surge(queue(expected_s=300.0)))
     assert plan(later(at, T0 + 60), T0 + 60).unmet[0].lease is not None
     (unmet,) = plan(later(at, T0 + 61, dry=True, says="the quota of the cloud is used up"), T0 + 61).unmet
@@ -105,7 +105,7 @@ def test_nobody_waits_for_a_quota_that_is_used_up() -> None:
     assert "the quota of the cloud is used up" in unmet.reason
 
 
-def test_who_leads_next_keeps_the_place_in_the_queue() -> None:
+def test_new_leader_keeps_the_place_in_the_queue() -> None:
     of = queue(expected_s=None)
     there = Listed(name="pilotlight-a-0123456789", offer=of, devices=1, owner=ModelName("a"), says="it is queued")
     at = told(surge(), ProvidersSeen(providers=("cloud",)), LeasesSeen(provider="cloud", leases=(there,), began_s=T0))
@@ -113,7 +113,7 @@ def test_who_leads_next_keeps_the_place_in_the_queue() -> None:
         assert not plan(later(at, now_s), now_s).actions
 
 
-def test_who_leads_next_waits_for_what_was_ordered_as_long_as_such_take() -> None:
+def test_new_leader_waits_for_an_order_as_long_as_learned_lead_times() -> None:
     of = offer(expected_s=60.0)
     there = Listed(name="pilotlight-a-0123456789", offer=of, devices=1, owner=ModelName("a"), committed=True)
     seen = LeasesSeen(provider="rack", leases=(there,), began_s=T0)
@@ -121,28 +121,28 @@ def test_who_leads_next_waits_for_what_was_ordered_as_long_as_such_take() -> Non
     assert not releases(plan(waits(at, T0 + 1200), T0 + 1200).actions)
 
 
-def test_what_usually_takes_hours_is_not_given_up_in_one() -> None:
+def test_order_that_usually_takes_hours_is_not_given_up_early() -> None:
     of = cloud(expected_s=None)
     at, _ = acted(told(surge(of), learnt(of, 2 * 3600.0)))
     now_s = T0 + 7300
     assert not releases(plan(later(at, now_s), now_s).actions)
 
 
-def test_once_it_is_late_it_is_told_to_take_longer_and_never_to_be_there_at_once() -> None:
+def test_overdue_order_reports_a_growing_lead_time() -> None:
     at, _ = acted(surge(cloud(expected_s=120.0)))
     left_s = [plan(later(at, T0 + past_s), T0 + past_s).unmet[0].ready_s or 0.0 for past_s in (0.0, 60.0, 121.0, 900.0)]
     assert left_s[1] < left_s[0], "it comes nearer"
     assert 60.0 < left_s[2] < left_s[3], "who is late is later than was thought"
 
 
-def test_what_comes_is_used_and_given_back_as_any_other() -> None:
+def test_capacity_delivered_by_a_queue_starts_a_replica() -> None:
     at, _ = acted(surge(queue(expected_s=None)))
     here = arrived(waits(at, T0 + DAYS_S), T0 + DAYS_S, "cloud", node="n9")
     _, done = acted(here, T0 + DAYS_S)
     assert [type(one).__name__ for one in done] == ["StartReplica"]
 
 
-def test_a_place_in_a_queue_that_is_not_waited_for_is_never_given_back_for_that() -> None:
+def test_queue_order_that_no_request_awaits_is_not_released() -> None:
     """What is left of its time falls below what Calls wait, and rises again."""
     of, node = queue(expected_s=700.0), offer(expected_s=600.0)
     at, done = acted(offered(surge(of), of, node))
@@ -153,7 +153,7 @@ def test_a_place_in_a_queue_that_is_not_waited_for_is_never_given_back_for_that(
         assert not plan(at, now_s).actions
 
 
-def test_other_rungs_are_taken_while_a_queue_takes_longer_than_any_call_waits() -> None:
+def test_other_offers_are_used_while_a_queue_exceeds_the_wait_limit() -> None:
     """It was 8 hours once: who waits for 20 minutes is not told for 20 hours to wait for it."""
     of = queue(expected_s=None)
     at, done = acted(told(surge(of), learnt(of, 8 * 3600.0)))
@@ -172,7 +172,7 @@ def test_other_rungs_are_taken_while_a_queue_takes_longer_than_any_call_waits() 
 
 @pytest.mark.parametrize("waiting", [0, 1])
 @pytest.mark.parametrize("leads_next", [False, True])
-def test_what_is_granted_after_days_and_never_comes_is_given_up_an_hour_later(waiting: int, leads_next: bool) -> None:
+def test_granted_order_that_never_arrives_is_released_after_an_hour(waiting: int, leads_next: bool) -> None:
     of = queue(expected_s=None, lasts_s=7 * 86_400.0)
     at, _ = acted(surge(of))
     granted_s = T0 + DAYS_S
@@ -194,7 +194,7 @@ def test_what_is_granted_after_days_and_never_comes_is_given_up_an_hour_later(wa
     assert leads_next or after.capacity.learnt[of.kind].failed == 1
 
 
-def test_a_grant_that_is_taken_back_is_a_place_in_the_queue_once_more() -> None:
+def test_revoked_grant_returns_to_the_queue_and_is_kept() -> None:
     at, _ = acted(surge(queue(expected_s=None)))
     at = later(later(at, T0 + 60, committed=True), T0 + 120, committed=False)
     for now_s in (T0 + 120 + DUE_S[1], T0 + DAYS_S):

@@ -38,7 +38,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def test_a_question_is_asked_once_in_a_plan_however_many_lack_the_same(asked: list[str]) -> None:
+def test_offer_is_tried_once_per_plan_for_identical_demand(asked: list[str]) -> None:
     tiny = [offer(name=f"n{number}", node=f"n{number}", devices_max=1) for number in range(3)]
     greedy = model("a", 16, high=4, slots=1, pod=Pod(resources=Resources(requests={"cpu": "8"})))
     begin = surge(*tiny, waiting=4, hosts={NodeId(f"n{at}"): HostResources(cpu_left_milli=1000) for at in range(3)})
@@ -46,7 +46,7 @@ def test_a_question_is_asked_once_in_a_plan_however_many_lack_the_same(asked: li
     assert sorted(asked) == ["n0", "n1", "n2"]
 
 
-def test_a_window_tries_no_more_than_others(asked: list[str]) -> None:
+def test_scheduled_window_tries_few_offers(asked: list[str]) -> None:
     """Else those who wait now were told that there is nothing."""
     many = [offer(name=f"n{number}", node=f"n{number}") for number in range(9)]
     ahead = ReplicaWindow(cron="0 9 * * *", seconds=28_800.0)
@@ -73,7 +73,7 @@ class Orders:
 
 
 @pytest.mark.parametrize(("many", "plans"), [(1, 1), (ORDERS_MAX - 1, 1), (ORDERS_MAX + 1, 2)])
-def test_all_that_is_lacking_is_ordered_in_one_step_with_no_plan_more_than_that_takes(
+def test_all_missing_capacity_is_ordered_with_the_fewest_plans(
     monkeypatch: pytest.MonkeyPatch, many: int, plans: int
 ) -> None:
     names = [f"m{number:02}" for number in range(many)]
@@ -94,7 +94,7 @@ def test_all_that_is_lacking_is_ordered_in_one_step_with_no_plan_more_than_that_
 
 
 @pytest.mark.parametrize("calls", [False, True])
-def test_a_second_is_started_beside_only_for_who_waits(calls: bool) -> None:
+def test_hedge_is_ordered_only_for_waiting_requests(calls: bool) -> None:
     """What is kept whoever calls comes a little later where the first does not deliver, and nobody pays for two."""
     unsure = offer(expected_s=60.0, confidence=0.8), cloud(expected_s=60.0, confidence=0.8)
     kept = model("a", 16, low=1, high=4, slots=1)

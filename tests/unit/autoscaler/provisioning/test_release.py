@@ -62,7 +62,7 @@ class Teller:
         return [(due.happening.reason, due.happening.type, due.happening.note) for due in dues if due is not None]
 
 
-def test_a_model_is_told_once_of_what_was_given_back_and_is_still_there_though_nothing_else_happens() -> None:
+def test_stuck_release_emits_one_event_after_the_timeout() -> None:
     teller, world = Teller(), leaving()
     assert not teller.sees(world, 0)
     assert not teller.sees(world, STUCK_S)
@@ -72,7 +72,7 @@ def test_a_model_is_told_once_of_what_was_given_back_and_is_still_there_though_n
     assert not teller.sees(world, 10 * STUCK_S)
 
 
-def test_who_follows_tells_nothing_and_who_leads_next_what_is_still_there() -> None:
+def test_follower_emits_no_event_and_the_next_leader_does() -> None:
     teller, world = Teller(), leaving()
     follows = replace(world, leads=False)
     assert not teller.sees(follows, 0)
@@ -80,7 +80,7 @@ def test_who_follows_tells_nothing_and_who_leads_next_what_is_still_there() -> N
     assert [reason for reason, *_ in teller.sees(world, STUCK_S + 2)] == ["CapacityStuck"]
 
 
-def test_what_is_gone_in_time_or_comes_back_was_never_stuck() -> None:
+def test_capacity_gone_or_restored_in_time_is_not_stuck() -> None:
     world = leaving()
     for other in (replace(world, capacity=replace(world.capacity, leases={})), here()):
         teller = Teller()
@@ -90,7 +90,7 @@ def test_what_is_gone_in_time_or_comes_back_was_never_stuck() -> None:
         assert not teller.sees(world, STUCK_S + 2), "it begins anew"
 
 
-def test_who_is_still_on_it_when_its_provider_takes_it_away_is_waited_for() -> None:
+def test_leaving_capacity_in_use_is_not_stuck() -> None:
     begin = here()
     on = replica(A, "r", ["new0"], ready_s=T0 + 30)
     used = shown(rebuild_indices(replace(begin, replicas={on.id: on}), BEGUN_S), BEGUN_S, phase="leaving", **THERE)
@@ -102,7 +102,7 @@ def test_who_is_still_on_it_when_its_provider_takes_it_away_is_waited_for() -> N
 
 
 @pytest.mark.parametrize("leads", [True, False])
-def test_for_how_long_is_a_metric_of_its_provider(*, leads: bool) -> None:
+def test_leaving_time_is_a_provider_metric(*, leads: bool) -> None:
     world = replace(leaving(), leads=leads)
     metrics = Metrics(lambda: world)
     for now_s in (BEGUN_S, BEGUN_S + 30.0, BEGUN_S + 90.0):
@@ -110,7 +110,7 @@ def test_for_how_long_is_a_metric_of_its_provider(*, leads: bool) -> None:
     assert 'pilotlight_lease_leaving_seconds{provider="rack"} 90.0\n' in metrics.text().decode()
 
 
-def test_the_alert_is_raised_when_the_event_is() -> None:
+def test_stuck_capacity_alert_and_event_have_the_same_threshold() -> None:
     rules = yaml.safe_load((CHART / "alerts.yaml").read_text())["groups"][0]["rules"]
     (rule,) = [one for one in rules if one["alert"] == "PilotlightCapacityStuck"]
     assert re.findall(r"pilotlight_lease_leaving_seconds\) > (\d+)$", rule["expr"]) == [f"{STUCK_S:.0f}"]

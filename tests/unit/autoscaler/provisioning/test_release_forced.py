@@ -51,7 +51,7 @@ def stuck(of: World, *, now_s: float) -> World:
     return shown(of, now_s, phase="leaving", committed=True, node="w1", device_ids=("new0",))
 
 
-def test_what_is_drained_by_force_is_given_back_as_any_other_and_by_force_when_it_is_stuck() -> None:
+def test_forced_drain_releases_normally_and_forces_a_stuck_release() -> None:
     after, first = given_back(drained(idle(), NODE), HERE_S + 1)
     assert [(one.order.force, one.reason) for one in first] == [(False, "an operator drains it by force")]
     after = stuck(after, now_s=HERE_S + 5)
@@ -65,7 +65,7 @@ def test_what_is_drained_by_force_is_given_back_as_any_other_and_by_force_when_i
     assert any("it is being given back, by force: an operator drains it by force" in one for one in told_)
 
 
-def test_an_event_says_once_that_it_is_forced() -> None:
+def test_forced_release_emits_one_warning_event() -> None:
     before, _ = given_back(drained(idle(), NODE), HERE_S + 1)
     before = stuck(before, now_s=HERE_S + 5)
     after, _ = given_back(before, HERE_S + 12)
@@ -79,7 +79,7 @@ def test_an_event_says_once_that_it_is_forced() -> None:
     assert not list(event_log.derive_step_events((), (), after, again))
 
 
-def test_a_drain_that_forces_nothing_a_cordon_and_an_uncordon_force_nothing() -> None:
+def test_plain_drain_cordon_or_uncordon_forces_no_release() -> None:
     for places, kinds in (((NODE,), {"force": False}), ((NODE,), {"drain": False}), ((), {})):
         after, _ = given_back(drained(idle(), NODE), HERE_S + 1)
         after = stuck(drained(after, *places, **kinds), now_s=HERE_S + 5)
@@ -88,7 +88,7 @@ def test_a_drain_that_forces_nothing_a_cordon_and_an_uncordon_force_nothing() ->
             assert [one.order.force for one in again] == [False]
 
 
-def test_of_several_devices_of_one_lease_all_must_be_drained() -> None:
+def test_release_is_forced_only_if_all_devices_of_the_order_are_drained() -> None:
     two = idle(devices=2)
     ids = ("new0", "new1")
     half, both = drained(two, NEW), drained(two, *(CordonTarget("device", one) for one in ids))
@@ -100,7 +100,7 @@ def test_of_several_devices_of_one_lease_all_must_be_drained() -> None:
     assert [one.order.force for one in given_back(drained(after, NEW), HERE_S + 12)[1]] == [False]
 
 
-def test_others_pods_keep_nothing_that_is_drained_by_force() -> None:
+def test_forced_drain_ignores_pods_of_others() -> None:
     (theirs,) = [one for one in idle().slices.values() if one.id == "new0"]
     begin = shown(
         replace(idle(), others={theirs.counted: 1}),
@@ -118,7 +118,7 @@ def test_others_pods_keep_nothing_that_is_drained_by_force() -> None:
     assert [one.order.force for one in given_back(after, HERE_S + 1 + RETRY_S[0])[1]] == [True]
 
 
-def test_what_a_replica_is_on_or_may_be_on_is_not_torn_off() -> None:
+def test_device_with_a_replica_is_not_force_released() -> None:
     ordered, _ = acted(surge(offer()))
     here = arrived(ordered, HERE_S)
     on = replica(A, "r", ["new0"], ready_s=HERE_S)
@@ -139,7 +139,7 @@ def test_what_a_replica_is_on_or_may_be_on_is_not_torn_off() -> None:
     assert [one.order.force for one in given_back(shared, HERE_S + 12)[1]] == [False], "whose is which is not known"
 
 
-def test_a_node_that_was_added_is_never_forced() -> None:
+def test_added_node_is_never_force_released() -> None:
     ordered, _ = acted(surge(cloud()))
     here = arrived(ordered, HERE_S, "cloud", node="n9")
     here = replace(here, gateways={"g": gateway(seen_s=HERE_S)}, loads={})
@@ -157,7 +157,7 @@ def test_a_node_that_was_added_is_never_forced() -> None:
     alone=st.booleans(),
     waits_s=st.lists(st.floats(0.5, 400.0), min_size=1, max_size=6),
 )
-def test_whatever_is_ordered_nothing_is_forced_that_is_not_drained_by_force(
+def test_release_is_forced_only_under_a_forced_drain(
     orders: list[tuple[CordonTarget, bool, bool]], phase: str, *, alone: bool, waits_s: list[float]
 ) -> None:
     after, now_s = idle(), HERE_S
@@ -179,7 +179,7 @@ def test_whatever_is_ordered_nothing_is_forced_that_is_not_drained_by_force(
 
 
 @pytest.mark.parametrize(("place", "named"), [(NODE, True), (NEW, True), (CordonTarget("device", "cpu"), False)])
-def test_the_answer_to_the_order_warns_of_it(place: CordonTarget, *, named: bool) -> None:
+def test_drain_response_warns_of_a_forced_release(place: CordonTarget, *, named: bool) -> None:
     begin = idle()
     forced, plain = (place_order(begin, place, "drain", Wish(force=one), HERE_S).told.says for one in (True, False))
     warning = "; 1 x A100 of rack is given back, by force where it does not go: who has it open loses it"

@@ -30,21 +30,21 @@ def after(*used: tuple[float, bool], of: Model = A) -> float:
     return correct_memory_estimate(of, history).memory_bytes / GI
 
 
-def test_more_than_was_estimated_is_counted_at_once() -> None:
+def test_usage_above_the_estimate_is_counted_at_once() -> None:
     assert after() == 8
     assert after((9, False)) == 9
     assert after((9, False), (5, True)) == 9, "the most that was seen, not the latest"
     assert after((9, False), (10, False)) == 10
 
 
-def test_less_is_counted_only_after_it_has_served_and_with_a_margin() -> None:
+def test_usage_below_the_estimate_counts_after_serving_with_a_margin() -> None:
     assert after((4, False)) == 8
     assert after((4, True)) == 4 * MARGIN
     assert after((4, True), (6, False)) == 6 * MARGIN, "it grew since"
     assert after((7, True)) == 8, "the margin is above the estimate"
 
 
-def test_of_an_engine_that_pages_only_what_is_beside_its_part_counts() -> None:
+def test_paging_engine_counts_only_usage_above_its_memory_share() -> None:
     """It uses all that it is told to take, and of a Slice of its own whatever that has."""
     auto = ModelSpec(engine="vllm", gpu=Gpu(memory_bytes=BytesOrAuto(0)))
     of = replace(A, spec=auto, memory_bytes=8 * GI, estimated_bytes=8 * GI)
@@ -59,13 +59,13 @@ def test_of_an_engine_that_pages_only_what_is_beside_its_part_counts() -> None:
     assert served(T0, 20, own).models[of.name].memory_bytes == 8 * GI
 
 
-def test_little_growth_is_no_news() -> None:
+def test_usage_growth_below_the_notice_threshold_is_ignored() -> None:
     history = record_measured_memory(NEW, A, 5 * GI, served=False)
     assert record_measured_memory(history, A, 5 * GI + NOTICED_BYTES - 1, served=False) is history
     assert record_measured_memory(history, A, 3 * GI, served=False) is history
 
 
-def test_of_another_spec_or_another_file_it_says_nothing() -> None:
+def test_measurement_is_ignored_for_another_spec_or_estimate() -> None:
     history = record_measured_memory(NEW, A, 4 * GI, served=True)
     slots = replace(A, slots=99)
     other = replace(A, estimated_bytes=9 * GI, memory_bytes=9 * GI)
@@ -74,7 +74,7 @@ def test_of_another_spec_or_another_file_it_says_nothing() -> None:
     assert correct_memory_estimate(other, history) is other
 
 
-def test_what_a_document_asks_for_and_a_whole_device_are_never_corrected() -> None:
+def test_explicit_memory_and_whole_device_models_are_never_corrected() -> None:
     for of in (model("a", 8), model("a", 0)):
         assert record_measured_memory(NEW, of, 20 * GI, served=True) is NEW
         assert (
@@ -83,7 +83,7 @@ def test_what_a_document_asks_for_and_a_whole_device_are_never_corrected() -> No
         )
 
 
-def test_neither_an_estimate_nor_a_measurement_is_part_of_the_hash() -> None:
+def test_spec_hash_excludes_memory_estimates_and_measurements() -> None:
     other = replace(A, estimated_bytes=9 * GI, memory_bytes=9 * GI)
     assert A.spec_hash() == other.spec_hash()
     asked = [replace(A, spec=replace(A.spec, gpu=Gpu(memory_bytes=BytesOrAuto(n)))).spec_hash() for n in (GI, 2 * GI)]
@@ -115,7 +115,7 @@ def running(ready_s: float, active_s: float) -> World:
     return world([A], [device()], [runs], calls, {"a": History(last_activity_s=active_s)})
 
 
-def test_a_measurement_changes_the_next_replica_and_restarts_none() -> None:
+def test_measurement_affects_the_next_replica_and_restarts_none() -> None:
     before = running(T0 - 10, T0 - 5)
     upon = served(T0, 9, before)
     assert upon.models[A.name].memory_bytes == 9 * GI
@@ -129,26 +129,26 @@ def test_a_measurement_changes_the_next_replica_and_restarts_none() -> None:
     assert plan(upgraded, T0).actions == (), "another estimate after an upgrade: no rollout"
 
 
-def test_an_engine_that_takes_more_than_its_device_still_fits_there() -> None:
+def test_measured_memory_is_capped_at_the_device_memory() -> None:
     upon = served(T0, 1000, running(T0 - 10, T0 - 5))
     assert upon.models[A.name].memory_bytes == device().memory_bytes
 
 
-def test_it_has_served_when_it_was_ready_long_and_was_called_since() -> None:
+def test_measurement_counts_as_served_after_long_readiness_and_a_request() -> None:
     long_s = T0 - SERVED_S
     assert served(T0, 4, running(long_s, T0 - 5)).models[A.name].memory_bytes == 4 * GI * MARGIN
     assert served(T0, 4, running(long_s + 1, T0 - 5)).models[A.name].memory_bytes == 8 * GI
     assert served(T0, 4, running(long_s, long_s - 1)).models[A.name].memory_bytes == 8 * GI
 
 
-def test_a_replica_of_an_older_spec_and_no_look_say_nothing() -> None:
+def test_missing_usage_or_an_older_spec_gives_no_measurement() -> None:
     before = running(T0 - 10, T0 - 5)
     assert served(T0, 0, before).histories == before.histories
     old = world([A], [device()], [replica(A, "r", spec_hash="before")])
     assert served(T0, 20, old).models == old.models
 
 
-def test_in_a_cluster_the_agent_of_its_node_says_what_a_pod_uses() -> None:
+def test_node_agent_report_measures_the_memory_of_a_pod() -> None:
     """The same rule as of one machine, and `explain fit` says the same."""
     early, long_s = in_pod(running(T0 - 10, T0 - 5)), T0 - SERVED_S
     upon = reported(early, T0, ("u1", "GPU-a", 9), ("u2", "GPU-a", 14))
@@ -165,7 +165,7 @@ def test_in_a_cluster_the_agent_of_its_node_says_what_a_pod_uses() -> None:
     assert grown.models[A.name].memory_bytes == 9 * GI, "as it grew"
 
 
-def test_what_says_nothing_of_a_pod_of_ours_is_no_measurement() -> None:
+def test_unmatched_outdated_or_late_usage_report_is_no_measurement() -> None:
     before = in_pod(running(T0 - 10, T0 - 5))
     assert reported(before, T0).histories == before.histories
     assert reported(before, T0, ("u2", "GPU-a", 20)).histories == before.histories, "another pod's"
@@ -177,7 +177,7 @@ def test_what_says_nothing_of_a_pod_of_ours_is_no_measurement() -> None:
     assert reported(again, T0 + 1, ("u1", "GPU-a", 9), sequence=5) is again, "a report that is late"
 
 
-def test_of_several_devices_each_counts_with_its_part() -> None:
+def test_usage_over_several_devices_is_averaged_per_device() -> None:
     two = replace(A, spec=replace(A.spec, gpu=replace(A.spec.gpu, count=2)))
     cards = [device("gpu0"), device("gpu1")]
     at = in_pod(world([two], cards, [replica(two, "r", ["gpu0", "gpu1"])]))
@@ -185,13 +185,13 @@ def test_of_several_devices_each_counts_with_its_part() -> None:
     assert upon.models[A.name].memory_bytes == 10 * GI
 
 
-def test_what_was_measured_before_a_restart_holds_after_it() -> None:
+def test_recorded_measurement_applies_after_a_restart() -> None:
     history = record_measured_memory(NEW, A, 9 * GI, served=False)
     restarted, _ = fold(world([A], [device()]), (HistorySeen(model=A.name, history=history),), T0)
     assert restarted.models[ModelName("a")].memory_bytes == 9 * GI
 
 
-def test_it_is_explained() -> None:
+def test_explain_fit_describes_the_measured_memory() -> None:
     upon = served(T0, 4, running(T0 - SERVED_S, T0 - 5))
     told = explain_fit(upon, upon.models[A.name], Needs(source="It", token_bytes=1), T0)
     assert (told.basis, told.used_bytes) == ("measured", 4 * GI)

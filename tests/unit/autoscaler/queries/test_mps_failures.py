@@ -30,14 +30,14 @@ A, B = ready("a"), ready("b")
 FELL = fall(THESE, (A, T0), (B, T0 + 1.0))
 
 
-def test_all_who_end_together_close_what_their_server_served() -> None:
+def test_simultaneous_failures_close_the_mps_slices_for_a_pause() -> None:
     assert mps_failures.list_mps_failed_slices(FELL, T0 + 1.0).keys() == {HERE.id, THERE.id}, (
         "its kubelet chooses among them"
     )
     assert mps_failures.list_mps_failed_slices(FELL, T0 + 1.0 + PAUSE_S) == {}
 
 
-def test_one_alone_or_later_or_while_another_lives_or_started_after_says_nothing_of_the_server() -> None:
+def test_single_or_unrelated_failures_close_no_mps_slices() -> None:
     assert not mps_failures.list_mps_failed_slices(fall(THESE, (A, T0)), T0)
     assert not mps_failures.list_mps_failed_slices(fall(THESE, (A, T0), (B, T0 + TOGETHER_S)), T0 + TOGETHER_S)
     assert not mps_failures.list_mps_failed_slices(fall(THESE, (A, T0), (B, T0 + 1.0), others=(ready("c"),)), T0 + 1.0)
@@ -46,7 +46,7 @@ def test_one_alone_or_later_or_while_another_lives_or_started_after_says_nothing
     )
 
 
-def test_a_start_that_fails_doubles_the_pause_up_to_a_bound_and_one_that_gets_ready_ends_it() -> None:
+def test_mps_pause_doubles_per_failed_start_and_ends_with_a_ready_one() -> None:
     tried, at_s, there = ready("a3", created_s=T0 + 9.0, ready_s=None), T0 + 9.0, FELL
     for times in range(1, 12):
         there = fall(there, (tried, at_s))
@@ -56,7 +56,7 @@ def test_a_start_that_fails_doubles_the_pause_up_to_a_bound_and_one_that_gets_re
     assert mps_failures.record_replica_ready(there, A) == there.fallen, "it was there before"
 
 
-def test_while_one_start_is_tried_no_other_is() -> None:
+def test_mps_slices_stay_closed_while_one_start_is_in_progress() -> None:
     starting = ready("a3", created_s=T0 + 9.0, state=S.STARTING, ready_s=None)
     there = world([model("a3")], [HERE, THERE], [starting], fallen=FELL.fallen)
     assert mps_failures.list_mps_failed_slices(there, T0 + 60.0).keys() == {HERE.id, THERE.id}

@@ -62,7 +62,7 @@ def said(at: World, now_s: float, *found: DeviceReport, pods: tuple[PodDevices, 
 
 
 @pytest.mark.parametrize("named", [OURS, PodDevices(pod_uid="u1", devices=("GPU-b",))])
-def test_a_replicas_devices_are_those_of_its_pod_by_name_or_by_uid(named: PodDevices) -> None:
+def test_devices_of_a_replica_are_matched_by_pod_name_or_uid(named: PodDevices) -> None:
     at = said(world([A], gpus(2), [ours()]), T0, gpu("GPU-a", 1), gpu("GPU-b", 7), pods=(named,))
     assert [one.id for one in devices_of(at, at.replicas[ours().id], T0)] == ["GPU-b"]
     (first, second) = list_devices(at, T0)
@@ -72,7 +72,7 @@ def test_a_replicas_devices_are_those_of_its_pod_by_name_or_by_uid(named: PodDev
     assert (later.used_bytes, later.replicas[0].devices) == (None, ()), "too long ago"
 
 
-def test_a_namesake_of_another_namespace_or_another_uid_is_another_pod() -> None:
+def test_pod_with_another_namespace_or_uid_is_not_matched() -> None:
     for other in (
         PodDevices(namespace="n", name="r", devices=("GPU-a",)),
         PodDevices(pod_uid="u2", devices=("GPU-a",)),
@@ -81,7 +81,7 @@ def test_a_namesake_of_another_namespace_or_another_uid_is_another_pod() -> None
         assert devices_of(at, at.replicas[ours().id], T0) == ()
 
 
-def test_a_node_that_is_long_silent_is_forgotten_and_heard_again() -> None:
+def test_long_silent_node_is_forgotten_and_accepted_again() -> None:
     """Nodes come and go under new names for as long as an autoscaler runs."""
     at = said(world([A], gpus(2), []), T0, gpu("GPU-a"))
     assert fold(at, (), T0 + FORGET_S - 1)[0].nodes.keys() == {"n0"}
@@ -103,14 +103,14 @@ def back(at: World, now_s: float = T0 + 2) -> bool:
     return is_device_memory_free(at, ours().id, T0 + 1, now_s)
 
 
-def test_memory_is_back_when_a_later_look_finds_the_devices_that_the_pod_had_idle() -> None:
+def test_memory_is_free_when_a_later_report_shows_pod_devices_idle() -> None:
     assert back(gone(gpu("GPU-a", 20 * GI), gpu("GPU-b", IDLE_BYTES_MAX)))
     assert not back(gone(gpu("GPU-a"), gpu("GPU-b", IDLE_BYTES_MAX + 1))), "a killed engine can keep it"
     assert not back(gone(gpu("GPU-a"), gpu("GPU-b", healthy=False))), "what cannot be read is not measured"
     assert not back(gone(gpu("GPU-a"))), "it is not there any more"
 
 
-def test_only_a_look_after_the_pod_was_gone_proves_anything() -> None:
+def test_only_a_report_after_the_pod_ended_proves_free_memory() -> None:
     idle = (gpu("GPU-a"), gpu("GPU-b"))
     assert not back(gone(*idle, age_s=1.0)), "it looked when the pod was still there"
     assert back(gone(*idle, age_s=0.9))
@@ -119,7 +119,7 @@ def test_only_a_look_after_the_pod_was_gone_proves_anything() -> None:
     assert not is_device_memory_free(at, ours().id, T0 - 1, T0), "the kubelet still has the pod"
 
 
-def test_nothing_is_proven_of_devices_that_nobody_named() -> None:
+def test_memory_of_unassigned_or_shared_devices_is_not_proven_free() -> None:
     idle = (gpu("GPU-a"), gpu("GPU-b"))
     unnamed = said(said(world([A], gpus(2), [ours()]), T0, *idle), T0 + 2, *idle)
     assert not back(unnamed)
@@ -129,7 +129,7 @@ def test_nothing_is_proven_of_devices_that_nobody_named() -> None:
     assert not back(said(shared, T0 + 2, *idle)), "another may hold what is left of it"
 
 
-def test_pods_that_left_are_remembered_until_they_are_back_or_too_many() -> None:
+def test_departed_pods_are_kept_up_to_a_limit_until_their_return() -> None:
     at = said(world([A], gpus(2)), T0, pods=(OURS,))
     at = said(at, T0 + 1)
     assert at.nodes["n0"].pods_before == (OURS,)
@@ -143,14 +143,14 @@ def test_pods_that_left_are_remembered_until_they_are_back_or_too_many() -> None
 # --- health -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_slice_whose_pod_has_an_unhealthy_device_is_closed() -> None:
+def test_slice_is_closed_when_its_pod_has_an_unhealthy_device() -> None:
     at = said(world([A], gpus(2), [ours()]), T0, gpu("GPU-a"), gpu("GPU-b", healthy=False), pods=(OURS,))
     assert list_unhealthy_slices(at, T0) == {"n0/gpu0": ILL}
     assert [one.closed for one in list_devices(at, T0)] == [ILL, ""]
     assert list_unhealthy_slices(at, T0 + 10) == {}, "too long ago"
 
 
-def test_as_many_free_slices_are_closed_as_devices_are_unhealthy_and_nobodys() -> None:
+def test_one_free_slice_is_closed_per_unassigned_unhealthy_device() -> None:
     at = said(world([A], gpus(3), [ours()]), T0, gpu("GPU-a", healthy=False), gpu("GPU-b"), gpu("GPU-c"), pods=(OURS,))
     assert list_unhealthy_slices(at, T0) == {"n0/gpu2": ILL}
     noticed = said(world([A], gpus(2), [ours()]), T0, gpu("GPU-a", healthy=False), gpu("GPU-b"), gpu("GPU-c"),
@@ -161,7 +161,7 @@ def test_as_many_free_slices_are_closed_as_devices_are_unhealthy_and_nobodys() -
     assert list_unhealthy_slices(taken, T0) == {}, "the kubelet will not give it"
 
 
-def test_nothing_is_placed_on_an_unhealthy_device_and_the_reason_says_so() -> None:
+def test_unhealthy_device_gets_no_replica_and_is_given_as_the_reason() -> None:
     at = said(world([A], gpus(1), gateways=[gateway(levels=[level("a", waiting=1)])]), T0, gpu("GPU-a", healthy=False))
     made = plan(at, T0)
     assert made.actions == ()
@@ -172,7 +172,7 @@ def test_nothing_is_placed_on_an_unhealthy_device_and_the_reason_says_so() -> No
 
 @settings(derandomize=True, deadline=None)
 @given(st.lists(st.booleans(), max_size=6), st.integers(0, 6), st.sets(st.integers(0, 5)))
-def test_no_more_slices_are_closed_than_devices_are_unhealthy(health: list[bool], slices: int, held: set[int]) -> None:
+def test_closed_slices_never_outnumber_unhealthy_devices(health: list[bool], slices: int, held: set[int]) -> None:
     found = [gpu(f"GPU-{n}", healthy=one) for n, one in enumerate(health)]
     holders = [replica(A, f"r{n}", [f"n0/gpu{n}"]) for n in held if n < slices]
     at = said(world([A], gpus(slices), holders), T0, *found)
@@ -184,7 +184,7 @@ def test_no_more_slices_are_closed_than_devices_are_unhealthy(health: list[bool]
 # --- reports that repeat ----------------------------------------------------------------------------------------------
 
 
-def test_a_report_repeats_the_one_before_unless_something_is_news() -> None:
+def test_node_report_is_redundant_unless_a_notable_value_changed() -> None:
     one = NodeReport(node="n", boot="b", sequence=1, devices=(gpu("GPU-a", 5),), pods=(OURS,), images=("i",))
     assert is_redundant_node_report(
         one, replace(one, sequence=2, age_s=0.5, devices=(gpu("GPU-a", 5 + NOTICED_BYTES - 1),))
@@ -198,7 +198,7 @@ def test_a_report_repeats_the_one_before_unless_something_is_news() -> None:
 
 
 @pytest.mark.standard
-async def test_a_report_that_only_repeats_wakes_nobody_and_is_folded_all_the_same(
+async def test_redundant_node_report_is_folded_without_waking_the_loop(
     aiohttp_client: AiohttpClient,
 ) -> None:
     stepped = SteppedLoop(world([A], gpus(1)))
@@ -223,7 +223,7 @@ async def test_a_report_that_only_repeats_wakes_nobody_and_is_folded_all_the_sam
 # --- a Device that is lost --------------------------------------------------------------------------------------------
 
 
-def test_who_is_on_a_device_that_is_lost_drains_and_is_not_revived() -> None:
+def test_replica_on_a_lost_device_drains_and_is_not_revived() -> None:
     waiting = [gateway(levels=[level("a", waiting=1)])]
     begin = world([A], gpus(2), [ours()], waiting)
     at = said(begin, T0, gpu("GPU-a"), gpu("GPU-b", healthy=False), pods=(OURS,))
@@ -234,7 +234,7 @@ def test_who_is_on_a_device_that_is_lost_drains_and_is_not_revived() -> None:
     assert not [one for one in plan(after, T0).actions if isinstance(one, ReviveReplica)]
 
 
-def test_where_all_devices_of_a_node_are_unhealthy_the_look_may_have_failed() -> None:
+def test_no_replica_is_lost_if_all_node_devices_are_unhealthy() -> None:
     at = said(world([A], gpus(2), [ours()]), T0, gpu("GPU-a", healthy=False), gpu("GPU-b", healthy=False), pods=(OURS,))
     assert list_lost_replicas(at, T0) == ()
     assert (
@@ -242,6 +242,6 @@ def test_where_all_devices_of_a_node_are_unhealthy_the_look_may_have_failed() ->
     )
 
 
-def test_a_report_that_is_too_old_moves_nobody() -> None:
+def test_expired_node_report_marks_no_replica_as_lost() -> None:
     at = said(world([A], gpus(2), [ours()]), T0, gpu("GPU-a"), gpu("GPU-b", healthy=False), pods=(OURS,))
     assert list_lost_replicas(at, T0 + 10) == ()

@@ -25,7 +25,7 @@ def started(placing: Placing | None = None, **fields: float) -> Replica:
     return replica(DOC, "r", placing=placing or Placing(), **times)
 
 
-def test_a_start_is_told_by_its_phases_with_the_parts_of_place_behind_it() -> None:
+def test_start_is_split_into_phases_with_the_parts_of_place() -> None:
     one = started(Placing(asked_s=T0 + 2, bound_s=T0 + 4, prepared_s=T0 + 7))
     assert phases_s(one) == {"decide": 1, "place": 6, "image": 3, "load": 2}
     assert list(phases_with_parts_s(one).items()) == [
@@ -34,7 +34,7 @@ def test_a_start_is_told_by_its_phases_with_the_parts_of_place_behind_it() -> No
     ]  # fmt: skip
 
 
-def test_weights_that_had_to_come_are_a_phase_of_their_own_and_a_moment_outside_of_the_start_is_none() -> None:
+def test_pull_is_a_separate_phase_only_if_ended_within_the_start() -> None:
     assert phases_s(started(Placing(pulled_s=T0 + 8))) == {"decide": 1, "pull": 7, "place": 2, "load": 2}
     assert phases_s(started(Placing(pulled_s=T0 + 1))) == {"decide": 1, "pull": 0, "place": 9, "load": 2}
     for pulled_s in (T0, T0 + 11):
@@ -53,16 +53,14 @@ def test_weights_that_had_to_come_are_a_phase_of_their_own_and_a_moment_outside_
          {"place.write": 1, "place.schedule": 2, "place.kubelet": 6}),
     ],
 )  # fmt: skip
-def test_a_part_is_told_where_it_was_seen_to_begin_and_to_end(placing: Placing, parts: dict[str, float]) -> None:
+def test_part_of_place_is_reported_only_if_both_ends_were_observed(placing: Placing, parts: dict[str, float]) -> None:
     assert parts_s(started(placing)) == parts
     assert phases_s(started(placing)) == {"decide": 1, "place": 9, "load": 2}, "no image without its begin"
 
 
 @settings(derandomize=True, deadline=None)
 @given(st.tuples(*(st.none() | st.floats(0, 20) for _ in range(3))), st.floats(0, 12))
-def test_phases_are_the_whole_start_and_parts_never_more_than_place(
-    moments: tuple[float | None, ...], began_s: float
-) -> None:
+def test_phases_sum_to_the_start_and_parts_to_at_most_place(moments: tuple[float | None, ...], began_s: float) -> None:
     asked_s, bound_s, prepared_s = (None if moment is None else T0 + moment for moment in moments)
     one = started(Placing(asked_s=asked_s, bound_s=bound_s, prepared_s=prepared_s), started_s=T0 + began_s)
     found = phases_s(one)
@@ -78,7 +76,7 @@ def test_phases_are_the_whole_start_and_parts_never_more_than_place(
 # --- starts that nobody saw -------------------------------------------------------------------------------------------
 
 
-def test_what_is_found_tells_no_phases_and_teaches_nothing() -> None:
+def test_found_replica_has_no_phases_and_records_no_start_time() -> None:
     """A restart, or a new leader: an engine that has run for an hour did not take an hour to start."""
     at, _ = after(world([DOC]), seen(Seen.READY, started_s=T0 - 3600), now_s=T0)
     assert (at.replicas[R].found, phases_s(at.replicas[R])) == (True, {})
@@ -91,7 +89,7 @@ def test_what_is_found_tells_no_phases_and_teaches_nothing() -> None:
     assert (at.histories[M].starts_s, last_phases_ms(at.replicas.values())) == ((), {})
 
 
-def test_who_leads_anew_learns_nothing_of_starts_that_were_before() -> None:
+def test_new_leader_records_no_times_of_earlier_starts() -> None:
     at, _ = after(world([DOC]), StartReplica(replica=pending(), reason="3 waiting"))
     at, _ = after(at, seen(Seen.READY, started_s=T0 + 0.5), now_s=T0 + 2)
     assert (at.histories[M].starts_s, phases_s(at.replicas[R])) == ((1.5,), {"place": 0.5, "load": 1.5})
@@ -99,14 +97,14 @@ def test_who_leads_anew_learns_nothing_of_starts_that_were_before() -> None:
     assert (at.histories[M].starts_s, phases_s(at.replicas[R])) == ((1.5,), {})
 
 
-def test_a_process_that_ran_before_its_replica_was_ordered_teaches_nothing() -> None:
+def test_process_older_than_its_replica_records_no_start_time() -> None:
     """A rollout's pod is given to who waits for one."""
     at, _ = after(world([DOC]), StartReplica(replica=pending(), reason="3 waiting"))
     at, _ = after(at, seen(Seen.READY, started_s=T0 - 60), now_s=T0 + 1)
     assert (at.histories[M].starts_s, phases_s(at.replicas[R])) == ((), {})
 
 
-def test_what_a_driver_sees_later_of_a_start_is_taken_and_nothing_is_forgotten() -> None:
+def test_later_observations_of_a_start_keep_earlier_details() -> None:
     at, _ = after(world([DOC]), StartReplica(replica=pending(), reason="3 waiting"))
     pod, bound = PodRef(namespace="n", name="r", uid="u"), Placing(asked_s=T0 + 1, bound_s=T0 + 2)
     at, _ = after(at, seen(Seen.STARTING, waits="its image", pod=pod, placing=bound), now_s=T0 + 2)
@@ -117,7 +115,7 @@ def test_what_a_driver_sees_later_of_a_start_is_taken_and_nothing_is_forgotten()
 # --- as a driver sees it ----------------------------------------------------------------------------------------------
 
 
-def test_the_moments_of_a_pod_are_those_at_which_they_were_first_seen() -> None:
+def test_pod_times_are_those_of_the_first_observation() -> None:
     one = StartTiming()
     one.ask(1.0)
     one.see(2.0, bound=False, prepared=False, runs=False)
@@ -131,7 +129,7 @@ def test_the_moments_of_a_pod_are_those_at_which_they_were_first_seen() -> None:
 
 
 @pytest.mark.parametrize("answered_s", [None, 5.0])
-def test_a_pod_that_a_watch_shows_before_the_server_answers_was_asked_for_by_then(
+def test_pod_seen_before_the_create_response_sets_the_request_time(
     answered_s: float | None,
 ) -> None:
     one = StartTiming()
@@ -141,21 +139,21 @@ def test_a_pod_that_a_watch_shows_before_the_server_answers_was_asked_for_by_the
     assert one.placing == Placing(asked_s=2.0, bound_s=3.0)
 
 
-def test_of_a_pod_that_ran_when_it_was_first_seen_nothing_is_made_up() -> None:
+def test_pod_already_running_when_first_seen_has_no_times() -> None:
     one = StartTiming()
     one.see(1.0, bound=True, prepared=True, runs=True)
     one.see(2.0, bound=True, prepared=True, runs=True)
     assert (one.placing, one.started_s) == (Placing(), None)
 
 
-def test_what_comes_at_once_with_the_process_is_not_told_apart() -> None:
+def test_steps_first_seen_together_with_the_process_get_no_times() -> None:
     one = StartTiming()
     one.ask(1.0)
     one.see(2.0, bound=True, prepared=True, runs=True)
     assert (one.placing, one.started_s) == (Placing(asked_s=1.0), 2.0)
 
 
-def test_a_start_of_an_adopted_workload_is_timed_by_our_own_clock() -> None:
+def test_start_of_an_adopted_workload_uses_the_controller_clock() -> None:
     """A kubelet's whole seconds said that it began before it was ordered."""
     bench = Bench()
     bench.core.begin(0.0)
@@ -173,7 +171,7 @@ def test_a_start_of_an_adopted_workload_is_timed_by_our_own_clock() -> None:
     assert told.placing == Placing(asked_s=10.8, bound_s=11.0, prepared_s=11.1)
 
 
-def test_an_adopted_pod_that_is_seen_before_the_scale_is_known_to_be_written_has_all_parts() -> None:
+def test_adopted_pod_seen_before_the_scale_write_has_all_parts() -> None:
     bench = Bench()
     bench.core.begin(0.0)
     bench.now_s = 10.7
@@ -188,7 +186,7 @@ def test_an_adopted_pod_that_is_seen_before_the_scale_is_known_to_be_written_has
     assert told.placing == Placing(asked_s=10.9, bound_s=11.0, prepared_s=11.1)
 
 
-def test_a_pod_that_becomes_another_replica_did_not_begin_as_that() -> None:
+def test_pod_reassigned_to_another_replica_uses_its_kubelet_start_time() -> None:
     bench = Bench(replicas=1)
     bench.pod("p1", started_unix_s=None, ip="", waits="its container is being made", replica="r0", intent="i-r0")
     bench.core.begin(1.0)

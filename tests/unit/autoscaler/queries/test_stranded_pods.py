@@ -77,11 +77,11 @@ def pod(*limits: str, first: tuple[tuple[str, str], ...] = (), node: str = "n1")
     ],
     ids=["all containers", "what runs first has more", "what runs beside it", "none", "nowhere yet", "nothing said"],
 )
-def test_of_a_pod_of_others_is_kept_where_it_is_and_how_many_gpus_it_has(found: Any, gpus: int | None) -> None:
+def test_foreign_pod_is_recorded_with_its_node_and_gpu_count(found: Any, gpus: int | None) -> None:
     assert nodes.read_other_pod(found) == (None if gpus is None else OtherPod("n1", {"nvidia.com/gpu": gpus}))
 
 
-def test_a_node_with_more_gpus_than_slices_has_some_to_spare() -> None:
+def test_count_of_taken_slices_excludes_spare_gpus_of_the_node() -> None:
     there = [
         nodes.NodeSeen(name, {}, usable=True, lost=False, amounts={GPU: many})
         for name, many in (("n1", "4"), ("n2", "2"))
@@ -91,7 +91,7 @@ def test_a_node_with_more_gpus_than_slices_has_some_to_spare() -> None:
     assert nodes.count_taken_slices(there, slices, pods) == {f"n1 {GPU}": 1, f"n2 {GPU}": 2}
 
 
-def test_a_model_goes_where_others_have_left_a_device() -> None:
+def test_model_is_placed_on_a_device_not_used_by_foreign_pods() -> None:
     a = model("a", 10)
     there = called(a, on=[*gpus("n1"), *gpus("n2")])
     assert places(there) == ["n1/gpu0"]
@@ -106,7 +106,7 @@ def test_a_model_goes_where_others_have_left_a_device() -> None:
 
 @settings(derandomize=True, deadline=None, max_examples=examples(60))
 @given(st.integers(1, 6), st.integers(0, 8), st.integers(0, 6))
-def test_no_more_is_started_on_a_node_than_others_leave(many: int, others: int, ours: int) -> None:
+def test_started_replicas_never_exceed_devices_left_by_foreign_pods(many: int, others: int, ours: int) -> None:
     """Ours keep what they hold, and only what is free beside them and others is given out."""
     held = [model(f"h{n}", 10) for n in range(min(ours, many))]
     there = [replica(one, one.name, [f"n1/gpu{n}"]) for n, one in enumerate(held)]
@@ -134,11 +134,11 @@ def test_no_more_is_started_on_a_node_than_others_leave(many: int, others: int, 
         (Toleration(), False),
     ],
 )
-def test_a_toleration_covers_what_kubernetes_says_it_does(tolerated: Toleration, goes: bool) -> None:
+def test_toleration_matches_taints_like_kubernetes(tolerated: Toleration, goes: bool) -> None:
     assert (find_untolerated_taint([LAB], [tolerated]) is None) is goes
 
 
-def test_which_taints_of_a_node_count() -> None:
+def test_node_keeps_only_the_taints_that_affect_placement() -> None:
     taints = [{"key": key, "effect": effect} for key, effect in (
         ("nvidia.com/gpu", "NoSchedule"), ("node.kubernetes.io/unschedulable", "NoSchedule"),
         ("soft", "PreferNoSchedule"), ("node.kubernetes.io/disk-pressure", "NoSchedule"), ("out", "NoExecute"),
@@ -149,7 +149,7 @@ def test_which_taints_of_a_node_count() -> None:
     assert nodes.build_slices([seen])[0].taints == seen.taints
 
 
-def test_that_nobody_needs_a_node_is_seen_and_keeps_nobody_off_it() -> None:
+def test_deletion_candidate_taint_is_recorded_and_allows_placement() -> None:
     soft = {"key": "DeletionCandidateOfClusterAutoscaler", "value": "1732370000", "effect": "PreferNoSchedule"}
     status = {"allocatable": {"nvidia.com/gpu": "1"}}
     seen = nodes.read_node({"metadata": {"name": "n"}, "spec": {"taints": [soft]}, "status": status})
@@ -158,7 +158,7 @@ def test_that_nobody_needs_a_node_is_seen_and_keeps_nobody_off_it() -> None:
     assert places(called(model("a", 10), on=gpus("n1", taints=seen.taints))) == ["n1/gpu0"]
 
 
-def test_a_model_stays_off_a_node_whose_taint_it_does_not_tolerate_and_that_is_told() -> None:
+def test_model_avoids_a_node_with_an_untolerated_taint_and_explains_why() -> None:
     a, tolerates = model("a", 10), Pod(tolerations=(Toleration(key="lab", operator="Exists"),))
     slices = [*gpus("n1", taints=(LAB,)), *gpus("n2")]
     assert places(called(a, on=slices)) == ["n2/gpu0"]
@@ -173,7 +173,7 @@ def test_a_model_stays_off_a_node_whose_taint_it_does_not_tolerate_and_that_is_t
 
 @settings(derandomize=True, deadline=None, max_examples=examples(80))
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=5), st.permutations(range(6)))
-def test_whatever_is_tainted_or_avoided_the_packer_places_only_where_it_may(
+def test_packer_respects_taints_and_avoided_nodes_in_any_order(
     there: list[tuple[bool, bool]], order: list[int]
 ) -> None:
     """Wants of different tolerations at once: each goes where it may, in whatever order they come."""
@@ -258,7 +258,7 @@ class Kept:
         return self.last.slices[0]
 
 
-def test_who_is_kept_off_its_node_goes_where_there_is_room_and_that_is_no_failure() -> None:
+def test_unschedulable_replica_moves_to_another_node_without_a_failure() -> None:
     one = Kept(*gpus("n1"), *gpus("n2"))
     assert one.last.slices == ("n1/gpu0",)
     assert one.act() == []
@@ -271,7 +271,7 @@ def test_who_is_kept_off_its_node_goes_where_there_is_room_and_that_is_no_failur
     assert one.world.shuns.keys() == {("a", "n1")}
 
 
-def test_why_a_node_is_left_out_is_told() -> None:
+def test_avoided_node_is_explained_and_used_again_after_its_backoff() -> None:
     a = model("a", 10)
     there = called(a, on=gpus("n1"), shuns={(a.name, NodeId("n1")): NodeBackoff(until_s=T0 + 60, times=1)})
     answer = plan(there, T0)
@@ -285,7 +285,7 @@ def test_why_a_node_is_left_out_is_told() -> None:
     assert places(there, T0 + 60) == ["n1/gpu0"]
 
 
-def test_where_there_is_no_room_elsewhere_it_waits_for_capacity_where_it_is() -> None:
+def test_unschedulable_replica_without_room_elsewhere_keeps_waiting() -> None:
     one = Kept(*gpus("n1"))
     one.now_s += 100 * STRANDED_S
     assert one.act() == []
@@ -302,7 +302,7 @@ def test_where_there_is_no_room_elsewhere_it_waits_for_capacity_where_it_is() ->
     assert full.act() == []
 
 
-def test_an_idle_one_elsewhere_makes_room_for_it() -> None:
+def test_unschedulable_replica_drains_when_an_idle_one_can_make_room() -> None:
     one, idle = Kept(*gpus("n1"), *gpus("n2")), model("b", 10)
     there = replica(idle, "b-r", ["n2/gpu0"], since_s=T0 - 1000, ready_s=T0 - 1000)
     one.world = world([one.a, idle], list(one.world.slices.values()), [one.last, there],
@@ -314,7 +314,7 @@ def test_an_idle_one_elsewhere_makes_room_for_it() -> None:
     assert drained == [one.last.id]
 
 
-def test_it_is_tried_again_after_a_while_that_grows_and_ends() -> None:
+def test_avoided_node_is_retried_with_a_growing_bounded_backoff() -> None:
     """Two nodes, and neither takes it: it goes from one to the other, less and less often."""
     one = Kept(*gpus("n1"), *gpus("n2"))
     stays_s, where = list[float](), [one.moves()]
@@ -334,7 +334,7 @@ def test_it_is_tried_again_after_a_while_that_grows_and_ends() -> None:
     assert stays_s[-1] > 4 * SHUN_S
 
 
-def test_a_node_that_takes_it_is_not_shunned_any_more() -> None:
+def test_node_that_accepts_the_replica_is_no_longer_avoided() -> None:
     one = Kept(*gpus("n1"), *gpus("n2"))
     one.moves()
     assert one.world.shuns.keys() == {("a", "n1")}
@@ -347,7 +347,7 @@ def test_a_node_that_takes_it_is_not_shunned_any_more() -> None:
     assert one.world.shuns.keys() == {("a", "n2")}
 
 
-def test_that_it_waits_for_an_image_is_not_to_be_kept_off() -> None:
+def test_replica_that_waits_for_its_image_is_not_moved() -> None:
     one = Kept(*gpus("n1"), *gpus("n2"))
     one.now_s += STRANDED_S - 1
     one.see(waits="node n1 gets its image and volumes ready")
@@ -355,14 +355,14 @@ def test_that_it_waits_for_an_image_is_not_to_be_kept_off() -> None:
     assert one.act() == []
 
 
-def test_a_new_leader_that_finds_it_kept_off_counts_from_then() -> None:
+def test_new_leader_moves_an_adopted_unschedulable_replica() -> None:
     one = Kept(*gpus("n1"), *gpus("n2"))
     found = replace(one.world, replicas={}, by_model={}, by_slice={})
     one.world, _ = fold(found, (build_podless_observation(one.last, Seen.STARTING, waits=NO),), one.now_s)
     assert one.moves() == "n2/gpu0"
 
 
-def test_two_that_are_kept_off_do_not_both_go_for_one_place() -> None:
+def test_only_one_of_two_unschedulable_replicas_moves_to_a_free_device() -> None:
     a = model("a", 10, high=2)
     on = [*gpus("n1", 2), *gpus("n2")]
     waiting = [
@@ -372,8 +372,9 @@ def test_two_that_are_kept_off_do_not_both_go_for_one_place() -> None:
     assert kinds(plan(begin, T0 + STRANDED_S)) == ["drain r0"]
 
 
+@pytest.mark.case("20")
 @pytest.mark.parametrize("state", [S.STOPPING, S.SCRUBBING])
-def test_case_20_nothing_starts_on_a_device_that_is_not_let_go(state: S) -> None:
+def test_gpu_still_held_after_a_minute_gets_no_new_replica(state: S) -> None:
     """There is room beside what it holds: for a minute that may be used, then no more until it is free."""
     small, ended = model("b", 2), replica(model("a"), "a-r", state=state, since_s=T0, memory_bytes=GI)
     for product, starts in (("H100", []), ("", ["start b"])):

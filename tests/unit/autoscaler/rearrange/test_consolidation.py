@@ -77,7 +77,7 @@ def moves(of: World, now_s: float = T0) -> list[tuple[str, Move | None]]:
 
 
 @pytest.mark.parametrize("calls", [True, False])
-def test_who_is_on_what_costs_has_a_successor_started_at_home(calls: bool) -> None:
+def test_guest_on_paid_capacity_gets_a_successor_on_owned_devices(calls: bool) -> None:
     begin = rents(home(), gateways=CALLS if calls else [gateway()])
     assert begin.rented == PaidCapacity(frozenset({ReplicaId("a1")}), frozenset({ModelName("a")}))
     (start,) = [one for one in plan(begin, T0).actions if isinstance(one, StartReplica)]
@@ -85,7 +85,7 @@ def test_who_is_on_what_costs_has_a_successor_started_at_home(calls: bool) -> No
     assert start.reason == "move a: there is room without rack, which costs"
 
 
-def test_it_leaves_when_the_successor_serves_and_the_lease_goes_when_it_has_left() -> None:
+def test_order_is_released_after_the_guest_moves_to_an_owned_device() -> None:
     def demand(now_s: float, scene: Scene) -> list[tuple[str, int, int]]:
         del now_s
         return [("a", 0, 1)]
@@ -141,18 +141,18 @@ def test_it_leaves_when_the_successor_serves_and_the_lease_goes_when_it_has_left
         ),
     ],
 )
-def test_it_stays_where_it_is(begin: World) -> None:
+def test_guest_stays_on_paid_capacity_if_a_move_is_ruled_out(begin: World) -> None:
     assert not [move for _, move in moves(begin) if move is not None]
 
 
 @pytest.mark.parametrize(("kept_s", "goes"), [("auto", True), (KEPT_S, True), (KEPT_S + 1, False)])
-def test_nobody_leaves_what_its_provider_keeps_for_days(kept_s: float | Auto, goes: bool) -> None:
+def test_long_keep_seconds_prevents_consolidation(kept_s: float | Auto, goes: bool) -> None:
     named = ProviderSettings(name="rack", cro=Cro(model="A100"), keep_seconds=kept_s)
     at = known(replace(rents(home()), settings=Settings(capacity=(named,))))
     assert bool(moves(at)) is bool(at.rented.idlers) is goes
 
 
-def test_nobody_leaves_a_lease_that_would_not_go_all_the_same() -> None:
+def test_guest_stays_if_its_order_would_not_be_released() -> None:
     begin = rents(home())
     theirs = replace(begin, others={begin.slices[SliceId("new0")].counted: 1})
     (lease,) = begin.capacity.leases.values()
@@ -164,7 +164,7 @@ def test_nobody_leaves_a_lease_that_would_not_go_all_the_same() -> None:
     assert [bool(moves(known(one))) for one in (begin, theirs, only, beside)] == [True, False, True, False]
 
 
-def test_of_two_leases_the_one_goes_first_that_fewer_keep() -> None:
+def test_order_with_the_fewest_guests_is_emptied_first() -> None:
     two = (replica(A, "a1", on=["new0"]), replica(B, "b1", on=["new1"]))
     begin = rents(home(), home("own1"), devices=2, guests=two)
     (lease,) = begin.capacity.leases.values()
@@ -180,7 +180,7 @@ def test_of_two_leases_the_one_goes_first_that_fewer_keep() -> None:
     assert moves(both) == [("own0", move_of("c1"))]
 
 
-def test_what_is_idle_in_the_place_of_a_guest_goes_when_a_start_is_not_worth_it() -> None:
+def test_idle_window_is_shortened_for_a_replica_that_blocks_a_guest() -> None:
     idle = {**STARTED, "b": History(starts_s=(10.0,), last_activity_s=T0 - 55)}
     begin = rents(home(), others=(replica(B, "b1", on=["own0"]),), histories=idle)
     assert begin.rented.idlers == {"a", "b"}
@@ -202,7 +202,7 @@ def test_what_is_idle_in_the_place_of_a_guest_goes_when_a_start_is_not_worth_it(
         pytest.param(B, home(product="T4"), id="it is of another product"),
     ],
 )
-def test_what_is_idle_stays_where(of: Model, on: Slice) -> None:
+def test_idle_window_is_kept_if_set_explicitly_or_place_is_unsuitable(of: Model, on: Slice) -> None:
     idle = {**STARTED, "b": History(starts_s=(10.0,), last_activity_s=T0 - 55)}
     likes = replace(A, spec=replace(A.spec, gpu=Gpu(models=("A100",))))
     guest = replica(likes, "a1", on=["new0"])
@@ -210,7 +210,7 @@ def test_what_is_idle_stays_where(of: Model, on: Slice) -> None:
     assert not plan(begin, T0).actions
 
 
-def test_of_several_replicas_the_one_goes_first_that_costs() -> None:
+def test_scale_down_prefers_the_replica_on_paid_capacity() -> None:
     both = (replica(A, "a1", on=["new0"], created_s=T0 - 3000),)
     begin = rents(
         home(), guests=both, others=(replica(A, "a2", on=["own0"], created_s=T0 - 2000),),
@@ -227,7 +227,7 @@ def idle(*since_s: float, starts_s: float = 10.0) -> dict[str, History]:
     return {**STARTED, **told_of}
 
 
-def test_of_all_who_are_idle_the_one_called_the_longest_ago_is_in_the_way_and_nobody_while_a_place_is_free() -> None:
+def test_only_the_longest_idle_replica_yields_if_no_place_is_free() -> None:
     there = (replica(B, "b1", on=["own0"]), replica(C, "c1", on=["own1"]))
     both = rents(home(), home("own1"), others=there, histories=idle(60, 70))
     assert both.rented.idlers == {"a", "c"}
@@ -251,17 +251,17 @@ def test_of_all_who_are_idle_the_one_called_the_longest_ago_is_in_the_way_and_no
         ),
     ],
 )  # fmt: skip
-def test_nobody_is_in_the_way_of_who_would_not_move_there(begin: World) -> None:
+def test_no_idle_replica_yields_to_a_guest_that_would_not_move(begin: World) -> None:
     assert begin.rented.idlers == {"a"}
 
 
-def test_a_device_whose_memory_nobody_knows_is_no_home_and_breaks_nothing() -> None:
+def test_device_of_unknown_memory_does_not_disturb_consolidation() -> None:
     begin = rents(home(), devices=2)
     unknown = replace(begin.slices[SliceId("new1")], memory_bytes=0)
     assert moves(known(replace(begin, slices={**begin.slices, unknown.id: unknown}))) == [("own0", move_of("a1"))]
 
 
-def test_leases_whose_guests_cannot_move_do_not_stand_before_others() -> None:
+def test_orders_whose_guests_cannot_move_do_not_block_other_orders() -> None:
     stuck = [model(f"s{number}", 16, slots=1, rollout=Rollout(surge=0)) for number in range(LEASES_MAX + 2)]
     begin = rents(home(), models=(A, *stuck))
     (lease,) = begin.capacity.leases.values()
@@ -300,18 +300,18 @@ def test_leases_whose_guests_cannot_move_do_not_stand_before_others() -> None:
         ),
     ],
 )  # fmt: skip
-def test_who_is_about_to_go_or_is_better_where_it_is_has_no_successor(begin: World) -> None:
+def test_no_successor_for_a_guest_that_leaves_soon_or_should_stay(begin: World) -> None:
     assert not [move for _, move in moves(begin) if move is not None]
 
 
-def test_a_start_after_an_idle_window_that_was_cut_is_no_regret() -> None:
+def test_shortened_idle_window_records_no_premature_stop() -> None:
     begin = rents(home(), others=(replica(B, "b1", on=["own0"]),), histories=idle(60))
     assert kinds(plan(begin, T0)) == ["drain b1"]
     after, _ = acted(told(begin, *(Acted(action=one) for one in plan(begin, T0).actions)), T0 + 1)
     assert after.histories[B.name].stopped_idle_s is None
 
 
-def test_an_operators_orders_are_seen_at_once() -> None:
+def test_operator_cordons_update_paid_capacity_at_once() -> None:
     begin = rents(home(), others=(replica(B, "b1", on=["own0"]),), histories=idle(60))
     place = CordonTarget("node", "w1")
     drain = Cordon(place=place, node="w1", since_s=T0, drain=True)
@@ -320,7 +320,7 @@ def test_an_operators_orders_are_seen_at_once() -> None:
     assert told(after, CordonsSeen(cordons=())).rented.idlers == {"a", "b"}
 
 
-def test_a_move_home_does_not_hold_up_moves_that_make_room() -> None:
+def test_consolidation_move_does_not_delay_defragmentation_moves() -> None:
     begin = rents(home())
     after = folded(begin, plan(begin, T0).actions)
     assert after.moved_s is None

@@ -32,7 +32,7 @@ from tests.kit.worlds import T0, Scene, device, folded, gateway, kinds, level, m
 TIGHT: Laid = {0: [2, 2], 1: [6], 2: [5], 3: [5]}
 
 
-def test_a_move_starts_the_new_one_then_drains_the_old_one_then_the_want_starts() -> None:
+def test_move_starts_the_successor_before_draining_the_old_replica() -> None:
     at = laid(TIGHT)
     made = plan(at, T0)
     assert kinds(made) == ["start n0-a"]
@@ -59,13 +59,13 @@ def test_a_move_starts_the_new_one_then_drains_the_old_one_then_the_want_starts(
     assert len(moved(scene)) == 1, "and that was all"
 
 
-def test_while_a_move_is_under_way_the_unmet_reason_says_so_and_nobody_else_moves() -> None:
+def test_pending_move_is_reported_and_blocks_other_moves() -> None:
     at = folded(laid(TIGHT), plan(laid(TIGHT), T0).actions)
     assert plan(at, T0 + EVERY_S).actions == ()
     assert reason(at).endswith("n0-a moves from n0 first")
 
 
-def test_a_successor_that_fails_leaves_the_old_one_as_it_was() -> None:
+def test_failed_successor_leaves_the_old_replica_unchanged() -> None:
     at = folded(laid(TIGHT), plan(laid(TIGHT), T0).actions)
     heir = next(one for one in at.replicas.values() if one.move is not None)
     broken, _ = fold(at, [seen_of(heir, Seen.EXITED, started_s=T0, proof="exited")], T0 + 2)
@@ -82,7 +82,7 @@ def more(at: World, name: str, most: int) -> World:
     return replace(at, models={**at.models, before.name: replace(before, spec=spec)})
 
 
-def test_an_heir_is_no_second_one_of_its_model() -> None:
+def test_successor_does_not_count_as_a_second_replica() -> None:
     at = more(laid(TIGHT), "n0-a", 3)
     scene = Scene(at, nobody)
     scene.run(15)
@@ -93,7 +93,7 @@ def test_an_heir_is_no_second_one_of_its_model() -> None:
     assert all(one.kept for one in on), "replicas.min is 1, and neither makes two of them"
 
 
-def test_a_leader_that_finds_a_move_half_done_takes_it_back_and_keeps_who_serves() -> None:
+def test_new_leader_reverts_a_half_done_move() -> None:
     at = laid(TIGHT)
     half = folded(at, plan(at, T0).actions)
     heir = next(one for one in half.replicas.values() if one.move is not None)
@@ -103,7 +103,7 @@ def test_a_leader_that_finds_a_move_half_done_takes_it_back_and_keeps_who_serves
         assert kinds(plan(found, T0)) == [f"drain {heir.id}"]
 
 
-def test_when_both_are_wanted_by_now_both_stay() -> None:
+def test_both_replicas_stay_if_demand_rises_during_a_move() -> None:
     many = [1]
 
     def demand(_now_s: float, scene: Scene) -> list[tuple[str, int, int]]:
@@ -122,7 +122,7 @@ def test_when_both_are_wanted_by_now_both_stay() -> None:
 # --- who moves --------------------------------------------------------------------------------------------------------
 
 
-def test_idle_ones_move_before_busy_ones_and_cheap_ones_before_dear_ones() -> None:
+def test_idle_and_cheap_replicas_move_first() -> None:
     at = laid(TIGHT)
     assert names(looked(at, T0)) == ["n0-a"]
     calls = [gateway(levels=[level("n0-a", 0, 1)], uses=[use("n0-a-r", 1)])]
@@ -130,7 +130,7 @@ def test_idle_ones_move_before_busy_ones_and_cheap_ones_before_dear_ones() -> No
     assert names(looked(at, T0, starts={"n0-a": 90.0, "n0-b": 80.0, "n1-a": 200.0})) == ["n0-b"]
 
 
-def test_nobody_moves_for_less_than_it_costs_and_priority_weighs() -> None:
+def test_no_move_if_the_cost_exceeds_the_gain_weighted_by_priority() -> None:
     slow = {f"n{node}-{letter}": 3000.0 for node in range(NODES) for letter in "ab"}
     at = laid(TIGHT)
     found = looked(at, T0, starts=slow)
@@ -140,7 +140,7 @@ def test_nobody_moves_for_less_than_it_costs_and_priority_weighs() -> None:
     assert names(above) == ["n0-a"], "each priority above doubles the gain"
 
 
-def test_nobody_moves_who_has_no_other_place() -> None:
+def test_replica_without_another_place_does_not_move() -> None:
     found = looked(laid({0: [5], 1: [5], 2: [3, 3], 3: [4]}), T0, asked(laid({}), wide("big", 9)))
     assert names(found) == ["n3-a"]
     full = laid({0: [4], 1: [7], 2: [7], 3: [7]})
@@ -149,12 +149,12 @@ def test_nobody_moves_who_has_no_other_place() -> None:
     assert found.unmet[0].reason.endswith("at most 6 on one node; there is no other place for n0-a")
 
 
-def test_too_little_in_all_is_not_in_pieces() -> None:
+def test_insufficient_total_room_is_not_reported_as_fragmentation() -> None:
     at = laid({0: [7], 1: [9], 2: [9], 3: [9]})
     assert looked(at, T0).unmet[0].reason == "no room"
 
 
-def test_a_want_that_waits_anyway_or_is_a_surge_moves_nobody() -> None:
+def test_promised_unplaceable_or_surge_request_triggers_no_move() -> None:
     at = laid(TIGHT)
     ground = MigrationContext(at, SliceIndex(build_bins(at, T0)), RestartCosts(), T0)
     for missing in (
@@ -173,7 +173,7 @@ def settled(at: World, name: str, **spec: Any) -> World:
     return changed(at, f"{name}-r", spec_hash=after.spec_hash())
 
 
-def test_who_is_not_settled_does_not_move() -> None:
+def test_unsettled_replica_does_not_move() -> None:
     at = laid(TIGHT)
     a, b = ReplicaId("n0-a-r"), ModelName("n0-a")
     measured = {b: History(starts_s=(30.0,))}
@@ -192,7 +192,7 @@ def test_who_is_not_settled_does_not_move() -> None:
     assert names(looked(long_ago, T0)) == ["n0-a"]
 
 
-def test_a_residency_or_a_pause_that_ends_is_waited_for() -> None:
+def test_defragmentation_waits_for_residency_or_pause_to_end() -> None:
     at = laid(TIGHT)
     young = changed(at, "n0-a-r", ready_s=T0 - 1)
     young = replace(young, histories={ModelName("n0-a"): History(starts_s=(30.0,))})
@@ -206,7 +206,7 @@ def test_a_residency_or_a_pause_that_ends_is_waited_for() -> None:
     )
 
 
-def test_nobody_moves_on_or_to_a_node_where_something_else_comes_or_goes() -> None:
+def test_no_move_on_or_to_a_node_where_another_replica_starts() -> None:
     at = changed(laid(TIGHT), "n1-a-r", state=S.STARTING)
     found = looked(at, T0)
     assert {node_of_slice(at, step.home.slices[0]) for step in found.steps} <= {"n2", "n3"}
@@ -214,7 +214,7 @@ def test_nobody_moves_on_or_to_a_node_where_something_else_comes_or_goes() -> No
     assert "n0-a" not in names(looked(at, T0))
 
 
-def test_nobody_moves_where_the_same_plan_starts_or_ends_something() -> None:
+def test_no_move_on_nodes_that_the_same_plan_changes() -> None:
     at = laid(TIGHT)
     yard = SliceIndex(build_bins(at, T0))
 
@@ -245,7 +245,7 @@ def node_of_slice(at: World, id: str) -> NodeId:
     return next(one.node for one in at.slices.values() if one.id == id)
 
 
-def test_nobody_moves_whom_a_disruption_budget_keeps() -> None:
+def test_disruption_budget_prevents_a_move() -> None:
     kept = replace(laid(TIGHT), undisturbed={ReplicaId("n0-a-r"): "keep"})
     assert names(looked(kept, T0)) == ["n0-b"], "another in the way moves for it"
     all_ = replace(kept, undisturbed=dict.fromkeys(kept.replicas, "keep"))
@@ -256,7 +256,7 @@ def test_nobody_moves_whom_a_disruption_budget_keeps() -> None:
     assert plan(replace(all_, undisturbed={}), T0).actions, "it is allowed, and so they move"
 
 
-def test_a_budget_that_forbids_meanwhile_keeps_the_old_one_beside_its_heir() -> None:
+def test_disruption_budget_during_a_move_keeps_the_old_replica() -> None:
     at = folded(laid(TIGHT), plan(laid(TIGHT), T0).actions)
     heir = next(one for one in at.replicas.values() if one.move is not None)
     both = changed(at, heir.id, state=S.READY, ready_s=T0 + 5, since_s=T0 + 5)
@@ -266,19 +266,19 @@ def test_a_budget_that_forbids_meanwhile_keeps_the_old_one_beside_its_heir() -> 
     assert kinds(plan(free, T0 + 7)) == ["drain n0-a-r"]
 
 
-def test_a_budget_keeps_nobody_from_going_idle() -> None:
+def test_disruption_budget_does_not_prevent_an_idle_drain() -> None:
     at = world([model("ada", 20)], [device("g0", 80)], [replica(model("ada", 20), "r1", ["g0"])])
     scene = Scene(replace(at, undisturbed={ReplicaId("r1"): "keep"}), nobody)
     scene.run(3600, 60)
     assert [verb(action) for _, action in scene.actions] == ["drain", "stop"]
 
 
-def test_nobody_moves_while_a_gateway_is_silent() -> None:
+def test_no_move_while_a_gateway_is_silent() -> None:
     at = laid(TIGHT, gateways=[gateway(seen_s=T0 - 500, in_epoch=False, report=None)])
     assert looked(at, T0).unmet[0].reason.endswith("nobody moves while gateways are silent")
 
 
-def test_parts_of_shared_devices_are_brought_together_too() -> None:
+def test_fragmented_room_on_shared_devices_is_joined() -> None:
     small = [model(name, 10, low=1) for name in "ab"]
     there = [replica(one, f"{one.name}-r", [f"g{at}"]) for at, one in enumerate(small)]
     at = world([*small, model("big", 20, low=1)], [device(f"g{at}", 24) for at in range(2)], there)
@@ -292,7 +292,7 @@ def test_parts_of_shared_devices_are_brought_together_too() -> None:
     assert scene.ready("a")
 
 
-def test_who_would_be_apart_from_others_of_its_model_moves_to_where_none_is_but_itself() -> None:
+def test_spread_replica_moves_to_a_rack_without_others_of_its_model() -> None:
     """n1 is the tightest, and has another in its rack; the mover's own rack counts as empty when it has left."""
     at = laid({0: [2, 2], 1: [6], 2: [5], 3: [5]})
     racks = {"n0": "a", "n1": "b", "n2": "b", "n3": "a"}
@@ -314,7 +314,7 @@ def homes(at: World, name: str = "n0-a") -> set[str]:
     return {str(node_of(at, one)) for one in starts if one.model == name and one.move is not None}
 
 
-def test_nobody_moves_to_a_node_that_its_model_shuns() -> None:
+def test_no_move_to_a_node_in_backoff_for_the_model() -> None:
     at = laid(TIGHT)
     assert homes(at) == {"n1"}
     shuns = {(ModelName("n0-a"), NodeId("n1")): NodeBackoff(until_s=T0 + 60, times=1)}
@@ -324,7 +324,7 @@ def test_nobody_moves_to_a_node_that_its_model_shuns() -> None:
     assert homes(replace(at, shuns=over)) == {"n1"}
 
 
-def test_who_moves_goes_where_its_weights_are_rather_than_where_it_is_tightest() -> None:
+def test_move_prefers_a_node_with_the_weights_to_a_tight_fit() -> None:
     at = settled(laid(TIGHT), "n0-a", artifact="oci://r.io/a")
     assert homes(at) == {"n1"}
     for node in ("n2", "n3"):
@@ -337,14 +337,14 @@ def shared_by(a: Model, b: Model, slices: list[Slice]) -> World:
     return world([a, b, model("big", 20, low=1)], slices, there)
 
 
-def test_who_makes_do_with_less_moves_only_where_it_has_all() -> None:
+def test_elastic_replica_moves_only_to_room_for_its_full_memory() -> None:
     slices = [device("g0", 24), device("g1", 23)]
     small = model("a", 10, low=1, gpu=Gpu(elastic_percent=50))
     assert homes(shared_by(small, model("b", 13, low=1), slices), "a") == {"n0"}
     assert not homes(shared_by(small, model("b", 14, low=1), slices), "a"), "9Gi are left there"
 
 
-def test_nobody_moves_to_strangers() -> None:
+def test_no_move_to_a_device_of_a_conflicting_tenant() -> None:
     slices = [device(f"g{at}", 24, f"n{at}", kind=TIMESLICE) for at in range(2)]
     for tenants, other in (("acme", "n1"), ("zeta", "")):
         a, b = (model(name, 10, low=1, tenants=(of,)) for name, of in (("a", tenants), ("b", "acme")))

@@ -83,7 +83,7 @@ def placeable(at: World, now_s: float) -> bool:
 
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("seed", range(6))
-def test_four_nodes_of_ten_are_never_free_but_fragmented(seed: int, shared: bool) -> None:
+def test_equal_replicas_are_packed_without_fragmentation_or_moves(seed: int, shared: bool) -> None:
     churn = Churn(seed, world([], slices(shared=shared)), {f"m{at}": 3 for at in range(6)})
     for at in range(6):  # one by one, interleaved with stops and starts
         churn.on.add(f"m{at}")
@@ -114,7 +114,7 @@ def in_pieces(rng: Random, most: int = 5) -> Laid:
 
 @settings(derandomize=True, deadline=None, max_examples=examples(25))
 @given(st.integers(0, 1 << 30), st.booleans())
-def test_what_20_free_devices_in_pieces_take_the_defragmenter_makes_one(seed: int, shared: bool) -> None:
+def test_defragmentation_joins_20_free_devices_while_replicas_serve(seed: int, shared: bool) -> None:
     """Replicas of one to five devices: whoever is there stays ready, and one of eight is ready in bounded time."""
     scene = Scene(laid(in_pieces(Random(seed)), shared=shared), nobody)
     begin = scene.world
@@ -150,7 +150,7 @@ def layouts(draw: st.DrawFn) -> World:
 
 @settings(derandomize=True, deadline=None, max_examples=examples(120))
 @given(layouts(), st.randoms(use_true_random=False))
-def test_every_move_has_a_home_none_could_be_left_out_and_the_answer_is_always_the_same(at: World, rng: Random) -> None:
+def test_every_move_is_necessary_and_has_a_free_target(at: World, rng: Random) -> None:
     found = looked(at, T0)
     there = list(at.replicas.items())
     rng.shuffle(there)
@@ -171,7 +171,7 @@ def test_every_move_has_a_home_none_could_be_left_out_and_the_answer_is_always_t
 
 @settings(derandomize=True, deadline=None, max_examples=examples(8))
 @given(st.integers(0, 1 << 30))
-def test_nobody_is_sent_to_and_fro_and_whoever_is_wanted_is_served(seed: int) -> None:
+def test_replicas_do_not_move_repeatedly_and_stay_ready(seed: int) -> None:
     rng = Random(seed)
     at = in_pieces(rng, 3)
     sizes = {f"n{node}-{letter}": one for node, on in at.items() for letter, one in zip("abcdefghij", on, strict=False)}
@@ -195,7 +195,7 @@ def test_nobody_is_sent_to_and_fro_and_whoever_is_wanted_is_served(seed: int) ->
 
 @settings(derandomize=True, deadline=None, max_examples=examples(40))
 @given(layouts())
-def test_who_planned_before_moves_as_who_did_not(begin: World) -> None:
+def test_reused_planner_moves_replicas_as_a_new_one(begin: World) -> None:
     planner, at = Planner(), begin
     for now_s in (T0, T0 + 1, T0 + 400):
         at = replace(at, gateways={id: replace(one, seen_s=now_s) for id, one in at.gateways.items()})

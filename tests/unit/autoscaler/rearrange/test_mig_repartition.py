@@ -27,7 +27,7 @@ from tests.kit.recut import CONFIG, H100, asked, cuttable, order, slices, town, 
 from tests.kit.worlds import T0, device, gateway, level, model, replica, world
 
 
-def test_an_idle_node_is_cut_for_what_fits_no_cut_that_is_there() -> None:
+def test_idle_node_is_repartitioned_for_a_model_that_fits_no_slice() -> None:
     action = order(town())
     assert action is not None
     (gpu,) = action.order.cuts
@@ -38,20 +38,20 @@ def test_an_idle_node_is_cut_for_what_fits_no_cut_that_is_there() -> None:
     assert "node n1 is being cut anew" in why(town())
 
 
-def test_nobody_cuts_what_settings_do_not_let_us_cut() -> None:
+def test_node_not_enabled_in_settings_is_never_repartitioned() -> None:
     at = replace(town(), cuttable={})
     (unmet,) = plan(at, T0).unmet
     assert (order(at), unmet.never) == (None, True)
 
 
-def test_what_could_be_cut_is_not_called_impossible() -> None:
+def test_model_that_fits_after_a_repartition_is_not_unplaceable() -> None:
     assert list_unplaceable_models(town()) == {}
     assert list_unplaceable_models(replace(town(), cuttable={})).keys() == {"big"}
     assert list_unplaceable_models(town(want_gi=90.0)).keys() == {"big"}, "no profile is so large"
 
 
 @pytest.mark.parametrize("state", list(S))
-def test_no_node_is_cut_while_a_replica_has_anything_there_in_whatever_state(state: S) -> None:
+def test_node_with_a_replica_in_any_state_is_not_repartitioned(state: S) -> None:
     other = model("small", 5)
     there = slices(_1g_10gb="7")
     one = replica(other, "r1", on=[there[3].id], state=state)
@@ -60,14 +60,14 @@ def test_no_node_is_cut_while_a_replica_has_anything_there_in_whatever_state(sta
     assert "could be cut anew for it, once it is idle" in why(at)
 
 
-def test_no_node_is_cut_that_somebody_else_uses() -> None:
+def test_node_used_by_foreign_pods_is_not_repartitioned() -> None:
     at = town(others={"n1 nvidia.com/mig-1g.10gb": 1})
     assert order(at) is None
     assert "once it is idle" in why(at)
     assert order(town(others={"n2 nvidia.com/mig-1g.10gb": 1})) is not None
 
 
-def test_a_replica_on_a_cut_that_is_no_slice_any_more_keeps_its_node() -> None:
+def test_replica_on_a_removed_slice_prevents_a_repartition() -> None:
     one = replica(model("small", 5), "r1", on=["n1/mig-2g.20gb-0"])
     assert order(town(held=[one])) is None
 
@@ -81,12 +81,12 @@ def test_a_replica_on_a_cut_that_is_no_slice_any_more_keeps_its_node() -> None:
         (cuttable(usable=False), "when its turn comes"),
     ],
 )
-def test_a_node_that_cannot_be_cut_now_is_left_alone_and_why_is_said(node: MigNode, said: str) -> None:
+def test_unavailable_node_is_not_repartitioned_and_the_reason_is_given(node: MigNode, said: str) -> None:
     assert order(town(node)) is None
     assert said in why(town(node))
 
 
-def test_where_all_cuts_must_be_alike_none_is_possible_and_why_is_said() -> None:
+def test_mig_strategy_single_prevents_a_repartition_with_a_reason() -> None:
     at = town(cuttable(strategy="single"))
     (unmet,) = plan(at, T0).unmet
     assert (order(at), unmet.never) == (None, True)
@@ -94,17 +94,17 @@ def test_where_all_cuts_must_be_alike_none_is_possible_and_why_is_said() -> None
     assert list_unplaceable_models(at).keys() == {"big"}
 
 
-def test_a_cordoned_node_is_left_alone() -> None:
+def test_cordoned_node_is_not_repartitioned() -> None:
     place = CordonTarget("node", "n1")
     assert order(town(cordons={place: Cordon(place=place, node="n1", since_s=T0)})) is None
 
 
-def test_a_product_of_which_nothing_is_known_is_never_cut() -> None:
+def test_unknown_gpu_product_is_never_repartitioned() -> None:
     at = town(cuttable(product="NVIDIA-T4"))
     assert (order(at), plan(at, T0).unmet[0].never) == (None, True)
 
 
-def test_a_want_waits_a_little_before_anything_is_cut_for_it() -> None:
+def test_repartition_starts_only_after_a_request_has_waited() -> None:
     at = town(wait_s=0.0)
     assert order(at) is None
     due_s = plan(at, T0).next_s
@@ -113,7 +113,7 @@ def test_a_want_waits_a_little_before_anything_is_cut_for_it() -> None:
     assert order(at, T0 + WAIT_S) is not None
 
 
-def test_what_is_on_its_way_is_closed_and_serves_who_waits_for_it() -> None:
+def test_pending_repartition_closes_its_node_and_prevents_a_second_one() -> None:
     """No second node is cut for the same PlacementRequest."""
     two = [*slices(_1g_10gb="7"), *slices("n2", _1g_10gb="7")]
     at = town(cuttable(), cuttable("n2"), there=two)
@@ -135,7 +135,7 @@ def test_what_is_on_its_way_is_closed_and_serves_who_waits_for_it() -> None:
     assert not any(explain_closed_slice(after, one) for one in after.slices.values())
 
 
-def test_what_is_left_of_a_node_is_cut_as_it_was_wanted_lately() -> None:
+def test_remaining_space_is_partitioned_by_recent_demand() -> None:
     """Nobody waits for these, and no cut of theirs is there."""
     models = [model("big", 30), model("mid", 18), model("small", 9)]
     waits = gateway(levels=[level("big", waiting=1, wait_s=WAIT_S)])
@@ -155,7 +155,7 @@ def test_what_is_left_of_a_node_is_cut_as_it_was_wanted_lately() -> None:
     assert set(neither) == {"3g.40gb"}, "of which nobody knows anything else"
 
 
-def test_an_order_that_is_refused_is_not_given_again_at_once_and_why_is_said() -> None:
+def test_rejected_repartition_is_retried_after_a_delay_with_a_reason() -> None:
     at = town()
     action = order(at)
     assert action is not None
@@ -167,7 +167,7 @@ def test_an_order_that_is_refused_is_not_given_again_at_once_and_why_is_said() -
     assert order(at, T0 + REFUSED_S) is not None
 
 
-def test_what_failed_is_tried_again_so_often_then_the_node_is_out_and_others_go_on() -> None:
+def test_failed_repartition_is_retried_then_the_node_is_excluded() -> None:
     for tries in range(1, TRIES_MAX):
         at = town(cuttable(state="failed", **asked(tries)))
         assert all(explain_closed_slice(at, one) for one in at.slices.values())
@@ -186,12 +186,12 @@ def test_what_failed_is_tried_again_so_often_then_the_node_is_out_and_others_go_
     assert action.order.node == "n2"
 
 
-def test_whoever_tells_the_node_something_else_takes_it_up_again() -> None:
+def test_external_config_change_makes_a_node_repartitionable() -> None:
     at = town(cuttable(state="success", config="all-disabled", order=None))
     assert order(at) is not None
 
 
-def test_what_is_pending_for_ever_has_failed() -> None:
+def test_repartition_pending_beyond_its_time_limit_counts_as_failed() -> None:
     at = town(cuttable(state="pending", **asked(1, T0 - CUT_S_MAX)))
     action = order(at)
     assert action is not None
@@ -199,14 +199,14 @@ def test_what_is_pending_for_ever_has_failed() -> None:
     assert order(town(cuttable(state="rebooting", **asked(1, T0 - CUT_S_MAX + 1)))) is None
 
 
-def test_a_node_is_not_cut_again_and_again() -> None:
+def test_node_is_not_repartitioned_again_within_the_minimum_interval() -> None:
     shown = slices(_2g_20gb="3")
     fields = asked(1, T0 - NODE_EVERY_S + 1, (("2g.20gb",) * 3,))
     assert order(town(cuttable(**fields), there=shown)) is None
     assert order(town(cuttable(**fields), there=shown), T0 + 1) is not None
 
 
-def test_a_new_leader_reads_what_is_on_its_way_from_the_nodes() -> None:
+def test_new_leader_reads_pending_repartitions_from_the_nodes() -> None:
     at = town()
     action = order(at)
     assert action is not None
@@ -218,7 +218,7 @@ def test_a_new_leader_reads_what_is_on_its_way_from_the_nodes() -> None:
     assert order(replace(at, synced=True), T0 + EVERY_S) is None
 
 
-def test_the_node_on_which_most_find_a_place_is_cut() -> None:
+def test_node_that_serves_most_requests_is_repartitioned() -> None:
     big, whole = model("big", 30), model("whole", 70)
     waits = gateway(levels=[level("big", waiting=1, wait_s=WAIT_S), level("whole", waiting=1, wait_s=WAIT_S)])
     a30 = cuttable("n1", product="NVIDIA-A100-SXM4-40GB")
@@ -229,14 +229,14 @@ def test_the_node_on_which_most_find_a_place_is_cut() -> None:
     assert {"7g.80gb", "3g.40gb"} <= {*list_profiles(action.order.cuts)}
 
 
-def test_who_gets_a_place_there_now_keeps_its_node_from_being_cut() -> None:
+def test_node_that_gets_a_replica_is_not_repartitioned_in_the_same_plan() -> None:
     small, big = model("small", 5), model("big", 30)
     waits = gateway(levels=[level(name, waiting=1, wait_s=WAIT_S) for name in ("big", "small")])
     at = world([small, big], slices(_1g_10gb="7"), [], [waits], cuttable={"n1": cuttable()})
     assert [type(one).__name__ for one in plan(at, T0).actions] == ["StartReplica"]
 
 
-def test_between_two_orders_there_is_a_while_whatever_they_are_about() -> None:
+def test_repartitions_of_two_nodes_are_spaced_by_a_minimum_interval() -> None:
     big, whole = model("big", 30), model("whole", 70)
     waits = gateway(levels=[level("whole", waiting=1, wait_s=WAIT_S)])
     order_s = T0 - EVERY_S + 5
@@ -249,13 +249,13 @@ def test_between_two_orders_there_is_a_while_whatever_they_are_about() -> None:
     assert action.order.node == "n2"
 
 
-def test_one_that_failed_comes_after_those_that_did_not() -> None:
+def test_failed_node_is_repartitioned_after_other_nodes() -> None:
     action = order(town(cuttable(state="failed", **asked(1, T0 - CUT_S_MAX)), cuttable("n2")))
     assert action is not None
     assert action.order.node == "n2"
 
 
-def test_a_layout_is_never_called_what_its_node_was_told_last() -> None:
+def test_layout_name_always_differs_from_the_previous_name() -> None:
     cuts = (("3g.40gb", "3g.40gb"), ("7g.80gb",))
     told, names = CONFIG, configs_of(cuts)
     for _ in range(5):
@@ -272,7 +272,7 @@ Cuts = st.lists(st.sampled_from([one.name for one in H100.profiles if not one.me
 @given(
     Cuts, Cuts, st.integers(1, 4), st.dictionaries(st.sampled_from(["1g.10gb", "3g.40gb", "7g.80gb"]), st.floats(0, 9))
 )
-def test_what_is_laid_out_is_possible_and_what_is_wanted_comes_first(
+def test_allocated_layout_is_valid_and_contains_the_first_profile(
     wanted: list[str], there: list[str], gpus: int, shares: dict[str, float]
 ) -> None:
     cuts = allocate_profiles(H100, gpus, wanted, Counter(there), shares)
@@ -294,7 +294,7 @@ def test_what_is_laid_out_is_possible_and_what_is_wanted_comes_first(
     st.sampled_from(list(S)), st.dictionaries(st.sampled_from(["n0", "n1", "n2"]), st.integers(0, 2)),
     st.floats(0, 4000),
 )  # fmt: skip
-def test_no_node_is_ever_cut_on_which_anybody_has_anything(
+def test_node_in_use_is_never_repartitioned(
     on: list[int], state: str, stands: S, others: dict[str, int], later_s: float
 ) -> None:
     there = [one for number in range(3) for one in slices(f"n{number}", _1g_10gb="7")]

@@ -58,7 +58,7 @@ def parts(*kept: str, gpus: int = 1) -> list[Slice]:
     return there(published, *kept)
 
 
-def test_all_who_are_idle_on_parts_of_a_gpu_leave_for_who_needs_it_whole() -> None:
+def test_idle_replicas_on_parts_are_evicted_for_a_whole_gpu_request() -> None:
     a, b = model("a", 5), model("b", 30)
     made = plan(asked(parts(A, B), ("large",), on(a, A), on(b, B), models=(a, b)), T0)
     assert leave(made) == {"a", "b"}
@@ -66,7 +66,7 @@ def test_all_who_are_idle_on_parts_of_a_gpu_leave_for_who_needs_it_whole() -> No
     assert why(made) == f"makes room on {NODE}/gpu-0: a, b are to leave"
 
 
-def test_nobody_leaves_where_one_of_them_must_stay() -> None:
+def test_no_replica_is_evicted_if_one_on_the_gpu_must_stay() -> None:
     """Within its residency, kept by `replicas.min`, of higher priority, and starting for who waits."""
     a = model("a", 5)
     for b, more in (
@@ -82,7 +82,7 @@ def test_nobody_leaves_where_one_of_them_must_stay() -> None:
     assert leave(plan(asked(parts(A, B), ("large", "b"), on(a, A), starting, models=(a, b)), T0)) == set()
 
 
-def test_who_is_busy_drains_after_its_residency_and_not_where_idle_ones_can_go() -> None:
+def test_busy_replica_is_evicted_only_if_no_idle_one_can_leave() -> None:
     a, b = model("a", 30), model("b", 30)
     first, second = cut_name("3g.40gb", 0), cut_name("3g.40gb", 0, 1)
     at = asked(parts(first, second, gpus=2), ("large",), on(a, first), on(b, second), models=(a, b), busy="a")
@@ -91,7 +91,7 @@ def test_who_is_busy_drains_after_its_residency_and_not_where_idle_ones_can_go()
     assert leave(plan(at, T0)) == {"a"}
 
 
-def test_who_may_push_nobody_out_waits() -> None:
+def test_additional_replica_does_not_evict_a_busy_replica() -> None:
     """More Replicas than one of a Model that is served: busy ones stay."""
     a = model("a", 30)
     many = model("large", 70, low=2, high=2)
@@ -100,7 +100,7 @@ def test_who_may_push_nobody_out_waits() -> None:
     assert leave(plan(at, T0)) == set()
 
 
-def test_a_part_that_pods_of_others_have_keeps_everybody_there() -> None:
+def test_part_held_by_a_foreign_pod_prevents_eviction() -> None:
     a = model("a", 5)
     slices = parts(A, B)
     theirs = next(one for one in slices if one.id.endswith(B))
@@ -109,7 +109,7 @@ def test_a_part_that_pods_of_others_have_keeps_everybody_there() -> None:
     assert leave(plan(replace(at, others={theirs.counted: 1}), T0)) == set()
 
 
-def test_the_other_parts_of_a_gpu_that_empties_take_nobody_new() -> None:
+def test_free_parts_of_an_emptying_gpu_get_no_new_replica() -> None:
     """Who comes then goes to another GPU, or waits."""
     a, b = model("a", 5), model("b", 30)
     leaving = on(a, A, state=S.DRAINING, since_s=T0 - 1, drain=drain(T0 - 1, victim_of="large"))
@@ -121,7 +121,7 @@ def test_the_other_parts_of_a_gpu_that_empties_take_nobody_new() -> None:
     assert start(plan(two, T0)) == {"large": "gpu-1", "b": B}, "which has the other GPU, so that nothing empties"
 
 
-def test_it_is_kept_until_it_is_offered_whole() -> None:
+def test_emptied_gpu_is_reserved_until_offered_whole() -> None:
     """The last has left, and the ResourceSlices are not told anew yet."""
     b = model("b", 30)
     made = plan(asked(parts(A), ("large", "b"), models=(b,)), T0)
@@ -129,14 +129,14 @@ def test_it_is_kept_until_it_is_offered_whole() -> None:
     assert start(plan(asked(parts(), ("large",), models=(b,)), T0)) == {"large": "gpu-0"}
 
 
-def test_who_goes_before_it_has_a_part_and_then_nobody_leaves() -> None:
+def test_higher_priority_request_takes_a_part_and_prevents_eviction() -> None:
     a, b = model("a", 5), model("b", 30, priority=5)
     made = plan(asked(parts(A), ("large", "b"), on(a, A), models=(a, b)), T0)
     assert start(made).keys() == {"b"}
     assert leave(made) == set()
 
 
-def test_a_gpu_empties_for_one_and_the_next_takes_the_next() -> None:
+def test_two_whole_gpu_requests_empty_two_different_gpus() -> None:
     first, second = cut_name("3g.40gb", 0), cut_name("3g.40gb", 0, 1)
     a, b, other = model("a", 30), model("b", 30), model("other", 70)
     at = asked(parts(first, second, gpus=2), ("large", "other"), on(a, first), on(b, second), models=(a, b, other))
@@ -147,7 +147,7 @@ def test_a_gpu_empties_for_one_and_the_next_takes_the_next() -> None:
     }
 
 
-def test_planned_again_it_is_the_same_gpu_and_nobody_more_leaves() -> None:
+def test_second_plan_keeps_the_gpu_and_evicts_no_more_replicas() -> None:
     first, second = cut_name("3g.40gb", 0), cut_name("3g.40gb", 0, 1)
     a, b = model("a", 30), model("b", 30)
     at = asked(parts(first, second, gpus=2), ("large",), on(a, first), on(b, second), models=(a, b))
@@ -160,7 +160,7 @@ def test_planned_again_it_is_the_same_gpu_and_nobody_more_leaves() -> None:
     )
 
 
-def test_idle_ones_on_parts_go_before_a_busy_one_that_has_a_gpu_and_nobody_goes_twice() -> None:
+def test_gpu_with_idle_replicas_is_emptied_before_a_busy_one() -> None:
     """And the other way round: the cheaper way is taken."""
     small, other = cut_name("3g.40gb", 0), model("other", 75)
     a = model("a", 30)
@@ -175,7 +175,7 @@ def test_idle_ones_on_parts_go_before_a_busy_one_that_has_a_gpu_and_nobody_goes_
     assert why(again) == f"waits on {NODE}/gpu-0 until a has left"
 
 
-def test_who_may_not_be_pushed_out_moves_to_the_parts_of_another_gpu() -> None:
+def test_protected_replica_moves_to_parts_of_another_gpu() -> None:
     """Two that are kept, each on a GPU of its own: one of them moves, then the other GPU is whole."""
     first, second = cut_name("3g.40gb", 0), cut_name("3g.40gb", 0, 1)
     a, b = model("a", 30, low=1), model("b", 30, low=1)
@@ -190,7 +190,7 @@ def test_who_may_not_be_pushed_out_moves_to_the_parts_of_another_gpu() -> None:
     assert f"moves {step.model} from" in why(made)
 
 
-def test_nobody_moves_where_another_on_that_gpu_stays_or_has_no_other_place() -> None:
+def test_no_move_if_the_gpu_cannot_be_emptied_completely() -> None:
     first, second, third = cut_name("3g.40gb", 0), cut_name("1g.10gb", 0, 1), cut_name("1g.10gb", 1, 1)
     slices, b = parts(first, second, third, gpus=2), model("b", 5, low=1)
     for a, c, movers in (

@@ -25,7 +25,7 @@ from autoscaler.spec.tenant import Key, Tenant, TenantSpec, unix_seconds
 ACME = Tenant(name=TenantName("acme"))
 
 
-def test_a_model_becomes_its_entry() -> None:
+def test_model_entry_contains_the_routing_fields_of_the_model() -> None:
     spec = ModelSpec(
         engine="llama.cpp",
         artifact="file:///a.gguf",
@@ -57,13 +57,13 @@ def test_a_model_becomes_its_entry() -> None:
 
 
 @pytest.mark.parametrize(("engine", "takes"), [("vllm", True), ("sglang", True), ("llama.cpp", False)])
-def test_engines_whose_prefix_cache_can_be_kept_apart_are_told_whose_it_is(
+def test_cache_salt_is_enabled_only_for_supporting_engines(
     engine: Literal["vllm", "sglang", "llama.cpp"], takes: bool
 ) -> None:
     assert model_entry(Model(name=ModelName("a"), spec=ModelSpec(engine=engine))).takes_cache_salt is takes
 
 
-def test_a_tenant_becomes_its_entry_with_times_in_unix_seconds() -> None:
+def test_tenant_entry_converts_key_expiry_to_unix_seconds() -> None:
     keys = (
         Key(sha256="ab" * 32, name="ci", expires_at="1970-01-02T01:00:00+01:00"),
         Key(sha256="cd" * 32, role="operator"),
@@ -90,14 +90,14 @@ def test_a_tenant_becomes_its_entry_with_times_in_unix_seconds() -> None:
         ("none", [ACME], False),
     ],
 )
-def test_keys_are_needed_when_settings_say_so_or_a_tenant_exists(
+def test_keys_are_needed_if_settings_require_them_or_a_tenant_exists(
     auth: str, tenants: list[Tenant], needed: bool
 ) -> None:
     settings = Settings(auth="auto") if auth == "auto" else Settings(auth="keys" if auth == "keys" else "none")
     assert front_settings(settings, tenants).keys_needed is needed
 
 
-def test_settings_of_the_inference_port_cross_over() -> None:
+def test_front_settings_contain_the_inference_port_settings() -> None:
     settings = Settings(
         stream=Stream(keepalive_seconds=5),
         silent_seconds_max=50,
@@ -110,6 +110,6 @@ def test_settings_of_the_inference_port_cross_over() -> None:
 
 
 @pytest.mark.parametrize("time", ["2027-01-31", "2027-01-31T12:00:00", "2027-W01-1T12:00:00Z+", "x"])
-def test_a_time_without_zone_is_no_time(time: str) -> None:
+def test_time_without_a_time_zone_is_rejected(time: str) -> None:
     with pytest.raises(ValueError):
         unix_seconds(time)

@@ -67,14 +67,14 @@ def words(engine: EngineName, program: str, *args: str) -> list[str]:
 # --- the document ----------------------------------------------------------------------------------------------------
 
 
-def test_a_document_with_adapters_loads_and_is_written_again() -> None:
+def test_document_with_adapters_survives_a_yaml_round_trip() -> None:
     text = document("[{name: support, artifact: 'file:///w/s'}, {name: sql.v2, artifact: 'file:///w/q'}]")
     documents = loaded(text)
     assert documents.models[0].spec.adapters == TWO
     assert loaded(to_yaml(documents)) == documents
 
 
-def test_what_is_loaded_is_part_of_what_a_restart_is_needed_for() -> None:
+def test_adapter_change_changes_the_spec_hash() -> None:
     texts = ("[{name: a, artifact: 'file:///a'}]", "[{name: a, artifact: 'file:///b'}]", "[]")
     assert len({loaded(document(text)).models[0].spec_hash() for text in texts}) == 3
 
@@ -107,16 +107,16 @@ def test_what_is_loaded_is_part_of_what_a_restart_is_needed_for() -> None:
         ("x", "spec.adapters: expected a list"),
     ],
 )
-def test_a_wrong_adapter_is_refused_by_its_key(adapters: str, line: str) -> None:
+def test_invalid_adapter_is_rejected_with_its_key(adapters: str, line: str) -> None:
     assert line in wrong(document(adapters))
 
 
-def test_their_number_is_bounded() -> None:
+def test_number_of_adapters_is_bounded() -> None:
     rows = ", ".join(f"{{name: a{n}, artifact: 'file:///a'}}" for n in range(ADAPTERS_MAX + 1))
     assert f"at most {ADAPTERS_MAX}" in wrong(document(f"[{rows}]"))
 
 
-def test_a_name_that_an_adapter_has_is_taken() -> None:
+def test_model_name_equal_to_an_adapter_name_is_rejected() -> None:
     """Names of Models may have colons, too."""
     adapted = document("[{name: b, artifact: 'file:///b'}]", name="m", rest="aliases: [n], ")
     for taken in ("m:b", "n:b"):
@@ -125,21 +125,21 @@ def test_a_name_that_an_adapter_has_is_taken() -> None:
         assert f"spec.adapters: `{taken}` is already the name of a Model" in wrong(document("[]", name=taken), adapted)
 
 
-def test_an_engine_that_takes_none_says_so() -> None:
+def test_adapters_are_rejected_for_an_engine_without_adapter_support() -> None:
     assert "spec.adapters: engine ollama takes none" in wrong(
         document("[{name: a, artifact: 'file:///a'}]", engine="ollama")
     )
 
 
 @pytest.mark.parametrize("arg", ["--cache-ram=100", "--cache_ram", "--lora", "--lora-scaled=/x:1"])
-def test_flags_of_llama_cpp_that_would_mix_adapters_up_are_refused(arg: str) -> None:
+def test_llama_cpp_flags_that_conflict_with_adapters_are_rejected(arg: str) -> None:
     one = "[{name: a, artifact: 'file:///a'}]"
     said = wrong(document(one, engine="llama.cpp", rest=f"args: ['{arg}', '100'], "))
     assert "spec.args[0]: not together with spec.adapters" in said
     assert loaded(document("[]", engine="llama.cpp", rest=f"args: ['{arg}', '100'], ")).models
 
 
-def test_sglang_serves_no_name_with_a_colon() -> None:
+def test_model_name_with_a_colon_is_rejected_for_sglang() -> None:
     """It would take what follows for an adapter, and does not start."""
     assert "metadata.name: engine sglang serves no name with a `:`" in wrong(
         document("[]", name="qwen:7b", engine="sglang")
@@ -151,7 +151,7 @@ def test_sglang_serves_no_name_with_a_colon() -> None:
 # --- engines ---------------------------------------------------------------------------------------------------------
 
 
-def test_each_engine_is_told_in_its_own_flags_and_args_come_last() -> None:
+def test_adapters_become_engine_flags_before_the_user_args() -> None:
     assert words("vllm", "vllm", "--max-lora-rank=64")[-5:] == [
         *("--enable-lora", "--lora-modules", "llama:support=/w/s", "llama:sql.v2=/w/q", "--max-lora-rank=64"),
     ]
@@ -162,12 +162,12 @@ def test_each_engine_is_told_in_its_own_flags_and_args_come_last() -> None:
     assert words("command", "") == ["run", "9000"], "whose own words load them"
 
 
-def test_without_adapters_nothing_is_added() -> None:
+def test_launch_command_without_adapters_has_no_adapter_flags() -> None:
     plain = Model(name=ModelName("m"), spec=ModelSpec(engine="vllm", artifact="file:///m"))
     assert "--enable-lora" not in build_launch_command(plain, None, "h", 1, {"vllm": "/bin/vllm"}).argv
 
 
-def test_our_launcher_checks_what_it_is_told() -> None:
+def test_launcher_rejects_an_invalid_lora_scaled_value() -> None:
     assert parse_flags([*NEEDED, "--lora-scaled", "/a b:0,/c:1"])["--lora-scaled"] == "/a b:0,/c:1"
     assert "--lora-scaled" not in parse_flags(NEEDED)
     assert LAUNCHER in words("llama.cpp", "xllamacpp")
@@ -187,7 +187,7 @@ def test_our_launcher_checks_what_it_is_told() -> None:
         ("command", ("support", "sql.v2")),
     ],
 )
-def test_gateways_learn_what_an_engine_calls_them(engine: EngineName, names: tuple[str, ...]) -> None:
+def test_model_entry_contains_the_served_name_of_each_adapter(engine: EngineName, names: tuple[str, ...]) -> None:
     entry = model_entry(model(engine))
     assert entry.adapters == (
         AdapterEntry(name="support", served_name=names[0]),
@@ -196,7 +196,7 @@ def test_gateways_learn_what_an_engine_calls_them(engine: EngineName, names: tup
     assert not entry.lora
 
 
-def test_for_llama_cpp_every_call_says_which_adapter_applies() -> None:
+def test_llama_cpp_entries_always_select_adapters_explicitly() -> None:
     """A Call that says nothing may be answered from what was computed with the adapter of the last one."""
     entry = model_entry(model("llama.cpp"))
     assert json.loads(entry.lora) == [{"id": 0, "scale": 0}]
@@ -223,7 +223,7 @@ def tenant(*models: str) -> TenantEntry:
 
 
 @pytest.mark.parametrize("base", ["llama", "gpt"])
-def test_an_adapter_is_the_model_with_another_served_name(base: str) -> None:
+def test_adapter_name_resolves_to_its_model_with_another_served_name(base: str) -> None:
     entry = model_entry(model("llama.cpp", aliases=("gpt",)))
     found = directory(entry).resolve(tenant(), f"{base}:sql.v2")
     assert (found.name, found.served_name, found.lora) == ("llama", "llama:sql.v2", entry.adapters[1].lora)
@@ -233,13 +233,13 @@ def test_an_adapter_is_the_model_with_another_served_name(base: str) -> None:
 @pytest.mark.parametrize(
     "name", ["llama:", "llama:none", "llama:SUPPORT", "support", ":support", "llama:support:support", "other:support"]
 )
-def test_an_unknown_adapter_is_an_unknown_model(name: str) -> None:
+def test_unknown_adapter_is_rejected_as_an_unknown_model(name: str) -> None:
     with pytest.raises(CallError) as caught:
         directory(model_entry(model("vllm"))).resolve(tenant(), name)
     assert caught.value == model_not_found()
 
 
-def test_whoever_may_call_the_model_may_call_its_adapters_and_nobody_else() -> None:
+def test_adapter_access_follows_the_permission_for_its_model() -> None:
     entry = model_entry(model("vllm"))
     assert directory(entry).resolve(tenant("lla*"), "llama:support").served_name == "llama:support"
     for glob in ("qwen", "llama:support", "*:support"):
@@ -274,21 +274,21 @@ LORA = '[{"id":1,"scale":1}]'
 
 @pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses"])
-def test_the_choice_is_put_into_bodies_small_and_large(path: str, *, large: bool) -> None:
+def test_adapter_selection_is_added_to_small_and_large_bodies(path: str, *, large: bool) -> None:
     got = sent(path, b'{"model":"gpt:support","input":"x"}', LORA, large=large)
     assert got == {"model": "llama:support", "input": "x", "lora": [{"id": 1, "scale": 1}]}
     assert "lora" not in sent(path, b'{"model":"gpt:support","input":"x"}', "", large=large)
 
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/messages", "/v1/audio/speech", "/v1/images/generations"])
-def test_a_path_that_cannot_say_the_choice_is_refused(path: str) -> None:
+def test_adapter_on_a_path_without_adapter_support_is_rejected_with_400(path: str) -> None:
     with pytest.raises(CallError) as caught:
         sent(path, b'{"model":"llama"}', LORA)
     assert (caught.value.status, caught.value.param) == (400, "model")
     assert "adapters" in caught.value.message
 
 
-def test_a_form_cannot_say_the_choice_either() -> None:
+def test_form_body_with_an_adapter_selection_is_rejected() -> None:
     of = operation("/v1/audio/transcriptions")
     form = b'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\nllama\r\n--b--'
     peek = read_body(of, form, b"multipart/form-data; boundary=b")
@@ -298,7 +298,7 @@ def test_a_form_cannot_say_the_choice_either() -> None:
 
 
 @pytest.mark.parametrize("large", [False, True])
-def test_a_client_does_not_choose_by_itself(*, large: bool) -> None:
+def test_client_supplied_lora_field_is_rejected_with_400(*, large: bool) -> None:
     with pytest.raises(CallError) as caught:
         sent("/v1/chat/completions", b'{"model":"llama","lora":[{"id":0,"scale":1}]}', LORA, large=large)
     assert (caught.value.status, caught.value.param) == (400, "lora")

@@ -43,20 +43,20 @@ def told(at: World, now_s: float = T0, unmet: dict[ModelName, Unmet] | None = No
     return route
 
 
-def test_a_model_without_replicas_is_at_zero_and_its_wait_is_the_median_start() -> None:
+def test_model_without_replicas_reports_the_median_start_as_its_wait() -> None:
     assert told(world([model("m")])) == ModelRoute(model=M)
     known = world([model("m")], histories={"m": History(starts_s=(2.0, 9.0, 4.0))})
     assert told(known).expected_wait_s == 4.0
 
 
-def test_what_a_start_has_behind_it_is_not_waited_again() -> None:
+def test_expected_wait_excludes_the_elapsed_part_of_a_start() -> None:
     starting = replica(model("m"), "r", state=S.STARTING, started_s=T0 - 3.0)
     at = world([model("m")], replicas=[starting], histories={"m": History(starts_s=(4.0,))})
     assert told(at) == ModelRoute(model=M, state="starting", expected_wait_s=1.0)
     assert told(at, T0 + 60.0).expected_wait_s == 0.0
 
 
-def test_a_ready_model_tells_the_phases_of_its_last_start_and_whether_others_wait() -> None:
+def test_ready_route_contains_start_phases_and_the_others_wait_flag() -> None:
     ready = replica(
         model("m"), "r", wanted_s=T0 - 110.5, created_s=T0 - 110.0, started_s=T0 - 109.0, ready_s=T0 - 100.0
     )
@@ -66,7 +66,7 @@ def test_a_ready_model_tells_the_phases_of_its_last_start_and_whether_others_wai
     assert route.phases_ms == {"decide": 500.0, "place": 1000.0, "load": 9000.0}
 
 
-def test_phases_that_nobody_saw_are_not_told() -> None:
+def test_unobserved_start_phases_are_omitted() -> None:
     """A start that no Call asked for has no first Call; an adopted engine was started by another."""
     unasked = replica(model("m"), "r", created_s=T0 - 3.0, started_s=T0 - 2.0, ready_s=T0)
     adopted = replica(model("m"), "s", created_s=T0 - 1.0, started_s=T0 - 9.0, ready_s=T0)
@@ -74,7 +74,7 @@ def test_phases_that_nobody_saw_are_not_told() -> None:
     assert last_phases_ms([adopted]) == {}
 
 
-def test_calls_are_refused_while_a_failed_episode_backs_off() -> None:
+def test_requests_are_rejected_while_a_failed_start_backs_off() -> None:
     at = world([model("m")], histories={"m": History(refused_until_s=T0 + 60.0, failure="/secret/path is missing")})
     route = told(at)
     assert route.state == "failed"
@@ -85,12 +85,12 @@ def test_calls_are_refused_while_a_failed_episode_backs_off() -> None:
     assert told(at, T0 + 60.0).refusal is None
 
 
-def test_a_model_that_still_serves_is_not_refused() -> None:
+def test_model_with_a_serving_replica_is_not_rejected() -> None:
     at = world([model("m")], replicas=[replica(model("m"), "r")], histories={"m": History(refused_until_s=T0 + 60.0)})
     assert told(at).refusal is None
 
 
-def test_calls_that_would_give_up_before_capacity_comes_are_refused_with_when_it_does() -> None:
+def test_requests_are_rejected_if_capacity_arrives_after_the_queue_limit() -> None:
     """Without a Replica: where one serves, they wait as ever. A moment that merely comes nearer is no news."""
     of = model("m", queue=Queue(wait_seconds_max=300.0))
     at = world([of])
@@ -113,7 +113,7 @@ def test_calls_that_would_give_up_before_capacity_comes_are_refused_with_when_it
     assert [route.refusal for route in ends.models] == [None]
 
 
-def test_gateways_are_told_how_long_capacity_takes_at_least_and_seldom_again() -> None:
+def test_capacity_wait_is_rounded_down_and_rarely_sent_again() -> None:
     """A Call that waits for less is refused there; of what nobody can say when, and of what serves, nothing is said."""
     of = model("m")
     coming = {M: Unmet(model=M, reason="rack brings one", ready_s=599.0)}
@@ -127,7 +127,7 @@ def test_gateways_are_told_how_long_capacity_takes_at_least_and_seldom_again() -
     assert told(world([of], replicas=[replica(of, "r")]), unmet=coming).capacity_wait_s is None
 
 
-def test_a_model_that_can_never_fit_is_refused_and_gateways_hear_when_that_begins_and_ends() -> None:
+def test_rejection_of_a_model_that_never_fits_is_sent_and_withdrawn() -> None:
     at = world([model("m")])
     never = {M: Unmet(model=M, reason="needs 99Gi", never=True)}
     refusal = told(at, unmet=never).refusal
@@ -142,7 +142,7 @@ def test_a_model_that_can_never_fit_is_refused_and_gateways_hear_when_that_begin
     assert [route.refusal for route in ends.models] == [None]
 
 
-def test_a_leader_that_has_not_listed_what_runs_says_only_that_it_lives() -> None:
+def test_leader_sends_empty_routes_until_synced() -> None:
     """Else its gateways would forget Replicas that are there."""
     at = World(epoch=2)
     assert publish.routes_full(at, G1, T0) == RoutesDelta(epoch=2, version=0)
@@ -152,7 +152,7 @@ def test_a_leader_that_has_not_listed_what_runs_says_only_that_it_lives() -> Non
     assert delta.full
 
 
-def test_nothing_is_said_when_nothing_changed() -> None:
+def test_world_without_relevant_changes_produces_no_delta() -> None:
     at = world([model("m")], replicas=[replica(model("m"), "r")])
     after, _ = fold(at, [Reported(report=Report(gateway=G1, boot="b", sequence=2, epoch=1, version=1))], T0 + 1.0)
     assert after is not at
@@ -160,7 +160,7 @@ def test_nothing_is_said_when_nothing_changed() -> None:
     assert publish.catalogue_delta(at, after) is None
 
 
-def test_a_gateway_that_lowered_its_hold_itself_is_not_told_so() -> None:
+def test_gateway_that_lowered_its_own_hold_gets_no_delta() -> None:
     """What it did is not repeated to it: a late echo must not raise what it has lowered further."""
     at = world([model("m")], replicas=[replica(model("m"), "r")], undivided=frozenset({M}), handed_over=True)
     moved = slots.divide_slots(at, T0)
@@ -185,7 +185,7 @@ def test_a_drain_reaches_every_gateway_with_its_version() -> None:
         assert (delta.epoch, delta.version) >= (drain.epoch, drain.version)
 
 
-def test_the_catalogue_says_what_came_changed_and_went() -> None:
+def test_catalogue_delta_lists_added_changed_and_removed_entries() -> None:
     a, b = model("a"), model("b")
     tenant = Tenant(name=TenantName("acme"), spec=TenantSpec(weight=2.0))
     at, _ = fold(World(epoch=1), [DocumentsSeen(models=(a, b))], T0)
@@ -289,7 +289,7 @@ observations: st.SearchStrategy[Observation] = st.one_of(
 
 @settings(derandomize=True, deadline=None, max_examples=examples(200))
 @given(st.lists(st.tuples(st.lists(observations, max_size=4), st.booleans()), max_size=12))
-def test_deltas_applied_in_order_give_what_the_full_message_gives(steps: list[tuple[list[Observation], bool]]) -> None:
+def test_deltas_applied_in_order_equal_the_full_message(steps: list[tuple[list[Observation], bool]]) -> None:
     """Whatever happens, and however many steps a slow reader skips."""
     at = World(epoch=1)
     reader, sent, now_s = Reader(), at, T0

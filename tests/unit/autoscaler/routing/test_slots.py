@@ -62,9 +62,7 @@ def chaos(gateways: int, slots: int, replicas: int, seed: int, seconds: float = 
 
 
 @pytest.mark.parametrize(("gateways", "slots", "replicas"), [(2, 1, 1), (3, 4, 1), (3, 4, 2), (4, 16, 1)])
-def test_never_above_the_slots_through_crashes_restarts_and_leader_changes(
-    gateways: int, slots: int, replicas: int
-) -> None:
+def test_slot_limit_holds_through_crashes_restarts_and_leader_changes(gateways: int, slots: int, replicas: int) -> None:
     """The fleet raises at the first Call too many; afterwards everything that waited was served."""
     for seed in range(examples(40 if slots * replicas < 8 else 8)):
         fleet = chaos(gateways, slots, replicas, seed)
@@ -74,7 +72,7 @@ def test_never_above_the_slots_through_crashes_restarts_and_leader_changes(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("gateways", "slots", "replicas"), [(1, 4, 1), (2, 1, 1), (2, 4, 1), (4, 4, 1), (4, 4, 3)])
-def test_a_free_slot_and_a_waiting_call_coexist_50_ms_at_most(
+def test_free_slot_and_queued_request_coexist_for_at_most_50_ms(
     kind: str, gateways: int, slots: int, replicas: int
 ) -> None:
     """100 ms when a tenth of the reports is lost (three lost in a row may cost more, but not one time in a hundred)."""
@@ -88,7 +86,7 @@ def test_a_free_slot_and_a_waiting_call_coexist_50_ms_at_most(
 
 @pytest.mark.parametrize("slots", [1, 4])
 @pytest.mark.parametrize("gateways", [2, 4])
-def test_a_lone_call_is_granted_at_the_first_release_later_than_50_ms_after_it(gateways: int, slots: int) -> None:
+def test_lone_request_gets_the_first_slot_released_after_50_ms(gateways: int, slots: int) -> None:
     """500 Calls of A wait through the first gateway when one of B comes through the last."""
     for seed in range(examples(20)):
         fleet = Fleet(gateways, slots, seed)
@@ -101,14 +99,14 @@ def test_a_lone_call_is_granted_at_the_first_release_later_than_50_ms_after_it(g
 
 
 @pytest.mark.parametrize(("gateways", "slots"), [(1, 4), (2, 1), (2, 4), (4, 64)])
-def test_two_tenants_get_equal_shares_wherever_their_calls_come_in(gateways: int, slots: int) -> None:
+def test_two_tenants_get_equal_shares_through_different_gateways(gateways: int, slots: int) -> None:
     """B sends as much as A, but all of it through the last gateway: within 2 % of each other."""
     fleet = Fleet(gateways, slots, 7, service=lambda r: r.uniform(0.04, 0.06))
     backlog(fleet, {"A": fleet.gateways[0], "B": fleet.gateways[-1]}, 30.0)
     assert abs(fleet.done["A"] / fleet.done["B"] - 1.0) <= 0.02
 
 
-def test_weights_are_kept_with_one_slot() -> None:
+def test_tenant_weights_are_respected_with_one_slot() -> None:
     """With weights 3 and 1, A gets three times as many."""
     fleet = Fleet(2, 1, 3, service=lambda r: r.uniform(0.04, 0.06), weights={"A": 3.0, "B": 1.0})
     backlog(fleet, {"A": fleet.gateways[0], "B": fleet.gateways[1]}, 60.0)
@@ -130,7 +128,7 @@ def backlog(fleet: Fleet, senders: Mapping[str, HoldGateway], seconds: float) ->
     fleet.run(seconds)
 
 
-def test_calls_of_one_tenant_starve_at_no_gateway() -> None:
+def test_requests_of_one_tenant_do_not_starve_on_any_gateway() -> None:
     """One Slot, the same Tenant everywhere, always more Calls than it can serve: all gateways serve."""
     fleet = Fleet(3, 1, 5, service=lambda _: 0.05)
     served: dict[str, int] = {}
@@ -192,7 +190,7 @@ def divided(world: World, now_s: float = 100.0) -> tuple[World, dict[GatewayId, 
     return fold(world, (moved,), now_s)[0], {gateway: hold for gateway, _, hold in moved.holds}
 
 
-def test_a_new_leader_moves_nothing_before_every_known_gateway_reported_or_is_proven_dead() -> None:
+def test_new_leader_divides_no_slots_until_all_gateways_report_or_die() -> None:
     """Silence is not death: even after 20 s the holds of the silent one are safe, until its process is gone."""
     world = lead(G1, G2)
     world, _ = fold(world, [report(world, G1, 1, hold=1, waiting=3)], 100.0)
@@ -203,7 +201,7 @@ def test_a_new_leader_moves_nothing_before_every_known_gateway_reported_or_is_pr
     assert divided(world, 120.0)[1] == {G1: 4}
 
 
-def test_a_report_of_an_older_epoch_is_demand_but_hands_nothing_over() -> None:
+def test_report_of_an_older_epoch_counts_as_demand_without_handover() -> None:
     """It still acts on another leader's Routes."""
     world = lead(G1)
     old = report(world, G1, 1, hold=4, use=1).report
@@ -215,7 +213,7 @@ def test_a_report_of_an_older_epoch_is_demand_but_hands_nothing_over() -> None:
     assert shares.divide_slots(world, 100.0) is None
 
 
-def test_the_new_leader_keeps_the_holds_it_is_told_and_gives_the_rest() -> None:
+def test_new_leader_keeps_the_slots_that_gateways_report() -> None:
     """Held of old: 3 in use at the first, 1 unused at the second where nobody calls."""
     world = lead(G1, G2)
     batch = [report(world, G1, 1, hold=3, use=3), report(world, G2, 1, hold=1)]
@@ -223,7 +221,7 @@ def test_the_new_leader_keeps_the_holds_it_is_told_and_gives_the_rest() -> None:
     assert divided(world)[1] == {}
 
 
-def test_a_slot_is_granted_only_after_it_was_given_back() -> None:
+def test_slot_is_granted_only_after_its_return_is_acknowledged() -> None:
     """Lowered, acknowledged, and only then raised elsewhere."""
     world = lead(G1, G2)
     world, _ = fold(world, [report(world, G1, 1), report(world, G2, 1)], 100.0)
@@ -239,7 +237,7 @@ def test_a_slot_is_granted_only_after_it_was_given_back() -> None:
     assert divided(world, 100.3)[1] == {G2: 4}
 
 
-def test_calls_above_a_lowered_hold_keep_their_slots() -> None:
+def test_requests_above_a_lowered_hold_keep_their_slots_until_they_end() -> None:
     """Nothing is cut: what they use is given when they end."""
     world = lead(G1, G2)
     world, _ = fold(world, [report(world, G1, 1), report(world, G2, 1)], 100.0)
@@ -254,7 +252,7 @@ def test_calls_above_a_lowered_hold_keep_their_slots() -> None:
     assert divided(world, 100.3)[1] == {G2: 3}
 
 
-def test_nobody_holds_a_replica_that_drains() -> None:
+def test_slots_of_an_unready_replica_are_withdrawn_until_ready_again() -> None:
     """The version that says so lowers every hold; ready again, they are given anew."""
     world = lead(G1)
     world, _ = fold(world, [report(world, G1, 1)], 100.0)
@@ -268,7 +266,7 @@ def test_nobody_holds_a_replica_that_drains() -> None:
     assert divided(world, 100.2)[1] == {G1: 4}
 
 
-def test_a_new_boot_proves_the_old_one_dead_and_its_late_reports_are_nothing() -> None:
+def test_new_boot_frees_slots_of_the_old_boot_and_voids_its_reports() -> None:
     """Its holds are free at once."""
     world = lead(G1, G2)
     world, _ = fold(world, [report(world, G1, 1, hold=4, use=4), report(world, G2, 1, waiting=4)], 100.0)
@@ -280,7 +278,7 @@ def test_a_new_boot_proves_the_old_one_dead_and_its_late_reports_are_nothing() -
     assert divided(world, 100.1)[1] == {G2: 4}
 
 
-def test_a_silent_gateway_keeps_its_claim_after_its_demand_expired() -> None:
+def test_silent_gateway_keeps_its_claimed_slots_until_confirmed_gone() -> None:
     """Expired is not dead: what it may be using is given to nobody."""
     world = lead(G1, G2)
     world, _ = fold(world, [report(world, G1, 1, hold=2, use=2), report(world, G2, 1, hold=2, use=2)], 100.0)
@@ -292,7 +290,7 @@ def test_a_silent_gateway_keeps_its_claim_after_its_demand_expired() -> None:
     assert divided(world, 112.0)[1] == {G2: 4}
 
 
-def test_a_gateway_that_nothing_watches_loses_its_slots_when_its_report_expires() -> None:
+def test_unwatched_gateway_loses_its_slots_when_its_report_expires() -> None:
     """Nothing else would ever end them: it is known from its reports alone."""
     stranger = GatewayId("stranger")
     world = lead(G1)
@@ -310,7 +308,7 @@ def test_a_gateway_that_nothing_watches_loses_its_slots_when_its_report_expires(
     assert not world.gateways[stranger].gone, "a drain still waits for it"
 
 
-def test_a_gateway_that_nothing_watches_counts_again_when_it_reports() -> None:
+def test_unwatched_gateway_counts_again_after_a_new_report() -> None:
     """Its process lives, and uses what it holds."""
     stranger = GatewayId("stranger")
     world = lead(G1)
@@ -324,7 +322,7 @@ def test_a_gateway_that_nothing_watches_counts_again_when_it_reports() -> None:
     assert (found.lapsed, found.gone, shares.compute_claimed_slots(found, R)) == (False, False, 2)
 
 
-def test_priority_goes_before_fairness() -> None:
+def test_higher_priority_gets_all_slots_before_fair_sharing() -> None:
     """All Slots go to where the higher priority waits."""
     world = lead(G1, G2)
 
@@ -338,7 +336,7 @@ def test_priority_goes_before_fairness() -> None:
     assert divided(world)[1] == {G2: 4}
 
 
-def test_nothing_to_say_costs_nothing() -> None:
+def test_heartbeat_without_changes_triggers_no_slot_division() -> None:
     """A heartbeat that changes no level leaves no Model to look at."""
     world = lead(G1)
     world, _ = fold(world, [report(world, G1, 1)], 100.0)
@@ -350,7 +348,7 @@ def test_nothing_to_say_costs_nothing() -> None:
     assert shares.divide_slots(world, 101.0) is None
 
 
-def test_the_harness_notices_a_gateway_that_takes_a_hold_it_was_not_given() -> None:
+def test_fleet_harness_detects_a_gateway_that_takes_ungranted_slots() -> None:
     """The check that all others rest on."""
     fleet = Fleet(2, 2, 1, service=lambda _: 5.0)
     fleet.run(2.0)
@@ -363,7 +361,7 @@ def test_the_harness_notices_a_gateway_that_takes_a_hold_it_was_not_given() -> N
         fleet.run(2.1)
 
 
-def test_a_restarted_gateway_is_not_handed_the_holds_of_its_former_process() -> None:
+def test_restarted_gateway_does_not_inherit_its_former_slots() -> None:
     """It reads its Routes before the leader knows of its new boot."""
     fleet = Fleet(2, 4, 1)
     fleet.run(2.0)

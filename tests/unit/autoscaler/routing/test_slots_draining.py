@@ -28,7 +28,7 @@ def given(made: World) -> dict[str, int]:
     return {id: hold for id, _, hold in answer.holds}
 
 
-def test_a_call_on_a_replica_that_drains_needs_no_slot_of_another_one() -> None:
+def test_request_on_a_draining_replica_needs_no_slot_on_another_replica() -> None:
     """`lab` is due one of two Slots, but its Call is on the old one: the Slot would only come back, again and again."""
     made = town(
         gateway("g1", [level("m", 0, 1, tenant="lab")], [use("old", 1)]),
@@ -39,12 +39,12 @@ def test_a_call_on_a_replica_that_drains_needs_no_slot_of_another_one() -> None:
 
 
 @pytest.mark.parametrize(("waiting", "holds"), [(0, {"g2": 2}), (1, {"g1": 1, "g2": 1})])
-def test_who_waits_beside_such_a_call_is_counted(waiting: int, holds: dict[str, int]) -> None:
+def test_queued_requests_count_despite_one_on_a_draining_replica(waiting: int, holds: dict[str, int]) -> None:
     one = gateway("g1", [level("m", waiting, 1, wait_s=9.0, tenant="lab")], [use("old", 1)])
     assert given(town(one, gateway("g2", [level("m", 5, wait_s=2.0)]))) == holds
 
 
-def test_the_lowest_priority_is_taken_for_the_one_that_drains() -> None:
+def test_lowest_priority_request_is_assumed_on_the_draining_replica() -> None:
     levels = [replace(level("m", 0, 1), priority=5), level("m", 2, 1)]
     made = town(gateway("g1", levels, [use("old", 1), use("new", 1)]))
     left = slots._on_ready(made.gateways[GatewayId("g1")], M.name, [made.replicas[ReplicaId("new")]])

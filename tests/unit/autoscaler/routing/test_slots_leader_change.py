@@ -48,7 +48,7 @@ def told(report: Report) -> Reported:
 # --- the World -------------------------------------------------------------------------------------------------------
 
 
-def test_who_begins_to_lead_knows_only_what_is_said_again() -> None:
+def test_new_leader_keeps_only_replicas_that_are_observed_again() -> None:
     """Intents of a leadership before are void: what was ordered may never have been carried out."""
     starting = replica(A, "never-made", S.STARTING)
     draining = replica(A, "r1", S.DRAINING, address=RUNS.address)
@@ -63,14 +63,14 @@ def test_who_begins_to_lead_knows_only_what_is_said_again() -> None:
     assert after.version > before.version
 
 
-def test_demand_and_gateways_stay_so_it_starts_at_once_but_stops_nothing() -> None:
+def test_new_leader_starts_replicas_at_once_but_stops_none() -> None:
     idle = replica(A, "r1", ready_s=T0 - 9999, address=RUNS.address)
     before = world([A, B], [device(memory_gi=99)], [idle], [gateway("g1", [level("b", 1)])], leads=False)
     after, _ = fold(before, (LED, SlicesSeen(slices=(device(memory_gi=99),)), *there()[1:]), T0)
     assert [type(action).__name__ for action in plan(after, T0).actions] == ["StartReplica"]
 
 
-def test_holds_stand_still_until_every_gateway_has_reported_in_the_epoch() -> None:
+def test_slots_are_not_divided_until_every_gateway_reports_in_the_epoch() -> None:
     led, _ = fold(world([A], [device()], leads=False), (LED, *there()), T0)
     assert slots.divide_slots(led, T0) is None
     old, _ = fold(led, (told(waits(epoch=1)),), T0)
@@ -79,7 +79,7 @@ def test_holds_stand_still_until_every_gateway_has_reported_in_the_epoch() -> No
     assert slots.divide_slots(new, T0) is not None
 
 
-def test_what_this_leader_started_is_divided_while_a_gateway_is_silent_and_what_it_found_is_not() -> None:
+def test_slots_of_new_replicas_are_divided_despite_a_silent_gateway() -> None:
     """The silent one can hold nothing there; once it has reported, what was found is divided, too."""
     before = world([A, B], [device()], gateways=[gateway("g1"), gateway("g2")], leads=False)
     led, _ = fold(before, (LED, *there()), T0)
@@ -99,7 +99,7 @@ def test_what_this_leader_started_is_divided_while_a_gateway_is_silent_and_what_
     assert RUNS.id in {id for _, id, _ in moved.holds}
 
 
-def test_who_follows_neither_plans_nor_grants() -> None:
+def test_follower_neither_plans_nor_divides_slots() -> None:
     known = world([A, B], [device()], [RUNS], [gateway("g1", [level("b", 1)])], handed_over=True)
     assert plan(known, T0).actions
     after, _ = fold(known, (FollowingSeen(),), T0)
@@ -111,7 +111,7 @@ def test_who_follows_neither_plans_nor_grants() -> None:
 # --- the loop --------------------------------------------------------------------------------------------------------
 
 
-def test_a_loop_that_may_not_act_any_more_orders_nothing_even_before_it_is_told() -> None:
+def test_loop_without_write_permission_executes_no_actions() -> None:
     """It was paused while it led: its World says that it leads."""
     loop = SteppedLoop(world([A, B], [device()], [], [gateway("g1")]))
     loop.writes_s = 0.0
@@ -125,7 +125,7 @@ def test_a_loop_that_may_not_act_any_more_orders_nothing_even_before_it_is_told(
 # --- what gateways are told ------------------------------------------------------------------------------------------
 
 
-async def test_a_follower_s_stream_of_routes_is_silent_until_it_leads(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_route_stream_of_a_follower_is_silent_until_election(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gateways, "HEARTBEAT_S", 0.01)
     loop = SteppedLoop(world([A], [device()], [RUNS], [gateway("g1")], leads=False))
     feed = Feed(loop.loop)
@@ -142,7 +142,7 @@ async def test_a_follower_s_stream_of_routes_is_silent_until_it_leads(monkeypatc
             assert loop.loop.world.leads, "the heartbeat of before"
 
 
-def test_a_follower_takes_reports_and_says_that_it_does_not_lead() -> None:
+def test_follower_accepts_a_report_and_answers_as_not_leading() -> None:
     loop = SteppedLoop(world([A], [device()], leads=False))
     answer = accept_report(loop.loop, waits(epoch=3))
     assert (answer.leads, loop.step().loads[ModelName("b")].waiting) == (False, 1)
@@ -175,7 +175,7 @@ class Noted:
         self.links.remove(link.address)
 
 
-async def test_all_addresses_of_a_name_are_followed_as_they_come_and_go() -> None:
+async def test_discovery_follows_all_addresses_of_a_name_as_they_change() -> None:
     now: list[Sequence[str] | OSError] = [["b", "a", "b"], ["b", "c"], OSError("no DNS"), [], ["c"]]
     sync, links = Noted(), list[Silent]()
 

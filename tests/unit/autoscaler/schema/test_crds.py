@@ -41,7 +41,7 @@ def _below(schema: Schema, at: str) -> Iterator[tuple[str, Schema]]:
             yield from _below(one, at + mark)
 
 
-def test_the_checked_in_definitions_are_what_is_generated() -> None:
+def test_checked_in_definitions_match_the_generated_ones() -> None:
     found = {path.name: path.read_text() for path in FOLDER.glob("*.yaml")}
     assert found == render_crds(field_docs), "run `python -m autoscaler.schema.write_crds charts/pilotlight/crds`"
 
@@ -55,7 +55,7 @@ def test_schemas_are_structural(kind: CrdKind) -> None:
         assert "anyOf" not in schema or "x-kubernetes-int-or-string" in schema, path
 
 
-def test_what_a_spec_has_is_bounded() -> None:
+def test_arrays_and_strings_of_a_model_spec_are_bounded() -> None:
     """Else the API server takes the cost of a rule for too high."""
     for path, schema in schemas(MODEL):
         if path.startswith(".spec") and not path.startswith(".spec.fallbacks"):
@@ -79,7 +79,7 @@ def test_definitions_are_small_enough_for_a_client_side_apply() -> None:
         assert len(msgspec.json.encode(yaml.safe_load(text))) < 128 << 10
 
 
-def test_every_rule_is_somewhere() -> None:
+def test_every_validation_rule_appears_in_a_definition() -> None:
     """A type or key that was renamed would silently lose its rules."""
     shown = str([yaml.safe_load(text) for text in render_crds(field_docs).values()])
     for rules in RULES.values():
@@ -87,11 +87,11 @@ def test_every_rule_is_somewhere() -> None:
             assert repr(rule.rule) in shown, rule
 
 
-def test_what_will_come_is_no_key_yet() -> None:
+def test_later_fields_are_listed_as_not_in_force() -> None:
     assert LATER.keys() <= {key for keys in KEYS.values() for key in keys}
 
 
-def test_descriptions_are_what_stands_beside_the_fields() -> None:
+def test_descriptions_come_from_the_field_documentation() -> None:
     assert field_docs(ModelSpec)["slots"] == "Calls at once on one Replica; absent = the engine's default."
     assert field_docs(Gpu) == {}
     shown = {path: schema.get("description") for path, schema in schemas(MODEL)}

@@ -15,17 +15,17 @@ from autoscaler.spec.yaml import parse_yaml
 ROOT = Path(__file__).parents[4]
 
 
-def test_the_checked_in_schemas_are_what_is_generated() -> None:
+def test_checked_in_schemas_match_the_generated_ones() -> None:
     found = {path.name: path.read_text() for path in (ROOT / "docs" / "schema").glob("*.json")}
     assert found == render_schemas(), "run `python -m autoscaler.schema docs/schema`"
 
 
 @pytest.mark.parametrize("name", sorted(render_schemas()))
-def test_each_is_a_valid_schema(name: str) -> None:
+def test_each_generated_schema_is_valid(name: str) -> None:
     jsonschema.Draft202012Validator.check_schema(json.loads(render_schemas()[name]))
 
 
-def test_the_example_is_valid() -> None:
+def test_example_documents_match_the_schemas() -> None:
     documents = parse_yaml((ROOT / "examples" / "two-models.yaml").read_text())
     assert len(documents) == 3
     for document in documents:
@@ -37,12 +37,12 @@ def test_the_example_is_valid() -> None:
 @pytest.mark.parametrize(
     "spec", [{}, {"engine": "tei"}, {"engine": "vllm", "x": 1}, {"engine": "vllm", "gpu": {"memory": "1GB"}}]
 )
-def test_a_wrong_model_is_not_valid(spec: dict[str, object]) -> None:
+def test_invalid_model_fails_schema_validation(spec: dict[str, object]) -> None:
     document = {"apiVersion": API_VERSION, "kind": "Model", "metadata": {"name": "a"}, "spec": spec}
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(document, json.loads(render_schemas()["model.json"]), cls=jsonschema.Draft202012Validator)
 
 
-def test_sizes_show_their_default_as_people_write_it() -> None:
+def test_default_size_is_shown_with_its_unit() -> None:
     model = json.loads(render_schemas()["model.json"])
     assert model["properties"]["spec"]["properties"]["queue"]["properties"]["bytesMax"]["default"] == "256Mi"

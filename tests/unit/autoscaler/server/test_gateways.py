@@ -69,7 +69,7 @@ async def post(client: Client, body: bytes) -> tuple[int, bytes]:
     return response.status, await response.read()
 
 
-async def test_a_report_is_put_into_the_inbox_and_answered_with_the_epoch(aiohttp_client: AiohttpClient) -> None:
+async def test_report_is_queued_for_the_next_step_and_answered_with_epoch(aiohttp_client: AiohttpClient) -> None:
     loop = stepped()
     client = await aiohttp_client(ContractServer(loop.loop).application())
     status, answer = await post(client, msgspec.json.encode(report(waiting=2)))
@@ -78,7 +78,7 @@ async def test_a_report_is_put_into_the_inbox_and_answered_with_the_epoch(aiohtt
     assert loop.step().loads[ModelName("a")].waiting == 2
 
 
-def test_a_report_that_repeats_the_last_has_nothing_decided_before_the_next_tick() -> None:
+def test_redundant_report_triggers_no_decision_before_the_next_tick() -> None:
     """A gateway with Calls that wait says so twenty times a second, and a decision over many Models takes longer."""
 
     async def scenario() -> None:
@@ -108,7 +108,7 @@ def test_a_report_that_repeats_the_last_has_nothing_decided_before_the_next_tick
     run(scenario())
 
 
-async def test_a_boot_that_is_not_known_is_asked_for_everything(aiohttp_client: AiohttpClient) -> None:
+async def test_report_of_an_unknown_boot_is_answered_with_a_resend_request(aiohttp_client: AiohttpClient) -> None:
     loop = stepped()
     client = await aiohttp_client(ContractServer(loop.loop).application())
     resend = []
@@ -131,7 +131,9 @@ async def test_a_boot_that_is_not_known_is_asked_for_everything(aiohttp_client: 
         b'{"a":' + b"[" * 5000,
     ],
 )
-async def test_what_is_not_a_report_is_refused_and_changes_nothing(aiohttp_client: AiohttpClient, body: bytes) -> None:
+async def test_invalid_report_is_rejected_with_400_and_changes_nothing(
+    aiohttp_client: AiohttpClient, body: bytes
+) -> None:
     loop = stepped()
     client = await aiohttp_client(ContractServer(loop.loop).application())
     status, answer = await post(client, body)
@@ -154,7 +156,7 @@ async def lines(
         yield msgspec.json.decode(line, type=kind)
 
 
-async def test_routes_begin_with_everything_and_go_on_with_what_changed(aiohttp_client: AiohttpClient) -> None:
+async def test_route_stream_starts_full_and_continues_with_deltas(aiohttp_client: AiohttpClient) -> None:
     loop = stepped()
     client = await aiohttp_client(ContractServer(loop.loop).application())
     response = await client.get("/v1/routes?gateway=g1&boot=b")
@@ -171,9 +173,7 @@ async def test_routes_begin_with_everything_and_go_on_with_what_changed(aiohttp_
     response.close()
 
 
-async def test_a_quiet_stream_says_that_the_leader_lives(
-    aiohttp_client: AiohttpClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_idle_stream_sends_heartbeats(aiohttp_client: AiohttpClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gateways, "HEARTBEAT_S", 0.02)
     client = await aiohttp_client(ContractServer(stepped().loop).application())
     for path, kind in (("/v1/routes?gateway=g1&boot=b", RoutesDelta), ("/v1/catalogue", CatalogueDelta)):
@@ -188,7 +188,7 @@ async def test_a_quiet_stream_says_that_the_leader_lives(
         response.close()
 
 
-async def test_no_catalogue_is_told_before_the_documents_are_known() -> None:
+async def test_catalogue_is_withheld_until_the_documents_are_known() -> None:
     """A gateway that heard of an empty one would say of every Model that there is no such."""
     loop = SteppedLoop(World(epoch=1))
     async with contextlib.aclosing(Feed(loop.loop).catalogue()) as messages:
@@ -199,7 +199,7 @@ async def test_no_catalogue_is_told_before_the_documents_are_known() -> None:
         assert (whole.full, whole.models) == (True, ()), "none is also something to know"
 
 
-async def test_a_catalogue_begins_with_everything_and_goes_on_with_what_changed(aiohttp_client: AiohttpClient) -> None:
+async def test_catalogue_stream_starts_full_and_continues_with_deltas(aiohttp_client: AiohttpClient) -> None:
     loop = stepped()
     client = await aiohttp_client(ContractServer(loop.loop).application())
     response = await client.get("/v1/catalogue")
@@ -215,7 +215,7 @@ async def test_a_catalogue_begins_with_everything_and_goes_on_with_what_changed(
     response.close()
 
 
-async def test_a_reader_that_was_slow_gets_one_larger_delta() -> None:
+async def test_slow_reader_gets_one_combined_delta() -> None:
     loop = stepped()
     async with contextlib.aclosing(Feed(loop.loop).catalogue()) as messages:
         await anext(messages)
@@ -255,7 +255,7 @@ def odd_reports() -> Iterator[tuple[str, dict[str, Any]]]:
                     yield f"$.{field}[0].{key}", {**WHOLE, field: [{**rows[0], key: odd}]}
 
 
-async def test_a_report_out_of_bounds_gets_400_that_names_the_field(aiohttp_client: AiohttpClient) -> None:
+async def test_report_out_of_bounds_is_rejected_with_400_and_the_field(aiohttp_client: AiohttpClient) -> None:
     loop = stepped()
     client = await aiohttp_client(ContractServer(loop.loop).application())
     tried = 0
@@ -271,7 +271,7 @@ async def test_a_report_out_of_bounds_gets_400_that_names_the_field(aiohttp_clie
     assert (status, GatewayId("g7") in loop.step().gateways) == (200, True)
 
 
-async def test_a_report_that_acts_on_routes_of_the_future_is_refused(aiohttp_client: AiohttpClient) -> None:
+async def test_report_with_a_future_route_version_is_rejected(aiohttp_client: AiohttpClient) -> None:
     """Else another boot of a gateway's name would count as the living one, and the gateway's own reports would not."""
     loop = stepped()
     client = await aiohttp_client(ContractServer(loop.loop).application())
@@ -283,7 +283,7 @@ async def test_a_report_that_acts_on_routes_of_the_future_is_refused(aiohttp_cli
     assert (await post(client, json.dumps({**WHOLE, "gateway": "g1", "version": version}).encode()))[0] == 200
 
 
-async def test_gateways_that_nothing_watches_are_bounded_and_forgotten(aiohttp_client: AiohttpClient) -> None:
+async def test_unwatched_gateways_are_bounded_and_forgotten_when_silent(aiohttp_client: AiohttpClient) -> None:
     loop = stepped()
     client = await aiohttp_client(ContractServer(loop.loop).application())
     for n in range(GATEWAYS_MAX - 1):
@@ -298,7 +298,7 @@ async def test_gateways_that_nothing_watches_are_bounded_and_forgotten(aiohttp_c
     assert (await post(client, json.dumps(WHOLE).encode()))[0] == 200
 
 
-async def test_routes_need_the_name_of_a_gateway(aiohttp_client: AiohttpClient) -> None:
+async def test_routes_require_a_valid_gateway_name(aiohttp_client: AiohttpClient) -> None:
     client = await aiohttp_client(ContractServer(stepped().loop).application())
     response = await client.get("/v1/routes")
     assert (response.status, await response.json()) == (400, {"error": WHICH})
@@ -308,7 +308,7 @@ async def test_routes_need_the_name_of_a_gateway(aiohttp_client: AiohttpClient) 
     assert (await client.get("/v1/routes?gateway=g1&boot=" + 300 * "x")).status == 400
 
 
-async def test_following_routes_makes_a_gateway_known_before_it_reports(aiohttp_client: AiohttpClient) -> None:
+async def test_gateway_that_follows_routes_is_known_before_its_first_report(aiohttp_client: AiohttpClient) -> None:
     loop = stepped()
     client = await aiohttp_client(ContractServer(loop.loop).application())
     response = await client.get("/v1/routes?gateway=g2&boot=b2")
@@ -317,7 +317,7 @@ async def test_following_routes_makes_a_gateway_known_before_it_reports(aiohttp_
     response.close()
 
 
-async def test_a_gateway_process_that_died_is_observed_to_be_gone(tmp_path: Path) -> None:
+async def test_dead_gateway_process_is_observed_as_gone(tmp_path: Path) -> None:
     loop = stepped()
 
     def gone() -> list[object]:
@@ -342,7 +342,7 @@ async def test_a_gateway_process_that_died_is_observed_to_be_gone(tmp_path: Path
     assert loop.step().gateways[GatewayId("g9")].gone
 
 
-async def test_a_gateway_whose_connection_broke_is_not_gone(tmp_path: Path) -> None:
+async def test_gateway_with_a_broken_connection_is_not_gone(tmp_path: Path) -> None:
     loop = stepped()
     runner = web.AppRunner(ContractServer(loop.loop).application(), shutdown_timeout=0.1)
     await runner.setup()

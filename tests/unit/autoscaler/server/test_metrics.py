@@ -57,7 +57,7 @@ def begun() -> tuple[SteppedLoop, Metrics, Replica]:
     return stepped, metrics, ordered
 
 
-def test_the_names_that_are_promised_are_all_there() -> None:
+def test_all_documented_metrics_are_exposed() -> None:
     stepped, metrics, ordered = begun()
     stepped.step(seen(ordered, Seen.EXITED, T0))
     shown = Scrape(metrics.text()).families
@@ -84,7 +84,7 @@ def test_the_names_that_are_promised_are_all_there() -> None:
     }
 
 
-def test_a_decision_is_counted_from_the_report_whatever_the_driver_says_while_it_is_performed() -> None:
+def test_decision_time_starts_at_the_report_despite_driver_events() -> None:
     stepped = SteppedLoop(world([A], [device()], gateways=[gateway(levels=[level("a", 1)])]))
     metrics = Metrics(lambda: stepped.loop.world)
     stepped.loop.listeners.append(metrics.on_step)
@@ -95,7 +95,7 @@ def test_a_decision_is_counted_from_the_report_whatever_the_driver_says_while_it
     assert Scrape(metrics.text())["pilotlight_decision_seconds_sum",] == pytest.approx(0.003)
 
 
-def test_an_order_about_a_node_is_counted_as_orders_about_replicas_are() -> None:
+def test_node_repartition_is_counted_as_an_action() -> None:
     """Whatever is ordered: what is not known to the counter ends the loop with its step."""
     there = world([A], [device()])
     metrics = Metrics(lambda: there)
@@ -116,7 +116,7 @@ def test_merged_reports_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Scrape(metrics.text())["pilotlight_reports_merged_total",] == 4.0
 
 
-def test_a_start_is_counted_with_its_seconds() -> None:
+def test_start_is_counted_with_its_duration() -> None:
     stepped, metrics, ordered = begun()
     started_s = stepped.now_s
     stepped.step(seen(ordered, Seen.STARTING, started_s))
@@ -131,7 +131,7 @@ def test_a_start_is_counted_with_its_seconds() -> None:
     assert shown["pilotlight_leader",] == 1
 
 
-def test_a_start_that_broke_is_a_failure_and_no_start() -> None:
+def test_failed_start_is_counted_as_failure_and_not_as_start() -> None:
     stepped, metrics, ordered = begun()
     stepped.step(seen(ordered, Seen.EXITED, T0))
     shown = Scrape(metrics.text())
@@ -139,14 +139,14 @@ def test_a_start_that_broke_is_a_failure_and_no_start() -> None:
     assert not shown.families["pilotlight_start_seconds"].samples
 
 
-def test_a_decision_takes_from_the_report_to_the_order() -> None:
+def test_step_with_an_action_is_counted_as_a_decision() -> None:
     _, metrics, _ = begun()
     shown = Scrape(metrics.text())
     assert shown["pilotlight_decision_seconds_count",] == 1
     assert shown["pilotlight_plan_seconds_count",] == 1
 
 
-def test_a_step_without_an_action_is_no_decision() -> None:
+def test_step_without_an_action_is_not_counted_as_a_decision() -> None:
     stepped = SteppedLoop(world([A], [device()]))
     metrics = Metrics(lambda: stepped.loop.world)
     stepped.loop.listeners.append(metrics.on_step)
@@ -155,7 +155,7 @@ def test_a_step_without_an_action_is_no_decision() -> None:
     assert (shown["pilotlight_decision_seconds_count",], shown["pilotlight_plan_seconds_count",]) == (0, 1)
 
 
-def test_memory_of_a_slice_is_used_or_free() -> None:
+def test_slice_memory_is_reported_as_used_and_free() -> None:
     whole = replica(model("b", 0), "r2", on=("gpu1",))
     made = world(
         [A], [device("gpu0", 24), device("gpu1", 8)], [replica(A, "r1"), replica(A, "r3", state=S.FAILED), whole]
@@ -173,13 +173,13 @@ def test_memory_of_a_slice_is_used_or_free() -> None:
     }
 
 
-def test_of_a_slice_that_only_one_may_have_nothing_is_free_beside_it() -> None:
+def test_occupied_exclusive_slice_has_no_free_memory() -> None:
     alone = device("gpu0", 24, shared=False)
     shown = Scrape(Metrics(lambda: world([A], [alone], [replica(A, "r1")])).text())
     assert shown["pilotlight_slice_memory_bytes", "gpu0", "n0", "free"] == 0
 
 
-def test_a_replica_that_is_gone_is_counted_no_more() -> None:
+def test_removed_replica_is_no_longer_counted() -> None:
     now = world([A], [device()], [replica(A, "r1")])
     metrics = Metrics(lambda: now)
     assert Scrape(metrics.text())["pilotlight_replicas", "a", "ready"] == 1
@@ -187,7 +187,7 @@ def test_a_replica_that_is_gone_is_counted_no_more() -> None:
     assert not Scrape(metrics.text()).families["pilotlight_replicas"].samples
 
 
-def test_no_replica_has_a_series_of_its_own() -> None:
+def test_metrics_have_no_series_per_replica() -> None:
     stepped, metrics, ordered = begun()
     stepped.step(seen(ordered, Seen.READY, T0))
     assert ordered.id not in metrics.text().decode()

@@ -20,7 +20,7 @@ def told_of(before: World, after: World) -> list[Counted]:
     return [*count_capacity_events(before.capacity, after.capacity)]
 
 
-def test_an_order_is_counted_when_it_is_given_and_when_it_came_with_how_long_that_took() -> None:
+def test_order_is_counted_when_placed_and_when_delivered_with_its_time() -> None:
     begin = surge(offer())
     after, _ = acted(begin)
     assert told_of(begin, after) == [Counted("rack", "ordered")]
@@ -29,14 +29,14 @@ def test_an_order_is_counted_when_it_is_given_and_when_it_came_with_how_long_tha
     assert not told_of(here, here)
 
 
-def test_what_is_refused_failed() -> None:
+def test_refused_order_is_counted_as_failed() -> None:
     after, _ = acted(surge(offer()))
     (id,) = after.capacity.leases
     refused = told(after, LeaseRefused(id=id, reason="none left"), now_s=T0 + 1)
     assert told_of(after, refused) == [Counted("rack", "failed")]
 
 
-def test_what_is_gone_was_returned_or_lost() -> None:
+def test_removed_order_is_counted_as_returned_or_lost() -> None:
     after, _ = acted(surge(offer()))
     here = arrived(after, T0 + 30)
     (id,) = here.capacity.leases
@@ -49,7 +49,7 @@ def test_what_is_gone_was_returned_or_lost() -> None:
     assert [*told_of(here, once), *told_of(once, twice)] == [Counted("rack", "lost")]
 
 
-def test_what_another_leader_ordered_is_not_counted_again() -> None:
+def test_order_of_another_leader_is_not_counted_again() -> None:
     after, _ = acted(surge(offer()))
     other = shown(after, T0 + 1)
     begin = surge(offer())
@@ -71,7 +71,7 @@ def counts_of(*steps: tuple[World, World]) -> dict[tuple[str, str], float]:
     return {(one.labels["provider"], one.labels["result"]): one.value for one in found}
 
 
-def test_who_follows_counts_nothing_and_who_leads_from_then_on_no_return_as_a_loss() -> None:
+def test_follower_counts_no_orders_and_leader_counts_return_not_loss() -> None:
     here = arrived(acted(surge(offer()))[0], T0 + 30)
     lists = [listed(here, phase="here", committed=True, node="w1", device_ids=("new0",))]
     lists += [listed(here, phase="leaving", committed=True, node="w1", device_ids=("new0",)), (), ()]

@@ -49,7 +49,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nodetelling, "HEARTBEAT_S", 0.01)
 
 
-async def test_a_node_is_told_what_it_is_to_have_and_again_only_when_that_changes() -> None:
+async def test_node_wants_are_sent_at_connect_and_then_only_on_change() -> None:
     stepped = SteppedLoop(starting())
     lines = NodeTelling(stepped.loop).messages(NodeId("n1"))
     async with asyncio.timeout(60):
@@ -65,7 +65,7 @@ async def test_a_node_is_told_what_it_is_to_have_and_again_only_when_that_change
     await lines.aclose()
 
 
-async def test_what_nobody_has_looked_at_is_looked_at_by_an_agent_that_hears_us() -> None:
+async def test_unknown_artifact_is_inspected_by_one_connected_agent() -> None:
     unknown = replace(ADA, spec=replace(ADA.spec, gpu=Gpu()))
     stepped = SteppedLoop(world([unknown], [device("g1", 80, "n1")]))
     telling = NodeTelling(stepped.loop)
@@ -88,7 +88,7 @@ async def test_what_nobody_has_looked_at_is_looked_at_by_an_agent_that_hears_us(
     await left.aclose()
 
 
-async def test_an_agent_that_does_not_look_is_relieved_when_nothing_else_changes() -> None:
+async def test_agent_that_does_not_inspect_is_replaced_by_another() -> None:
     unknown = replace(ADA, spec=replace(ADA.spec, gpu=Gpu()))
     stepped = SteppedLoop(world([unknown], [device("g1", 80, "n1")]))
     telling = NodeTelling(stepped.loop)
@@ -114,7 +114,7 @@ async def told(lines: AsyncGenerator[bytes]) -> bytes:
 
 
 @pytest.mark.parametrize("not_yet", [{"leads": False}, {"synced": False}, {"documented": False}])
-async def test_who_does_not_lead_or_does_not_know_all_yet_says_nothing(not_yet: dict[str, bool]) -> None:
+async def test_node_stream_is_blank_until_leading_synced_and_documented(not_yet: dict[str, bool]) -> None:
     lines = NodeTelling(SteppedLoop(replace(starting(), **not_yet)).loop).messages(NodeId("n1"))
     async with asyncio.timeout(60):
         assert [await anext(lines), await anext(lines)] == [BLANK, BLANK]
@@ -122,7 +122,7 @@ async def test_who_does_not_lead_or_does_not_know_all_yet_says_nothing(not_yet: 
 
 
 @pytest.mark.standard
-async def test_the_route_needs_a_node(aiohttp_client: AiohttpClient) -> None:
+async def test_wants_route_requires_a_node_name(aiohttp_client: AiohttpClient) -> None:
     client = await aiohttp_client(ContractServer(SteppedLoop(starting()).loop).application())
     assert (await client.get("/v1/wants")).status == 400
     async with client.get("/v1/wants?node=n2") as answer, asyncio.timeout(60):
@@ -148,7 +148,7 @@ def images(line: bytes) -> tuple[ImageWant, ...]:
     return msgspec.json.decode(line, type=NodeWants).images
 
 
-async def test_an_agent_hears_at_once_which_images_its_node_is_to_have_and_when_they_are_there() -> None:
+async def test_node_stream_sends_wanted_images_until_they_are_present() -> None:
     a = needs()
     began = replace(at([a], [starts(a, 3)], agents=[3]), documented=True)
     loop = Watched(replace(began, replicas={}, by_model={}, by_slice={}))
@@ -167,7 +167,7 @@ async def test_an_agent_hears_at_once_which_images_its_node_is_to_have_and_when_
     await told.aclose()
 
 
-async def test_a_node_that_takes_anothers_place_is_told_like_any() -> None:
+async def test_replacement_node_receives_its_wanted_images() -> None:
     a = needs()
     began = replace(at([a], [starts(a, 3)], agents=[3, 4]), documented=True)
     loop = Watched(replace(began, nodes={"n4": began.nodes["n4"]}))

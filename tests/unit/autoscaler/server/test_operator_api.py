@@ -91,7 +91,7 @@ def tenants() -> dict[TenantName, Tenant]:
     return {acme.name: acme}
 
 
-async def test_every_order_answers_as_its_description_says(aiohttp_client: AiohttpClient) -> None:
+async def test_every_order_response_matches_its_openapi_schema(aiohttp_client: AiohttpClient) -> None:
     client = await Port(lived()).client(aiohttp_client)
     described = await (await client.get(openapi.PATH)).json()
     validate(described)
@@ -113,7 +113,7 @@ async def told(client: Client, path: str, **body: bool) -> str:
     return str((await response.json())["says"])
 
 
-async def test_an_order_says_what_will_happen_and_is_observed(aiohttp_client: AiohttpClient) -> None:
+async def test_order_response_describes_its_effect_and_order_is_observed(aiohttp_client: AiohttpClient) -> None:
     port = Port(lived())
     client = await port.client(aiohttp_client)
     assert await told(client, "models/a/wake") == "a is ready and stays for an idle window (60 s)"
@@ -131,7 +131,7 @@ async def test_an_order_says_what_will_happen_and_is_observed(aiohttp_client: Ai
     ]  # fmt: skip
 
 
-async def test_a_stop_of_what_a_person_has_scaled_says_whose_scale_it_is(aiohttp_client: AiohttpClient) -> None:
+async def test_stop_of_a_manually_scaled_model_mentions_the_manual_scale(aiohttp_client: AiohttpClient) -> None:
     message = "scaled to 2 by kubectl, which holds until then"
     by_hand = Adopted(kind="Deployment", namespace="default", name="a", held=True, message=message)
     made = replace(model("a", 20, low=2, high=2), adopted=by_hand)
@@ -140,7 +140,7 @@ async def test_a_stop_of_what_a_person_has_scaled_says_whose_scale_it_is(aiohttp
     assert said.endswith(f"; {message}, so it starts again")
 
 
-async def test_places_are_cordoned_drained_and_opened(aiohttp_client: AiohttpClient) -> None:
+async def test_devices_and_nodes_can_be_cordoned_drained_and_uncordoned(aiohttp_client: AiohttpClient) -> None:
     port = Port(lived())
     client = await port.client(aiohttp_client)
     said = await told(client, "devices/gpu0/cordon")
@@ -155,7 +155,7 @@ async def test_places_are_cordoned_drained_and_opened(aiohttp_client: AiohttpCli
     assert CordonTarget("device", "gpu0") not in port.kept.cordons
 
 
-async def test_a_cordon_takes_nothing_of_a_drain_back(aiohttp_client: AiohttpClient) -> None:
+async def test_cordon_does_not_cancel_an_existing_drain(aiohttp_client: AiohttpClient) -> None:
     place = CordonTarget("device", "gpu0")
     known = Cordon(place=place, node="n0", since_s=T0 - 50, drain=True, force=True)
     port = Port(lived(cordons={place: known}))
@@ -172,7 +172,7 @@ async def test_a_cordon_takes_nothing_of_a_drain_back(aiohttp_client: AiohttpCli
         ({"models": {A.name: model("a", 200)}}, "a fits on no device: needs 200Gi on one device; the largest has 24Gi"),
     ],
 )
-async def test_what_cannot_be_woken_is_refused_with_the_reason(
+async def test_wake_that_cannot_succeed_is_rejected_with_409_and_the_reason(
     aiohttp_client: AiohttpClient, fields: dict[str, object], why: str
 ) -> None:
     client = await Port(replace(world([A], [device()]), **fields)).client(aiohttp_client)
@@ -193,7 +193,7 @@ async def test_what_cannot_be_woken_is_refused_with_the_reason(
         (OPERATOR, 200, ""),
     ],
 )
-async def test_with_tenants_an_order_needs_an_operators_key(
+async def test_order_requires_an_operator_key_if_tenants_exist(
     aiohttp_client: AiohttpClient, key: str | None, status: int, word: str
 ) -> None:
     port = Port(lived(tenants=tenants()))
@@ -205,7 +205,7 @@ async def test_with_tenants_an_order_needs_an_operators_key(
     assert bool(port.loop.observed) == (status == 200)
 
 
-async def test_with_auth_none_nobody_is_asked_for_a_key(aiohttp_client: AiohttpClient) -> None:
+async def test_order_needs_no_key_with_auth_none(aiohttp_client: AiohttpClient) -> None:
     client = await Port(lived(tenants=tenants(), settings=Settings(auth="none"))).client(aiohttp_client)
     assert (await client.post("/api/v1/models/a/wake", json={})).status == 200
 
@@ -225,7 +225,7 @@ async def test_with_auth_none_nobody_is_asked_for_a_key(aiohttp_client: AiohttpC
         ({}, '{"force": true}' + " " * 1024, 413),
     ],
 )
-async def test_what_is_no_order_of_ours_changes_nothing(
+async def test_invalid_or_cross_origin_order_is_rejected_and_changes_nothing(
     aiohttp_client: AiohttpClient, headers: dict[str, str], body: str, status: int
 ) -> None:
     port = Port(lived())
@@ -247,11 +247,13 @@ async def test_what_is_no_order_of_ours_changes_nothing(
         ("http://h", None, None, False),
     ],
 )
-def test_only_this_ports_own_pages_may(origin: str | None, site: str | None, host: str | None, ours: bool) -> None:
+def test_only_requests_of_the_same_origin_are_accepted(
+    origin: str | None, site: str | None, host: str | None, ours: bool
+) -> None:
     assert is_same_origin(origin, site, host) is ours
 
 
-async def test_who_does_not_lead_or_has_not_listed_gives_no_orders(aiohttp_client: AiohttpClient) -> None:
+async def test_order_is_rejected_with_503_unless_leading_and_synced(aiohttp_client: AiohttpClient) -> None:
     port = Port(lived(leads=False))
     client = await port.client(aiohttp_client)
     response = await client.post("/api/v1/models/a/stop", json={})
@@ -261,7 +263,7 @@ async def test_who_does_not_lead_or_has_not_listed_gives_no_orders(aiohttp_clien
     assert (await begun.post("/api/v1/nodes/n0/cordon", json={})).status == 503
 
 
-async def test_every_order_is_one_line_of_the_log_without_a_key(
+async def test_accepted_order_is_logged_in_one_line_without_the_key(
     aiohttp_client: AiohttpClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = await Port(lived(tenants=tenants())).client(aiohttp_client)
@@ -273,7 +275,7 @@ async def test_every_order_is_one_line_of_the_log_without_a_key(
     assert lines == ["event=operator who='acme/ops' verb=drain device=gpu0 force"]
 
 
-async def test_without_commands_nothing_is_posted(aiohttp_client: AiohttpClient) -> None:
+async def test_order_without_configured_commands_is_rejected_with_405(aiohttp_client: AiohttpClient) -> None:
     server = OperationsServer(SteppedLoop(lived()).loop, Log(), lambda: b"", tuple)
     client = await aiohttp_client(server.application())
     assert (await client.post("/api/v1/models/a/wake", json={})).status == 405
@@ -288,7 +290,7 @@ def file(folder: Path, seen: list[CordonsSeen], clock: Callable[[], float], wall
     return CordonFile(state, seen.extend, clock, wall)
 
 
-async def test_cordons_outlive_a_restart_with_the_age_that_they_have(tmp_path: Path) -> None:
+async def test_cordons_survive_a_restart_with_their_age(tmp_path: Path) -> None:
     seen: list[CordonsSeen] = []
     first = file(tmp_path, seen, lambda: 100.0, lambda: 5000.0)
     assert first.load() == ""
@@ -305,7 +307,7 @@ async def test_cordons_outlive_a_restart_with_the_age_that_they_have(tmp_path: P
     assert (known.place, known.drain, known.force, known.since_s) == (one.place, True, True, 7.0 - 70.0)
 
 
-async def test_an_order_that_cannot_be_kept_is_not_in_force(
+async def test_order_that_cannot_be_stored_does_not_take_effect(
     aiohttp_client: AiohttpClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[CordonsSeen] = []
@@ -325,7 +327,7 @@ async def test_an_order_that_cannot_be_kept_is_not_in_force(
     assert (response.status, await response.json()) == (500, {"error": "nothing has changed: the disk is full"})
 
 
-def test_a_broken_file_of_cordons_is_moved_aside_and_said(tmp_path: Path) -> None:
+def test_corrupt_cordon_file_is_moved_aside_and_reported(tmp_path: Path) -> None:
     (tmp_path / "cordons.json").write_text("{")
     seen: list[CordonsSeen] = []
     said = file(tmp_path, seen, lambda: 0.0, lambda: 0.0).load()

@@ -55,7 +55,7 @@ async def connect(aiohttp_client: AiohttpClient, made: World, log: Log | None = 
     return await aiohttp_client(port.application())
 
 
-async def test_every_path_answers_as_its_description_says(aiohttp_client: AiohttpClient) -> None:
+async def test_every_path_response_matches_its_openapi_schema(aiohttp_client: AiohttpClient) -> None:
     client = await connect(aiohttp_client, *lived())
     described = await (await client.get(openapi.PATH)).json()
     validate(described)
@@ -70,7 +70,7 @@ async def test_every_path_answers_as_its_description_says(aiohttp_client: Aiohtt
             Draft202012Validator({**schema, "components": described["components"]}).validate(await response.json())
 
 
-async def test_the_answers_are_those_of_the_world(aiohttp_client: AiohttpClient) -> None:
+async def test_api_responses_reflect_the_world(aiohttp_client: AiohttpClient) -> None:
     client = await connect(aiohttp_client, *lived())
 
     async def get(path: str) -> object:
@@ -103,7 +103,7 @@ async def test_the_answers_are_those_of_the_world(aiohttp_client: AiohttpClient)
     assert why["sentences"][0].startswith("1 Replica is needed: 3 waiting")
 
 
-def test_a_plan_says_of_what_kind_each_action_is() -> None:
+def test_encoded_plan_contains_the_kind_of_each_action() -> None:
     made = Plan(actions=(DrainReplica(replica=ReplicaId("r1"), reason="idle"),))
     (shown,) = json.loads(msgspec.json.encode(made))["actions"]
     assert shown == {
@@ -111,7 +111,7 @@ def test_a_plan_says_of_what_kind_each_action_is() -> None:
     }  # fmt: skip
 
 
-async def test_a_model_is_found_by_its_aliases_too(aiohttp_client: AiohttpClient) -> None:
+async def test_model_is_found_by_its_aliases(aiohttp_client: AiohttpClient) -> None:
     made = world([A, model("org/b", 20, aliases=("small", "gpt-4o-mini"))], [device()])
     client = await connect(aiohttp_client, made)
     view = await (await client.get("/api/v1/models/gpt-4o-mini")).json()
@@ -120,7 +120,7 @@ async def test_a_model_is_found_by_its_aliases_too(aiohttp_client: AiohttpClient
     assert told["model"] == "org/b"
 
 
-async def test_what_is_unknown_is_answered_with_what_there_is(aiohttp_client: AiohttpClient) -> None:
+async def test_unknown_model_or_path_is_answered_with_the_available_ones(aiohttp_client: AiohttpClient) -> None:
     client = await connect(aiohttp_client, *lived())
     for path in ("models/x", "explain/model/x"):
         response = await client.get(f"/api/v1/{path}")
@@ -133,7 +133,7 @@ async def test_what_is_unknown_is_answered_with_what_there_is(aiohttp_client: Ai
     assert (response.status, await response.json()) == (405, said)
 
 
-async def test_it_lives_before_it_is_ready(aiohttp_client: AiohttpClient) -> None:
+async def test_server_is_healthy_before_ready(aiohttp_client: AiohttpClient) -> None:
     client = await connect(aiohttp_client, World(epoch=1))
     assert (await client.get("/healthz")).status == 200
     response = await client.get("/readyz")
@@ -141,12 +141,12 @@ async def test_it_lives_before_it_is_ready(aiohttp_client: AiohttpClient) -> Non
     assert await (await client.get("/api/v1/devices")).json() == []
 
 
-async def test_it_is_ready_when_everything_is_listed(aiohttp_client: AiohttpClient) -> None:
+async def test_server_is_ready_when_everything_is_listed(aiohttp_client: AiohttpClient) -> None:
     client = await connect(aiohttp_client, world([A]))
     assert (await client.get("/readyz")).status == 200
 
 
-async def test_metrics_hold_those_of_gateways_that_answer(aiohttp_client: AiohttpClient, tmp_path: Path) -> None:
+async def test_metrics_include_those_of_gateways_that_respond(aiohttp_client: AiohttpClient, tmp_path: Path) -> None:
     async def metrics(_: web.Request) -> web.Response:
         return web.Response(body=b"# TYPE x counter\nx_total 4.0\n")
 
@@ -181,7 +181,7 @@ class Outline(HTMLParser):
         self.tags.append((tag, dict(attrs)))
 
 
-async def test_the_page_loads_nothing_and_runs_only_its_own_script(aiohttp_client: AiohttpClient) -> None:
+async def test_operator_page_loads_no_resources_and_runs_only_its_own_script(aiohttp_client: AiohttpClient) -> None:
     client = await connect(aiohttp_client, *lived())
     response = await client.get("/")
     text = await response.text()
@@ -202,7 +202,7 @@ async def test_the_page_loads_nothing_and_runs_only_its_own_script(aiohttp_clien
     assert {"lang": "en"} in [attributes for tag, attributes in outline.tags if tag == "html"]
 
 
-async def test_the_page_reads_paths_and_fields_that_exist(aiohttp_client: AiohttpClient) -> None:
+async def test_operator_page_reads_only_existing_paths_and_fields(aiohttp_client: AiohttpClient) -> None:
     client = await connect(aiohttp_client, *lived())
     text = ops.load_operator_page().body.decode()
     for path, fields in (
@@ -218,7 +218,7 @@ async def test_the_page_reads_paths_and_fields_that_exist(aiohttp_client: Aiohtt
             assert f".{field}" in text, (path, field)
 
 
-async def test_a_gateway_that_hangs_costs_the_scrape_only_its_timeout(
+async def test_hanging_gateway_delays_the_scrape_only_by_its_timeout(
     aiohttp_client: AiohttpClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("autoscaler.server.ops.SCRAPE_TIMEOUT_S", 0.05)

@@ -44,7 +44,7 @@ def process(calls: Iterable[tuple[str, int]], seconds: Iterable[float] = (), wai
     seconds=st.lists(st.floats(0, 10), max_size=5),
     times=st.integers(1, 4),
 )
-def test_n_equal_texts_are_n_times_one(counts: dict[str, int], seconds: list[float], times: int) -> None:
+def test_merging_n_equal_texts_multiplies_values_by_n(counts: dict[str, int], seconds: list[float], times: int) -> None:
     text = process(counts.items(), seconds, waiting=3)
     one, many = samples(merge_metrics([text])), samples(merge_metrics([text] * times))
     assert one == samples(text)
@@ -54,12 +54,12 @@ def test_n_equal_texts_are_n_times_one(counts: dict[str, int], seconds: list[flo
         assert math.isclose(many[key], expected, rel_tol=1e-9), key
 
 
-def test_series_that_only_one_process_has_are_kept() -> None:
+def test_series_of_a_single_process_are_kept() -> None:
     merged = samples(merge_metrics([process([("a", 1), ("b", 2)]), process([("b", 5), ("c", 7)])]))
     assert [merged["pilotlight_calls_total", (("model", name),)] for name in "abc"] == [1, 7, 7]
 
 
-def test_buckets_sum_and_count_of_a_histogram_add_up() -> None:
+def test_histogram_buckets_sums_and_counts_are_added() -> None:
     merged = samples(merge_metrics([process((), (0.05, 0.5)), process((), (0.07, 3.0))]))
     buckets = [merged["pilotlight_queue_seconds_bucket", (("le", bound),)] for bound in ("0.1", "1.0", "+Inf")]
     assert buckets == [2, 3, 4]
@@ -67,17 +67,17 @@ def test_buckets_sum_and_count_of_a_histogram_add_up() -> None:
     assert math.isclose(merged["pilotlight_queue_seconds_sum", ()], 3.62)
 
 
-def test_an_age_is_not_added_up() -> None:
+def test_age_gauge_is_merged_by_its_maximum() -> None:
     texts = [f"# TYPE pilotlight_routes_age_seconds gauge\npilotlight_routes_age_seconds {age}\n" for age in (0.5, 2.0)]
     assert samples(merge_metrics(text.encode() for text in texts)) == {("pilotlight_routes_age_seconds", ()): 2.0}
 
 
-def test_odd_label_values_come_through() -> None:
+def test_special_characters_in_label_values_are_preserved() -> None:
     odd = 'quote " backslash \\ newline \n end'
     assert samples(merge_metrics([process([(odd, 4)])]))["pilotlight_calls_total", (("model", odd),)] == 4
 
 
-def test_nothing_merges_to_nothing() -> None:
+def test_merge_of_empty_texts_is_empty() -> None:
     assert samples(merge_metrics([])) == {}
     assert samples(merge_metrics([b""])) == {}
     assert merge_metrics([], openmetrics=True) == b"# EOF\n"
@@ -87,7 +87,7 @@ def test_nothing_merges_to_nothing() -> None:
 @given(
     counts=st.dictionaries(st.text(max_size=8), st.integers(0, 10**6), max_size=4), seconds=st.lists(st.floats(0, 9))
 )
-def test_as_openmetrics_it_says_the_same(counts: dict[str, int], seconds: list[float]) -> None:
+def test_openmetrics_output_has_the_same_values(counts: dict[str, int], seconds: list[float]) -> None:
     texts = [process(counts.items(), seconds, waiting=3)] * 2
     families = list(openmetrics_families(merge_metrics(texts, openmetrics=True).decode()))
     read = {(s.name, tuple(sorted(s.labels.items()))): s.value for family in families for s in family.samples}

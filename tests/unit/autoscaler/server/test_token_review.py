@@ -66,7 +66,7 @@ async def house() -> AsyncIterator[House]:
     await made.tokens.close()
 
 
-async def test_at_a_server_that_hangs_all_who_were_let_in_are_let_in_at_once(house: House) -> None:
+async def test_known_tokens_are_admitted_at_once_while_the_api_server_hangs(house: House) -> None:
     names = [f"g{n}" for n in range(AGAIN_MAX + 10)]
     await house.let_in(*names)
     house.now_s += KEPT_S
@@ -84,7 +84,7 @@ async def test_at_a_server_that_hangs_all_who_were_let_in_are_let_in_at_once(hou
     await house.settled()
 
 
-async def test_of_a_token_that_is_bound_to_a_pod_its_node_is_known(house: House) -> None:
+async def test_node_is_known_for_a_token_bound_to_a_pod(house: House) -> None:
     house.server.good.update(("ours", "unbound"))
     assert await house.tokens.admits("unbound") == Authenticated()
     house.server.node = "n1"
@@ -103,7 +103,7 @@ async def test_a_token_has_the_roles_of_its_service_account() -> None:
     await house.tokens.close()
 
 
-async def test_strangers_do_not_take_the_place_of_who_is_known(house: House) -> None:
+async def test_unknown_tokens_do_not_displace_known_tokens(house: House) -> None:
     await house.let_in("ours")
     for n in range(KEPT_MAX + 1):
         assert not await house.tokens.admits(f"bogus{n}")
@@ -119,7 +119,7 @@ async def test_strangers_do_not_take_the_place_of_who_is_known(house: House) -> 
     assert await asyncio.gather(*strangers) == [None] * ASKED_MAX
 
 
-async def test_a_token_that_is_refused_now_is_let_in_no_more(house: House) -> None:
+async def test_revoked_token_is_no_longer_admitted(house: House) -> None:
     await house.let_in("ours")
     house.server.good.clear()
     house.now_s += KEPT_S
@@ -135,7 +135,7 @@ async def test_a_token_that_is_refused_now_is_let_in_no_more(house: House) -> No
     assert not await later
 
 
-async def test_what_was_said_last_stands_for_so_long_and_nobody_new_comes_in_unanswered(
+async def test_cached_admission_expires_and_new_token_needs_an_answer(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tokens_, "ASK_S_MAX", 0.0)

@@ -51,7 +51,7 @@ async def connect(aiohttp_client: AiohttpClient, made: World) -> tuple[Client, S
     return await aiohttp_client(port.application()), stepped
 
 
-async def test_the_answer_is_that_of_the_world_and_nothing_comes_of_it(aiohttp_client: AiohttpClient) -> None:
+async def test_simulation_answer_reflects_the_world_and_changes_nothing(aiohttp_client: AiohttpClient) -> None:
     made = lived()
     client, stepped = await connect(aiohttp_client, made)
     response = await client.post(PATH, json={"demand": {"org/b": {"waiting": 3}, "small": {}}})
@@ -80,7 +80,7 @@ async def test_the_answer_is_that_of_the_world_and_nothing_comes_of_it(aiohttp_c
         (b" " * 70_000, 413, "at most 65536 bytes"),
     ],
 )
-async def test_a_question_that_is_wrong_is_one_clear_error(
+async def test_invalid_query_is_rejected_with_a_clear_error(
     aiohttp_client: AiohttpClient, body: bytes, status: int, said: str
 ) -> None:
     client, _ = await connect(aiohttp_client, lived())
@@ -89,7 +89,7 @@ async def test_a_question_that_is_wrong_is_one_clear_error(
     assert said in (await response.json())["error"]
 
 
-async def test_pages_of_others_and_those_who_do_not_lead_get_no_answer(aiohttp_client: AiohttpClient) -> None:
+async def test_cross_origin_query_or_query_to_a_follower_is_rejected(aiohttp_client: AiohttpClient) -> None:
     client, _ = await connect(aiohttp_client, world([A], [device()], leads=False))
     question = {"demand": {"a": {"waiting": 1}}}
     assert (await client.post(PATH, json=question)).status == 503
@@ -97,7 +97,7 @@ async def test_pages_of_others_and_those_who_do_not_lead_get_no_answer(aiohttp_c
     assert (await client.post(PATH, data="{}", headers={"content-type": "text/plain"})).status == 415
 
 
-async def test_where_orders_need_an_operators_key_so_does_the_question(aiohttp_client: AiohttpClient) -> None:
+async def test_query_requires_an_operator_key_if_tenants_exist(aiohttp_client: AiohttpClient) -> None:
     client, _ = await connect(aiohttp_client, replace(lived(), tenants=tenants()))
     question = {"demand": {"a": {"waiting": 1}}}
     found: list[tuple[int, str]] = []
@@ -111,7 +111,7 @@ async def test_where_orders_need_an_operators_key_so_does_the_question(aiohttp_c
     ]
 
 
-async def test_what_could_not_start_at_all_is_looked_at_as_it_would_be(aiohttp_client: AiohttpClient) -> None:
+async def test_simulation_reports_the_obstacle_of_a_model_that_cannot_start(aiohttp_client: AiohttpClient) -> None:
     """Nothing goes for it, and that it was asked about is not remembered."""
     client, stepped = await connect(aiohttp_client, lived())
     stepped.driver.obstacles["org/b"] = "vllm: no such program"
@@ -121,7 +121,7 @@ async def test_what_could_not_start_at_all_is_looked_at_as_it_would_be(aiohttp_c
     assert stepped.loop.world.obstacles == {}
 
 
-async def test_the_answer_has_no_address_and_no_key(aiohttp_client: AiohttpClient) -> None:
+async def test_simulation_answer_contains_no_address_and_no_key(aiohttp_client: AiohttpClient) -> None:
     ran = replica(A, "r1", address="http://10.9.8.7:8000")
     client, _ = await connect(aiohttp_client, world([A, B], [device()], [ran], tenants=tenants()))
     demands: list[dict[str, dict[str, int]]] = [{"org/b": {"waiting": 3}}, {"a": {"waiting": 9}}, {"c": {}}]
@@ -131,7 +131,7 @@ async def test_the_answer_has_no_address_and_no_key(aiohttp_client: AiohttpClien
         assert not [one for one in ("10.9.8.7", "8000", "pl-ops", hashed("pl-ops")) if one in said]
 
 
-async def test_one_question_is_worked_out_at_a_time(
+async def test_only_one_simulation_runs_at_a_time(
     aiohttp_client: AiohttpClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, go_on = threading.Event(), threading.Event()

@@ -44,7 +44,7 @@ def node(many: int, resource: str = "nvidia.com/gpu", **labels: str) -> NodeFact
         ("mps", node(3, count="1", replicas="3", sharing_strategy="mps"), SHARED),
     ],
 )  # fmt: skip
-def test_the_pod_of_a_replica_is_as_a_person_has_read_it(name: str, on: NodeFacts, gpu: str) -> None:
+def test_pod_manifest_matches_the_golden_file(name: str, on: NodeFacts, gpu: str) -> None:
     """One resource for each Slice; of time slices alone the engine is told its share, since nothing else holds it."""
     (of,) = parse_documents([("a.yaml", DOCUMENT.replace("{GPU}", gpu))]).models
     there = registry.list_slices(on)
@@ -70,7 +70,7 @@ def test_the_pod_of_a_replica_is_as_a_person_has_read_it(name: str, on: NodeFact
         (node(3), 4, 3),
     ],
 )
-def test_devices_that_were_attached_since_a_node_was_looked_at_count(
+def test_devices_above_the_labeled_count_are_used_if_sharing_is_known(
     on: NodeFacts, most: int | None, many: int
 ) -> None:
     """Labels tell how many there were; where nobody tells that they are not shared, more are no new devices."""

@@ -48,9 +48,7 @@ def condition(type: str, *, status: str = "True", reason: str = "", message: str
         (claim(condition("Other")), "waiting", READY),
     ],
 )
-def test_a_claim_waits_until_all_conditions_are_true_and_a_failure_goes_before(
-    of: Object, state: str, says: str
-) -> None:
+def test_claim_waits_for_all_conditions_and_failure_takes_precedence(of: Object, state: str, says: str) -> None:
     (one,) = read_bindings(of)
     assert (one.entry, one.claim, one.state, one.says) == (ENTRY, "team/job", state, says)
 
@@ -60,11 +58,11 @@ def test_a_claim_waits_until_all_conditions_are_true_and_a_failure_goes_before(
     [{}, {"status": None}, {"status": {"allocation": None}}, claim(asked={}), {"status": {"devices": "x"}},
      {"status": {"allocation": {"devices": {"results": [None, {"bindingConditions": None}]}}}}],
 )  # fmt: skip
-def test_of_a_claim_that_waits_for_nothing_or_is_none_there_is_nothing_to_say(of: Object) -> None:
+def test_claim_without_binding_conditions_yields_no_bindings(of: Object) -> None:
     assert read_bindings(of) == ()
 
 
-def test_a_slice_says_for_whom_its_device_is_attached_and_how_far_that_is() -> None:
+def test_slice_reports_its_claim_and_attachment_progress() -> None:
     devices = [gpu(0, **ASKED), gpu(1, **ASKED), gpu(2)]
     published = [resource_slice(NODE, "gpus", devices=devices)]
     slices = Dra().inventory(NodeFacts(NodeId(NODE), devices=published))
@@ -84,7 +82,7 @@ def test_a_slice_says_for_whom_its_device_is_attached_and_how_far_that_is() -> N
     assert closed(open_one) == [first, first, ""], "it needs nothing first"
 
 
-def test_what_is_kept_of_a_claim_has_what_it_waits_for() -> None:
+def test_read_claim_includes_its_pending_bindings() -> None:
     seen = resource_claims.read_claim(claim(), "pilotlight-engines")
     assert seen is not None
     assert [one.state for one in seen.bindings] == ["waiting"]

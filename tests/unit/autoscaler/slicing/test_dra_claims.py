@@ -39,7 +39,7 @@ def entry(name: str) -> str:
     return f"{DRIVER}/{NODE}/{name}"
 
 
-def test_the_pcie_root_of_a_device_is_its_link() -> None:
+def test_pcie_root_attribute_becomes_the_slice_link() -> None:
     near = gpu(0)
     near["attributes"] |= {"resource.kubernetes.io/pcieRoot": {"string": "pci0000:5d"}}
     found = Dra().inventory(NodeFacts(NODE, devices=[resource_slice(NODE, "gpus", devices=[near, gpu(1)])]))
@@ -53,7 +53,7 @@ def test_a_whole_gpu_is_one_slice() -> None:
     assert (one.isolation, one.kind, one.closed, other.id) == (Isolation.HARDWARE, "dra", "", "node-1/gpu-1")
 
 
-def test_what_is_of_another_driver_or_node_or_another_way_to_the_same_is_none() -> None:
+def test_device_of_another_driver_node_or_type_is_ignored() -> None:
     other = resource_slice(NODE, "x", devices=[gpu(0)])
     other["spec"]["driver"] = "compute-domain.nvidia.com"
     vfio = gpu(1)
@@ -78,23 +78,23 @@ def test_what_is_of_another_driver_or_node_or_another_way_to_the_same_is_none() 
         ([resource_slice(NODE, "a", devices=[gpu(0, attributes={})])], "nothing by which to claim it alone"),
     ],
 )  # fmt: skip
-def test_what_the_scheduler_would_not_give_is_closed(objects: list[Object], why: str) -> None:
+def test_unallocatable_device_is_closed_with_a_reason(objects: list[Object], why: str) -> None:
     found = slices(*objects)
     assert found
     assert all(why in one.closed for one in found)
 
 
-def test_a_taint_that_only_informs_closes_nothing() -> None:
+def test_informational_taint_does_not_close_a_device() -> None:
     (one,) = slices(resource_slice(NODE, "a", devices=[gpu(0, taints=[{"key": "k", "effect": "None"}])]))
     assert not one.closed
 
 
-def test_of_a_pool_the_newest_generation_counts() -> None:
+def test_newest_pool_generation_is_used() -> None:
     old = resource_slice(NODE, "a", generation=1, devices=[gpu(0), gpu(1)])
     assert names(slices(old, resource_slice(NODE, "b", generation=2, devices=[gpu(1)]))) == ["gpu-1"]
 
 
-def test_of_what_cannot_be_had_at_once_only_so_much_is_offered_as_can() -> None:
+def test_only_partitions_that_fit_together_are_offered() -> None:
     assert names(slices(*partitionable(NODE))) == ["gpu-0"]
     kept = (entry(cut_name("1g.10gb", 3)),)
     found = slices(*partitionable(NODE), kept=kept)
@@ -109,7 +109,7 @@ def test_of_what_cannot_be_had_at_once_only_so_much_is_offered_as_can() -> None:
 
 @settings(deadline=None)  # what is asked of a geometry is worked out once
 @given(st.lists(st.sampled_from([Cut(one.name, start) for one in H100.profiles for start in one.starts]), max_size=8))
-def test_counters_allow_what_the_hardware_does(cuts: list[Cut]) -> None:
+def test_offered_partitions_match_the_hardware_layouts(cuts: list[Cut]) -> None:
     """No set of Slices that is offered overlaps, and each layout that can be is offered as it was kept."""
     kept = tuple(entry(cut_name(cut.profile, cut.start)) for cut in cuts)
     called = {name: cut for cuts in Dra().places(node(*partitionable(NODE))).values() for cut, name in cuts.items()}
@@ -124,7 +124,7 @@ def test_counters_allow_what_the_hardware_does(cuts: list[Cut]) -> None:
 
 @settings(deadline=None)  # what is asked of a geometry is worked out once
 @given(st.lists(st.sampled_from([Cut(one.name, start) for one in H100.profiles for start in one.starts]), max_size=8))
-def test_every_part_tells_of_the_same_gpu_whatever_its_profile(cuts: list[Cut]) -> None:
+def test_every_partition_reports_the_same_whole_gpu(cuts: list[Cut]) -> None:
     """A share of the work is not that of the memory: a 1g.20gb has a seventh of one and a quarter of the other."""
     (whole,) = slices(*partitionable(NODE))
     kept = tuple(entry(cut_name(cut.profile, cut.start)) for cut in cuts)
@@ -133,13 +133,13 @@ def test_every_part_tells_of_the_same_gpu_whatever_its_profile(cuts: list[Cut]) 
     assert all(find_whole_gpu(one) == replace(whole, handle=entry("gpu-0")) for one in parts)
 
 
-def test_places_tell_what_a_cut_is_called() -> None:
+def test_places_map_mig_cuts_to_device_names() -> None:
     ((device, cuts),) = Dra().places(node(*partitionable(NODE))).items()
     assert (device, cuts[Cut("3g.40gb", 4)]) == ("node-1/GPU-0000", entry(cut_name("3g.40gb", 4)))
     assert sum(len(one.starts) for one in H100.profiles) == len(cuts)
 
 
-def test_a_claim_pins_the_gpu_by_its_uuid_and_a_part_by_its_gpu_and_profile() -> None:
+def test_claim_selects_gpu_by_uuid_and_partition_by_profile() -> None:
     whole = slices(resource_slice(NODE, "gpus", devices=[gpu(0), gpu(1)]))
     two = Dra().fields("m-1", [SliceShare(one, one.memory_bytes) for one in whole])
     (part,) = [one for one in slices(*partitionable(NODE), kept=(entry(cut_name("3g.40gb", 4)),))
@@ -148,7 +148,7 @@ def test_a_claim_pins_the_gpu_by_its_uuid_and_a_part_by_its_gpu_and_profile() ->
     agrees("slicing/dra-pinned", [*two.claims, pod("m-1", two), *cut.claims, pod("m-2", cut)])
 
 
-def test_where_its_memory_slices_are_told_a_part_is_pinned_by_its_place() -> None:
+def test_partition_is_selected_by_its_memory_slices_if_known() -> None:
     found = {one.device: one for one in read_pools(partitionable(NODE, places=True), NODE, DRIVER).entries}
     told = found[cut_name("2g.20gb", 2)]
     assert "'memorySlice2' in device.capacity" in told.where
@@ -158,7 +158,7 @@ def test_where_its_memory_slices_are_told_a_part_is_pinned_by_its_place() -> Non
     assert len({one.where for one in parts}) == len(parts), "each alone"
 
 
-def test_consumable_capacity_is_asked_for_in_the_amounts_that_are_given() -> None:
+def test_consumable_capacity_is_requested_in_allocatable_amounts() -> None:
     (one,) = slices(resource_slice(NODE, "many", devices=[many(0, "1Gi")]))
     assert (one.shared, one.memory_bytes, one.isolation) == (True, 80 * GIB, Isolation.NONE)
     fields = Dra().fields("m-1", [SliceShare(one, 30 * GIB + 1)])
@@ -174,11 +174,11 @@ def test_consumable_capacity_is_asked_for_in_the_amounts_that_are_given() -> Non
         (Policy(values=(2, 8)), 3, 8), (Policy(values=(2, 8)), 9, 9),
     ],
 )  # fmt: skip
-def test_amounts_are_rounded_up_as_the_scheduler_does(policy: Policy, asked: int, given: int) -> None:
+def test_amounts_are_rounded_up_like_the_scheduler(policy: Policy, asked: int, given: int) -> None:
     assert policy.given(asked) == given
 
 
-def test_one_of_several_in_order() -> None:
+def test_claim_accepts_one_to_eight_ordered_alternatives() -> None:
     whole = slices(resource_slice(NODE, "gpus", devices=[gpu(0), gpu(1)]))
     fields = Dra().either("m-1", [SliceShare(one, one.memory_bytes) for one in whole])
     agrees("slicing/dra-either", [*fields.claims, pod("m-1", fields)])
@@ -186,7 +186,7 @@ def test_one_of_several_in_order() -> None:
         Dra().either("m-1", [SliceShare(whole[0], 1)] * 9)
 
 
-def test_what_stands_in_an_attribute_stays_text_in_the_selector() -> None:
+def test_attribute_text_is_escaped_in_the_selector() -> None:
     odd = gpu(0)
     odd["attributes"]["uuid"] = {"string": '" || true || "\\'}
     (one,) = slices(resource_slice(NODE, "gpus", devices=[odd]))
@@ -203,7 +203,7 @@ def result(device: str, **more: Any) -> Object:
     return {"request": "gpu-0", "driver": DRIVER, "pool": NODE, "device": device, **more}
 
 
-def test_what_a_claim_really_has_is_read_back() -> None:
+def test_claim_allocation_is_read_back() -> None:
     found = slices(resource_slice(NODE, "gpus", devices=[gpu(0), gpu(1)]))
     said = claim(
         result("gpu-1"), result("gpu-0", adminAccess=True), result("gpu-9", consumedCapacity={"memory": "30Gi"}), 7, {}
@@ -224,7 +224,7 @@ ANYTHING = st.recursive(
 
 
 @given(ANYTHING)
-def test_objects_that_are_not_as_they_should_be_raise_nothing(said: Any) -> None:
+def test_malformed_objects_raise_nothing(said: Any) -> None:
     read_allocations(said)
     assert read_allocations(claim(said)) == ()
     Dra().inventory(node(said, resource_slice(NODE, "x", devices=said)))

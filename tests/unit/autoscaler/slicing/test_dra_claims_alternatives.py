@@ -104,19 +104,19 @@ def uuids(asks: PodFields) -> list[str]:
     return [one["selectors"][0]["cel"]["expression"].rpartition('"GPU-')[2].strip('"') for one in wishes]
 
 
-async def test_a_claim_names_what_would_do_as_well_behind_what_was_chosen() -> None:
+async def test_claim_lists_equivalent_devices_after_the_chosen_one() -> None:
     assert uuids(await asked("gpu-2")) == ["0002", "0000", "0001", "0003"], "but none that is shared"
     assert uuids(await asked("gpu-2", alternatives=1)) == ["0002", "0000"]
     assert uuids(await asked("gpu-2", alternatives=0)) == ["0002"], "unless Settings say so"
 
 
-async def test_none_is_named_that_somebody_has_or_an_operator_closed() -> None:
+async def test_used_or_closed_devices_are_not_alternatives() -> None:
     assert uuids(await asked("gpu-2", held=("gpu-2", "gpu-0"))) == ["0002", "0001", "0003"]
     assert uuids(await asked("gpu-2", gone="gpu-1")) == ["0002", "0000", "0003"]
     assert uuids(await asked("gpu-2", closed=f"{NODE}/GPU-0003")) == ["0002", "0000", "0001"]
 
 
-async def test_who_needs_several_devices_or_has_a_part_of_a_shared_one_gets_what_was_chosen() -> None:
+async def test_multiple_or_shared_devices_have_no_alternatives() -> None:
     (claim,) = (await asked("gpu-1", "gpu-2")).claims
     assert ["exactly" in one for one in claim["spec"]["devices"]["requests"]] == [True, True]
     assert uuids(await asked("gpu-4")) == ["0004"]
@@ -136,7 +136,7 @@ def cuts(*kept: tuple[str, int, int]) -> dict[str, Slice]:
     return {one.id.rpartition("/")[2]: one for one in found}
 
 
-def test_of_cuts_those_of_the_same_size_are_named_once_for_each_gpu() -> None:
+def test_partition_alternatives_are_one_per_gpu_of_the_same_size() -> None:
     """Of two that do not exist yet on one GPU no claim can tell which: it admits both anyway."""
     kept = [("3g.40gb", 0, 0), ("3g.40gb", 4, 0), ("3g.40gb", 0, 1), ("1g.10gb", 4, 1)]
     there = cuts(*kept)
@@ -171,7 +171,7 @@ def part_of(one: Slice) -> SliceShare:
         ),
     ],
 )
-def test_alternatives_of_the_settings_that_are_wrong(slicing: str, line: str) -> None:
+def test_invalid_alternatives_setting_is_rejected(slicing: str, line: str) -> None:
     with pytest.raises(DocumentError) as caught:
         parse_documents(
             [("a.yaml", f"{HEAD}nodes: [{{selector: {{}}, device: {{model: T4, memory: 1Gi}}, slicing: {slicing}}}]")]

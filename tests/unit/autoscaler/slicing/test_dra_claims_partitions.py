@@ -47,9 +47,7 @@ def claimed(asks: PodFields) -> tuple[str, str]:
     [(5, 0, "1g.10gb"), (15, 0, "1g.20gb"), (15, 20, "2g.20gb"), (30, 0, "3g.40gb"), (5, 50, "4g.40gb"),
      (70, 0, ""), (5, 80, ""), (0, 0, "")],
 )  # fmt: skip
-def test_who_needs_less_than_an_idle_gpu_claims_the_smallest_part_that_holds_it(
-    memory_gib: int, percent: int, profile: str
-) -> None:
+def test_small_demand_claims_the_smallest_sufficient_partition(memory_gib: int, percent: int, profile: str) -> None:
     whole = slices()["gpu-0"]
     asks = Dra().fields("m-1", [SliceShare(whole, memory_gib * GIB, percent)])
     assert claimed(asks) == ("mig.nvidia.com" if profile else "gpu.nvidia.com", profile)
@@ -59,19 +57,19 @@ def test_who_needs_less_than_an_idle_gpu_claims_the_smallest_part_that_holds_it(
 
 @settings(deadline=None)  # the first one asks where on a GPU is best
 @given(st.integers(1, 80 * GIB), st.integers(0, 100), st.booleans())
-def test_what_is_claimed_is_never_less_than_is_needed(memory_bytes: int, percent: int, places: bool) -> None:
+def test_claimed_partition_is_never_below_the_demand(memory_bytes: int, percent: int, places: bool) -> None:
     _, profile = claimed(Dra().fields("m", [SliceShare(slices(places=places)["gpu-0"], memory_bytes, percent)]))
     if profile:
         of = H100.profile(profile)
         assert (of.memory_bytes >= memory_bytes, 100 * of.compute // 7 >= percent) == (True, True)
 
 
-def test_its_claim_as_a_person_has_read_it() -> None:
+def test_partition_claim_matches_the_golden_file() -> None:
     asks = Dra().fields("m-1", [SliceShare(slices()["gpu-0"], 15 * GIB)])
     agrees("slicing/dra-cut", [*asks.claims, pod("m-1", asks)])
 
 
-def test_it_is_charged_for_its_part_and_what_is_left_is_offered() -> None:
+def test_claim_is_charged_its_partition_and_the_rest_is_offered() -> None:
     whole = slices()["gpu-0"]
     given_to = f"{DRIVER}/{NODE}/{cut_name('1g.10gb', 0)}"
     assert slices(given_to, given_to).keys() == slices(given_to).keys(), "a claim has it, and it was chosen"
@@ -88,7 +86,7 @@ def test_it_is_charged_for_its_part_and_what_is_left_is_offered() -> None:
 
 
 @pytest.mark.parametrize("places", [False, True])
-def test_who_needs_less_than_the_only_part_that_is_left_claims_less(places: bool) -> None:
+def test_small_demand_claims_a_smaller_part_of_the_last_partition(places: bool) -> None:
     """It can be nowhere else then; where several are left, only if the driver tells places."""
     given_to = f"{DRIVER}/{NODE}/{cut_name('3g.40gb', 0)}"
     left = slices(given_to, places=places)[cut_name("3g.40gb", 4)]
@@ -104,7 +102,7 @@ def test_who_needs_less_than_the_only_part_that_is_left_claims_less(places: bool
     )  # fmt: skip
 
 
-def test_of_an_idle_gpu_that_part_is_claimed_after_which_most_is_left() -> None:
+def test_partition_of_an_idle_gpu_leaves_the_most_room() -> None:
     """Where the driver tells places: beyond the half that is the only place of the largest."""
     (claim,) = Dra().fields("m", [SliceShare(slices(places=True)["gpu-0"], 5 * GIB)]).claims
     said = claim["spec"]["devices"]["requests"][0]["exactly"]["selectors"][0]["cel"]["expression"]

@@ -49,7 +49,7 @@ def slices(
 
 
 @pytest.mark.parametrize("sharing", ["mps", "timeslice"])
-def test_pods_on_one_gpu_have_one_claim_that_says_how_it_is_shared(sharing: Any) -> None:
+def test_pods_on_one_gpu_share_one_claim_with_its_sharing_mode(sharing: Any) -> None:
     one, other = slices(sharing=sharing)
     assert (one.id, one.device, one.shared, one.memory_bytes) == ("node-1/gpu-0", "node-1/GPU-0000", True, 81559 << 20)
     assert one.isolation == (Isolation.MEMORY if sharing == "mps" else Isolation.NONE)
@@ -61,12 +61,12 @@ def test_pods_on_one_gpu_have_one_claim_that_says_how_it_is_shared(sharing: Any)
 
 
 @pytest.mark.parametrize(("sharing", "less"), [("timeslice", 0), ("mps", CLIENT_BYTES)])
-def test_an_engine_is_told_its_part_of_the_gpu_and_with_mps_less_what_its_client_takes(sharing: Any, less: int) -> None:
+def test_engine_memory_fraction_excludes_the_mps_client_overhead(sharing: Any, less: int) -> None:
     asks = Dra().fields("m", [SliceShare(slices(sharing=sharing)[0], 20 * GIB)])
     assert asks.memory_fraction == (20 * GIB - less) * 1000 // (81559 << 20) / 1000
 
 
-def test_who_has_all_of_a_gpu_or_several_has_the_same_claims_and_is_held_to_nothing() -> None:
+def test_whole_or_multiple_gpus_use_shared_claims_without_limits() -> None:
     found = slices()
     alone = Dra().fields("m", [SliceShare(found[0], 0)])
     both = Dra().fields("m", [SliceShare(one, 20 * GIB, 30) for one in found])
@@ -78,13 +78,11 @@ def test_who_has_all_of_a_gpu_or_several_has_the_same_claims_and_is_held_to_noth
 @pytest.mark.parametrize(
     ("sharing", "replicas", "most"), [("mps", None, 48), ("mps", 4, 4), ("timeslice", None, 256), ("timeslice", 9, 9)]
 )
-def test_no_more_are_on_one_gpu_than_its_server_or_its_claim_takes_or_settings_say(
-    sharing: Any, replicas: int | None, most: int
-) -> None:
+def test_holders_per_gpu_are_limited_by_sharing_mode_or_settings(sharing: Any, replicas: int | None, most: int) -> None:
     assert {one.holders_max for one in slices(sharing=sharing, replicas=replicas)} == {most}
 
 
-def test_parts_of_a_gpu_and_what_several_claims_may_have_are_claimed_as_ever() -> None:
+def test_partitions_and_consumable_capacity_use_their_own_claims() -> None:
     kept = (f"{DRIVER}/{NODE}/{cut_name('1g.10gb', 3)}",)
     parts = slices(*partitionable(NODE), kept=kept)
     (consumed,) = slices(resource_slice(NODE, "many", devices=[many(0)]))
@@ -101,7 +99,7 @@ def test_parts_of_a_gpu_and_what_several_claims_may_have_are_claimed_as_ever() -
 
 
 @pytest.mark.parametrize("then", ["mps", "timeslice"])
-def test_a_gpu_that_a_pod_of_ours_has_by_another_claim_takes_nobody_until_that_is_gone(then: Any) -> None:
+def test_gpu_held_by_an_older_claim_is_closed_until_released(then: Any) -> None:
     """It was a Replica's own, or was shared in another way, before the Settings said so."""
     (before, *_), found = slices(sharing="mps" if then == "timeslice" else "timeslice"), slices(sharing=then)
     for name in ("m-1", common_claim_name(before)):
@@ -163,20 +161,20 @@ async def looked(*there: Object, held: Sequence[str] = ()) -> tuple[Slice, ...]:
 OURS_TOO = {MANAGED_BY: "pilotlight", "pilotlight.dev/intent": "common"}
 
 
-async def test_the_claim_that_those_on_a_gpu_have_takes_nothing_from_whoever_comes() -> None:
+async def test_shared_claim_does_not_close_its_gpu() -> None:
     """Also while it is there for a moment after the last of them."""
     free = await looked()
     name = common_claim_name(free[0])
     assert await looked(claimed(name, **OURS_TOO), held=["gpu-0"]) == await looked(claimed(name, **OURS_TOO)) == free
 
 
-async def test_a_gpu_is_full_where_others_have_it_by_whatever_claim() -> None:
+async def test_gpu_claimed_by_others_is_full() -> None:
     name = common_claim_name((await looked())[0])
     for theirs in (claimed(name), claimed(name, "other", **OURS_TOO), claimed("theirs")):
         assert [one.closed for one in await looked(theirs)] == [FULL, ""]
 
 
-async def test_a_gpu_takes_nobody_new_while_a_replica_of_before_has_all_of_it_by_its_own_claim() -> None:
+async def test_gpu_held_by_an_earlier_exclusive_claim_accepts_no_replica() -> None:
     before = claimed("m-1", **OURS_TOO | {"pilotlight.dev/intent": "i"})
     assert [one.closed for one in await looked(before, held=["gpu-0"])] == [RESLICED, ""]
     assert all(one.closed for one in (await looked(before))[:1]), "and until its claim is gone"
@@ -200,29 +198,29 @@ def runs(of: Model, state: S = S.READY) -> Replica:
 A, B, C = (model(name, 30) for name in "abc")
 
 
-def test_two_fit_on_one_gpu_and_a_third_waits() -> None:
+def test_two_models_fit_on_one_gpu_and_a_third_waits() -> None:
     assert started(A, B, there=[runs(A)]) == ["b"]
     assert started(A, B, C, there=[runs(A), runs(B)]) == []
 
 
-def test_one_starts_at_a_time_on_a_gpu() -> None:
+def test_one_replica_starts_at_a_time_on_a_gpu() -> None:
     assert started(A, B) in (["a"], ["b"])
     assert started(A, B, there=[runs(A, S.STARTING)]) == []
 
 
-def test_no_more_start_on_it_than_settings_say() -> None:
+def test_settings_limit_the_replicas_per_gpu() -> None:
     few = [model(name, 1) for name in "abc"]
     assert started(*few, there=[runs(one) for one in few[:2]]) == ["c"]
     assert started(*few, there=[runs(one) for one in few[:2]], replicas=2) == []
 
 
-def test_strangers_are_not_on_one_gpu_together() -> None:
+def test_models_of_different_tenants_do_not_share_a_gpu() -> None:
     acme, bolt = (model(name, 20, tenants=(TenantName(name),)) for name in ("acme", "bolt"))
     assert started(acme, bolt, there=[runs(acme)]) == []
     assert started(acme, model("any", 20), there=[runs(acme)]) == ["any"]
 
 
-def test_who_wants_its_memory_kept_apart_is_beside_others_by_mps_alone() -> None:
+def test_memory_isolated_model_shares_a_gpu_only_under_mps() -> None:
     apart = model("apart", 20, gpu=Gpu(isolation="memory"))
     assert started(A, apart, there=[runs(A)]) == ["apart"]
     assert started(A, apart, there=[runs(A)], sharing="timeslice") == []

@@ -43,7 +43,7 @@ def slices(*told: dict[str, object], **more: str) -> tuple[Slice, ...]:
     return found
 
 
-def test_a_card_is_one_slice_shared_up_to_its_memory_and_cores() -> None:
+def test_card_is_one_shared_slice_of_its_memory_and_cores() -> None:
     one, other = slices(card(), card("GPU-bbbb", index=1, devmem=40960, health=False))
     assert (one.id, one.device, one.handle, one.kind) == ("node-1/GPU-aaaa", "node-1/GPU-aaaa", "GPU-aaaa", "hami")
     assert (one.memory_bytes, one.compute_percent, one.shared) == (80 * GIB, 100, True)
@@ -51,11 +51,11 @@ def test_a_card_is_one_slice_shared_up_to_its_memory_and_cores() -> None:
     assert (one.healthy, other.healthy, other.memory_bytes) == (True, False, 40 * GIB)
 
 
-def test_a_node_without_hami_is_not_its() -> None:
+def test_node_without_hami_is_ignored() -> None:
     assert Hami().inventory(NodeFacts(NODE, {"nvidia.com/gpu.product": "A100"})) is None
 
 
-def test_both_forms_say_the_same() -> None:
+def test_both_register_formats_yield_the_same_cards() -> None:
     """The older one is that of HAMi's docs/develop/protocol.md; it had seven members before it had nine."""
     v100 = "NVIDIA-Tesla V100-PCIE-32GB"
     old = f"GPU-0055-a,10,32768,100,{v100},0,true:GPU-0fc3-b,10,32768,100,{v100},0,false,1,mig:"
@@ -66,7 +66,7 @@ def test_both_forms_say_the_same() -> None:
     assert parse_cards(told) == (first,)
 
 
-def test_what_is_given_out_beyond_a_cards_own_memory_keeps_nobody_apart() -> None:
+def test_overcommitted_card_has_no_isolation() -> None:
     labels = {"nvidia.com/gpu.memory": "81920", "nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB"}
     scaled = card(devmem=163840, devcore=200)
     (one,) = Hami().inventory(hami_node(scaled, labels=labels)) or ()
@@ -74,7 +74,7 @@ def test_what_is_given_out_beyond_a_cards_own_memory_keeps_nobody_apart() -> Non
 
 
 @pytest.mark.parametrize(("label", "own_gib"), [("81920", 80), ("", 79)], ids=["by its label", "by the Settings"])
-def test_where_settings_say_so_no_more_of_a_card_is_given_out_than_it_has(label: str, own_gib: int) -> None:
+def test_disabled_overcommit_limits_a_card_to_its_own_size(label: str, own_gib: int) -> None:
     settings = parse_documents([("a.yaml", NOT_MORE)]).settings
     scaled = hami_node(card(devmem=163840, devcore=200), labels={"nvidia.com/gpu.memory": label} if label else {})
     (one,) = registry.list_slices(scaled._replace(declared=settings.nodes[0]))
@@ -94,7 +94,7 @@ def test_where_settings_say_so_no_more_of_a_card_is_given_out_than_it_has(label:
         (card(mode="mig"), {}, "cuts it by MIG"),
     ],
 )
-def test_where_hami_takes_nothing_neither_do_we(told: dict[str, object], more: dict[str, str], why: str) -> None:
+def test_card_that_hami_does_not_allocate_is_closed(told: dict[str, object], more: dict[str, str], why: str) -> None:
     (one,) = slices(told, **more)
     assert why in one.closed
 
@@ -109,13 +109,13 @@ def test_where_hami_takes_nothing_neither_do_we(told: dict[str, object], more: d
         '[{"id":"G","count":1,"devmem":5,"devcore":1},{"id":"G","count":1,"devmem":5,"devcore":1}]', "[\ud800]",
     ],
 )  # fmt: skip
-def test_what_cannot_be_read_is_one_closed_slice_that_says_so(said: str) -> None:
+def test_unreadable_register_yields_one_closed_slice(said: str) -> None:
     found = Hami().inventory(NodeFacts(NODE, {}, {REGISTER: said}))
     assert found == () if said in {"", ":"} else found is not None and REGISTER in found[0].closed
 
 
 @pytest.mark.parametrize(("priority", "said"), [(-1, None), (0, "1"), (50, None), (100, "0")])
-def test_the_table_of_priorities_gives_tasks_theirs_where_it_names_one(priority: int, said: str | None) -> None:
+def test_priority_class_sets_the_hami_task_priority(priority: int, said: str | None) -> None:
     settings = parse_documents([("a.yaml", RANKED)]).settings
     one = slices(card())[0]
     ranked = settings.priority_class(priority)
@@ -128,7 +128,7 @@ def test_the_table_of_priorities_gives_tasks_theirs_where_it_names_one(priority:
     assert not any("priority" in name for name in asks.limits), "HAMi has none for these"
 
 
-def test_a_pod_says_which_card_and_how_much() -> None:
+def test_pod_requests_a_card_and_its_share() -> None:
     one, other = slices(card(), card("GPU-bbbb"))
     fields = Hami(priority=1).fields("m-1", [SliceShare(one, 20 * GIB + 1, 30), SliceShare(other, 20 * GIB + 1, 30)])
     assert fields.limits == {
@@ -145,7 +145,7 @@ def test_a_pod_says_which_card_and_how_much() -> None:
 
 
 @given(st.integers(1, 81920 * MIB), st.integers(0, 100))
-def test_never_less_than_was_asked_nor_more_than_there_is(memory_bytes: int, cores: int) -> None:
+def test_memory_request_is_rounded_up_within_the_card(memory_bytes: int, cores: int) -> None:
     (one,) = slices(card())
     limits = Hami().fields("m", [SliceShare(one, memory_bytes, cores)]).limits
     assert memory_bytes <= int(limits["nvidia.com/gpumem"]) * MIB < memory_bytes + MIB
@@ -176,7 +176,7 @@ def taken(words: HamiNames, asks: list[tuple[int, int]]) -> bool:
 @example(NVIDIA, [(1, 50), (1, 50), (1, 0)])
 @example(NVIDIA, [(1, 0), (1, 100), (1, 0)])
 @example(HAMI[0], [(1, 0)] * 10)
-def test_what_fits_a_slice_hami_takes(words: HamiNames, asks: list[tuple[int, int]]) -> None:
+def test_hami_scheduler_accepts_replicas_that_fit_a_slice(words: HamiNames, asks: list[tuple[int, int]]) -> None:
     """The packer counts memory and compute; asks are in whole MiB."""
     fitting: list[tuple[int, int]] = []
     for ask in asks:
@@ -186,7 +186,7 @@ def test_what_fits_a_slice_hami_takes(words: HamiNames, asks: list[tuple[int, in
     assert taken(words, fitting)
 
 
-def test_what_a_pod_really_has_is_read_back() -> None:
+def test_allocation_annotation_is_read_back() -> None:
     said = "GPU-aaaa,NVIDIA,3000,0:;;GPU-bbbb[1-0],NVIDIA,5000,30:GPU-cccc,NVIDIA,7,100:;"
     assert parse_allocations({ALLOCATED: said}) == (
         HamiAllocation(0, "GPU-aaaa", 3000 * MIB, 0),
@@ -197,7 +197,7 @@ def test_what_a_pod_really_has_is_read_back() -> None:
 
 
 @given(st.text(max_size=200) | st.from_regex(r"([A-Z\-\[\]0-9]{0,6},?:?;?){0,20}"))
-def test_nothing_that_stands_in_an_annotation_raises(said: str) -> None:
+def test_malformed_annotation_raises_nothing(said: str) -> None:
     for held in parse_allocations({ALLOCATED: said}):
         assert held.memory_bytes > 0
         assert held.cores >= 0

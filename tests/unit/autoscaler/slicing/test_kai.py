@@ -26,7 +26,7 @@ def kai() -> tuple[Slice, ...]:
     return found
 
 
-def test_a_pod_says_to_kai_how_much_of_one_gpu_or_how_many_whole_ones() -> None:
+def test_pod_requests_a_gpu_share_or_whole_gpus_from_kai() -> None:
     one, other = kai()
     assert (one.shared, one.memory_bytes, one.isolation, one.handle) == (True, 16 * GIB, Isolation.NONE, GPU)
     part = Kai().fields("m-1", [SliceShare(one, 4 * GIB + 1)])
@@ -39,12 +39,12 @@ def test_a_pod_says_to_kai_how_much_of_one_gpu_or_how_many_whole_ones() -> None:
         Kai().fields("m-3", [SliceShare(one, GIB), SliceShare(other, GIB)])
 
 
-def test_only_where_the_settings_say_so_kai_gives_gpus_out() -> None:
+def test_kai_slices_require_a_settings_entry() -> None:
     assert Kai().inventory(NodeFacts(NODE, allocatable={GPU: "2"})) is None
     assert Kai().inventory(NodeFacts(NODE, allocatable={GPU: "2"}, declared=replace(KAI, slicing=None))) is None
 
 
-def test_strangers_are_kept_off_a_whole_node_of_kai_for_it_chooses_the_gpu() -> None:
+def test_tenants_are_isolated_per_node_under_kai() -> None:
     one, other = kai()
     assert has_tenant_conflict((TenantName("a"),), (TenantName("b"),))
     assert domain_of(one) == domain_of(other) == (NodeId(NODE), None)
@@ -61,7 +61,7 @@ def others_pod(namespace: str = "team", gpus: int = 0, **annotations: str) -> no
     return found
 
 
-def test_a_gpu_of_which_kai_gave_others_a_part_is_theirs_and_the_pod_that_keeps_it_counts_once() -> None:
+def test_kai_shared_gpu_of_others_is_taken_and_counted_once() -> None:
     node = nodes.read_node({
         "metadata": {"name": NODE}, "spec": {}, "status": {"allocatable": {GPU: "2"}},
     })  # fmt: skip
@@ -78,7 +78,7 @@ def test_a_gpu_of_which_kai_gave_others_a_part_is_theirs_and_the_pod_that_keeps_
     )
 
 
-def test_a_pod_says_to_volcano_which_card_and_how_much() -> None:
+def test_pod_requests_a_card_and_share_from_volcano() -> None:
     found = Volcano().inventory(NodeFacts(NODE, {}, VOLCANO))
     assert found is not None
     one = found[0]
@@ -95,6 +95,6 @@ def test_a_pod_says_to_volcano_which_card_and_how_much() -> None:
     agrees("slicing/volcano", [pod("m-1", fields)])
 
 
-def test_what_volcano_gave_to_others_is_read_from_their_pods() -> None:
+def test_volcano_allocations_of_others_are_read() -> None:
     held = registry.parse_hami_allocations({"volcano.sh/vgpu-ids-new": "GPU-a,NVIDIA,3000,50:;"})
     assert [(one.uuid, one.memory_bytes, one.cores) for one in held] == [("GPU-a", 3000 << 20, 50)]

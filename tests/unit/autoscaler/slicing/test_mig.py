@@ -23,7 +23,7 @@ def slices(node: NodeFacts) -> tuple[Slice, ...]:
     return Mig().inventory(node) or ()
 
 
-def test_each_cut_of_each_profile_is_a_slice_and_a_device_of_its_own() -> None:
+def test_each_partition_is_a_slice_and_a_device() -> None:
     found = slices(mig_node(_1g_10gb="2", _3g_40gb="1"))
     assert [one.id for one in found] == ["node-1/mig-1g.10gb-0", "node-1/mig-1g.10gb-1", "node-1/mig-3g.40gb-0"]
     assert [str(one.device) for one in found] == [str(one.id) for one in found]
@@ -36,7 +36,7 @@ def test_each_cut_of_each_profile_is_a_slice_and_a_device_of_its_own() -> None:
     assert (small.product, small.handle) == ("NVIDIA-H100-80GB-HBM3", "nvidia.com/mig-1g.10gb")
 
 
-def test_labels_know_better_than_the_table() -> None:
+def test_node_labels_override_the_geometry_table() -> None:
     labels = {
         "nvidia.com/mig-1g.10gb.memory": "9984", "nvidia.com/mig-1g.10gb.count": "2",
         "nvidia.com/mig-1g.10gb.slices.gi": "2",
@@ -45,7 +45,7 @@ def test_labels_know_better_than_the_table() -> None:
     assert [(one.memory_bytes, one.compute_percent) for one in found] == [(9984 * MIB, 28)] * 2
 
 
-def test_of_the_single_strategy_all_are_alike_and_called_gpu() -> None:
+def test_single_strategy_slices_are_requested_as_gpu() -> None:
     found = slices(SINGLE)
     assert len(found) == 7
     one = found[0]
@@ -63,17 +63,17 @@ def test_of_the_single_strategy_all_are_alike_and_called_gpu() -> None:
     ],
     ids=["whole GPUs", "none", "negative", "huge"],
 )
-def test_a_node_without_cuts_is_not_its(node: NodeFacts) -> None:
+def test_node_without_partitions_is_ignored(node: NodeFacts) -> None:
     assert Mig().inventory(node) is None
 
 
-def test_media_engines_are_named_by_nvidia_with_a_dot_in_resources() -> None:
+def test_media_engine_profile_uses_a_dot_in_resource_names() -> None:
     (one,) = slices(mig_node(_1g_10gb_me="1"))
     assert (one.id, one.handle) == ("node-1/mig-1g.10gb+me-0", "nvidia.com/mig-1g.10gb.me")
     assert one.memory_bytes == H100.profile("1g.10gb+me").memory_bytes
 
 
-def test_a_profile_that_no_table_has_is_taken_by_its_name() -> None:
+def test_unknown_profile_is_sized_by_its_name() -> None:
     (one,) = slices(mig_node("NVIDIA-X1000", _2g_48gb="1"))
     assert (one.memory_bytes, one.compute_percent, one.closed) == (48 * 10**9 * 95 // 100, 28, "")
 
@@ -88,13 +88,13 @@ def test_a_profile_that_no_table_has_is_taken_by_its_name() -> None:
         (mig_node(_1g_10gb="1", labels={"nvidia.com/mig.config.state": "rebooting"}), "is rebooting"),
     ],
 )
-def test_where_a_cut_is_not_ones_own_nothing_is_put(node: NodeFacts, why: str) -> None:
+def test_shared_nested_or_reconfiguring_partition_is_closed(node: NodeFacts, why: str) -> None:
     found = slices(node)
     assert found
     assert all(why in one.closed for one in found)
 
 
-def test_a_pod_asks_for_one_cut_of_its_profile() -> None:
+def test_pod_requests_one_partition_of_its_profile() -> None:
     one, other = slices(mig_node(_1g_10gb="2"))
     fields = Mig().fields("m-1", [SliceShare(one, one.memory_bytes)])
     agrees("slicing/mig", [pod("m-1", fields)])
@@ -102,7 +102,7 @@ def test_a_pod_asks_for_one_cut_of_its_profile() -> None:
         Mig().fields("m-1", [SliceShare(one, 1), SliceShare(other, 1)])
 
 
-def test_a_layout_that_was_chosen_is_told_to_mig_parted() -> None:
+def test_chosen_layout_is_written_for_mig_parted() -> None:
     wanted = {0: ("3g.40gb", "1g.10gb", "1g.10gb"), 1: ()}
     agrees(
         "slicing/mig-parted",
@@ -115,7 +115,7 @@ def test_a_layout_that_was_chosen_is_told_to_mig_parted() -> None:
 
 
 @pytest.mark.parametrize("product", ["NVIDIA-A30", "NVIDIA-A100-SXM4-40GB", "NVIDIA-H100-80GB-HBM3", "NVIDIA-B200"])
-def test_a_cut_that_is_not_there_is_what_its_node_would_show(product: str) -> None:
+def test_planned_partition_matches_the_profile_of_its_node(product: str) -> None:
     geometry = geometry_of(product)
     assert geometry is not None
     all_bytes = geometry.profiles[-1].memory_bytes
@@ -127,7 +127,7 @@ def test_a_cut_that_is_not_there_is_what_its_node_would_show(product: str) -> No
         assert made.device_bytes == (all_bytes if profile.compute < geometry.compute else 0)
 
 
-def test_of_which_gpu_a_cut_is_is_never_less_than_the_cut() -> None:
+def test_gpu_memory_is_never_below_its_partition() -> None:
     """Where a label says more than the table has of all, or no table has the product."""
     for product in ("NVIDIA-H100-80GB-HBM3", "NVIDIA-X900"):
         labels = {"nvidia.com/gpu.product": product, "nvidia.com/mig-1g.10gb.memory": "200000"}
@@ -137,7 +137,7 @@ def test_of_which_gpu_a_cut_is_is_never_less_than_the_cut() -> None:
 
 @given(st.dictionaries(st.sampled_from(["nvidia.com/gpu.product", "nvidia.com/mig-1g.10gb.memory"]), st.text()),
        st.from_regex(r"[0-9a-z.+]{0,20}", fullmatch=True), st.text(max_size=12))  # fmt: skip
-def test_nothing_that_a_node_tells_raises(labels: dict[str, str], profile: str, many: str) -> None:
+def test_malformed_node_data_raises_nothing(labels: dict[str, str], profile: str, many: str) -> None:
     node = NodeFacts(NODE, labels, {}, {f"nvidia.com/mig-{profile}": many, "nvidia.com/gpu": many})
     for one in slices(node):
         assert one.memory_bytes > 0

@@ -63,7 +63,7 @@ def by_hand(geometry: Geometry, profiles: Collection[str]) -> set[Layout]:
     return found
 
 
-def test_every_layout_of_an_h100_is_counted() -> None:
+def test_all_h100_layouts_are_enumerated() -> None:
     five = [name for name in plain(H100) if name != "1g.20gb"]
     assert len(layouts(H100, five)) == 298
     assert len(layouts(H100, plain(H100))) == 723
@@ -71,27 +71,27 @@ def test_every_layout_of_an_h100_is_counted() -> None:
     assert layouts(H100, plain(H100)) == by_hand(H100, plain(H100))
 
 
-def test_nvidias_nineteen_full_layouts_are_those_to_which_nothing_can_be_added() -> None:
+def test_a100_has_nvidias_nineteen_full_layouts() -> None:
     """Without 1g.10gb, which came with driver 525, the guide draws 19 ways to fill an A100."""
     five = [name for name in plain(A100) if name != "1g.10gb"]
     full = [on for on in layouts(A100, five) if not any(list_starts(A100, on, profile) for profile in five)]
     assert len(full) == 19
 
 
-def test_every_layout_of_an_a30_is_counted() -> None:
+def test_all_a30_layouts_are_enumerated() -> None:
     assert len(layouts(A30, plain(A30))) == 26  # each half: empty, a 2g, or one of 3 ways with 1g; all of it: a 4g
     assert layouts(A30, plain(A30)) == by_hand(A30, plain(A30))
 
 
 @pytest.mark.parametrize("geometry", GEOMETRIES.values(), ids=lambda geometry: geometry.name)
-def test_no_layout_has_more_compute_than_the_device(geometry: Geometry) -> None:
+def test_no_layout_exceeds_the_compute_of_the_device(geometry: Geometry) -> None:
     """Where memory slices do not overlap compute slices suffice, so only memory is counted."""
     for on in layouts(geometry, plain(geometry)):
         assert sum(geometry.profile(cut.profile).compute for cut in on) <= geometry.compute
 
 
 @pytest.mark.parametrize("geometry", GEOMETRIES.values(), ids=lambda geometry: geometry.name)
-def test_names_memory_and_starts_agree(geometry: Geometry) -> None:
+def test_profile_names_match_memory_and_starts(geometry: Geometry) -> None:
     for profile in geometry.profiles:
         compute, _, gigabytes = profile.name.removesuffix("+me").removesuffix("gb").partition("g.")
         assert int(compute) == profile.compute
@@ -102,14 +102,14 @@ def test_names_memory_and_starts_agree(geometry: Geometry) -> None:
     assert geometry.profiles[-1].size == geometry.size
 
 
-def test_an_empty_device_has_room_for_what_nvidia_says() -> None:
+def test_empty_device_room_matches_nvidia_documentation() -> None:
     for name, counts in PRINTED.items():
         assert {profile: count_free_cuts(GEOMETRIES[name], (), profile) for profile in counts} == counts
     assert count_free_cuts_by_profile(H100, ()) == (7, 1, 4, 3, 2, 1, 1)
     assert count_free_cuts_by_profile(A30, ()) == (4, 1, 2, 1, 1)
 
 
-def test_room_is_the_largest_set_that_fits() -> None:
+def test_free_room_is_the_largest_set_that_fits() -> None:
     """Against every set of starts, for every layout."""
     for on in layouts(H100, plain(H100)):
         taken = {cut.start + index for cut in on for index in range(H100.profile(cut.profile).size)}
@@ -148,12 +148,12 @@ def test_room_is_the_largest_set_that_fits() -> None:
         ([("1g.10gb", 0.0)], "a whole number"),
     ],
 )
-def test_what_an_h100_cannot_be_is_refused(cuts: list[tuple[str, int]], says: str) -> None:
+def test_impossible_h100_layout_is_rejected(cuts: list[tuple[str, int]], says: str) -> None:
     with pytest.raises(MigError, match=says.replace("+", r"\+")):
         build_layout(H100, cuts)
 
 
-def test_known_combinations_are_as_tight_as_they_are() -> None:
+def test_known_layouts_leave_the_expected_room() -> None:
     assert (
         count_free_cuts_by_profile(H100, build_layout(H100, [("4g.40gb", 0), ("3g.40gb", 4)])) == (0,) * 7
     )  # a full Device
@@ -165,7 +165,7 @@ def test_known_combinations_are_as_tight_as_they_are() -> None:
     assert [count_free_cuts(H100, build_layout(H100, [("1g.10gb", 0)]), p) for p in ("3g.40gb", "4g.40gb")] == [1, 0]
 
 
-def test_media_engines_are_had_once() -> None:
+def test_media_engines_are_used_once_per_gpu() -> None:
     assert list_starts(A30, build_layout(A30, [("1g.6gb+me", 0)]), "2g.12gb+me") == ()
     assert list_starts(A30, build_layout(A30, [("1g.6gb+me", 0)]), "2g.12gb") == (2,)
     assert has_conflict(A30, Cut("1g.6gb+me", 0), Cut("2g.12gb+me", 2))
@@ -196,7 +196,7 @@ def test_media_engines_are_had_once() -> None:
         ("NVIDIA-H100-80GB-HBM3-SHARED", "H100-80"),
     ],
 )
-def test_a_product_has_its_geometry(product: str, name: str) -> None:
+def test_product_name_maps_to_its_geometry(product: str, name: str) -> None:
     assert geometry_of(product) is GEOMETRIES[name]
 
 
@@ -207,6 +207,6 @@ def test_a_product_has_its_geometry(product: str, name: str) -> None:
         *("NVIDIA H20", "GRID-A100-10C", "NVIDIA-A100", "NVIDIA-A300", "NVIDIA-H2000", "NVIDIA RTX PRO 6000"),
     ],
 )
-def test_a_product_that_is_not_surely_known_has_none(product: str) -> None:
+def test_unknown_product_has_no_geometry(product: str) -> None:
     """A wrong geometry would cut what cannot be cut; none only leaves the Device whole."""
     assert geometry_of(product) is None

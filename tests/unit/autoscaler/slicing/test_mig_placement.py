@@ -128,17 +128,17 @@ def careful(seen: Seen, shares: Mapping[str, float], profile: str) -> tuple[Devi
 # --- named ----------------------------------------------------------------------------------------------------------
 
 
-def test_small_ones_leave_the_left_half_to_the_large() -> None:
+def test_small_partitions_leave_slots_0_to_3_to_large_ones() -> None:
     on = fleet((H100, []))
     assert [where(on.start("1g.10gb"))[1] for _ in range(7)] == [6, 4, 5, 0, 1, 2, 3]
 
 
-def test_a_whole_device_stays_free_while_a_used_one_has_room() -> None:
+def test_whole_device_stays_free_while_a_used_one_has_room() -> None:
     assert where(fleet((H100, []), (H100, [("1g.10gb", 6)])).find("3g.40gb")) == ("gpu-1", 0)
     assert where(fleet((H100, []), (H100, [("4g.40gb", 0)])).find("3g.40gb")) == ("gpu-1", 4)
 
 
-def test_what_nobody_wants_is_not_kept_free() -> None:
+def test_room_for_unwanted_profiles_is_not_kept_free() -> None:
     """With nothing but 3g wanted, a 1g goes where it costs no 3g, though it breaks up the only whole Device but one."""
     on = fleet((H100, [("3g.40gb", 0)]), (H100, [("1g.10gb", 5)]), shares={"3g.40gb": 1})
     assert where(on.find("1g.10gb"))[0] == "gpu-1"
@@ -146,14 +146,14 @@ def test_what_nobody_wants_is_not_kept_free() -> None:
     assert where(on.find("1g.10gb")) == ("gpu-0", 4)
 
 
-def test_the_rarer_room_is_the_dearer() -> None:
+def test_placement_keeps_the_rarer_profile_room_free() -> None:
     """The last place for a 4g costs more than one of many for a 7g's work would suggest."""
     devices = [(H100, [("1g.10gb", 6)]), *((H100, list[tuple[str, int]]()) for _ in range(9))]
     device, start = where(fleet(*devices, shares={"4g.40gb": 1, "7g.80gb": 1}).find("1g.10gb"))
     assert (device, start) == ("gpu-0", 4)
 
 
-def test_an_idle_cut_is_used_as_it_is_before_another_is_undone() -> None:
+def test_idle_partition_is_reused_before_another_is_removed() -> None:
     on = Fleet(MIX)
     on.add(IDS[0], H100, idle=[("3g.40gb", 4)])
     on.add(IDS[1], H100, idle=[("1g.10gb", 4)])
@@ -161,7 +161,7 @@ def test_an_idle_cut_is_used_as_it_is_before_another_is_undone() -> None:
     assert on.find("7g.80gb") == MigPlacement(IDS[0], "7g.80gb", 0, undo=(Cut("3g.40gb", 4),))
 
 
-def test_only_idle_cuts_are_undone() -> None:
+def test_only_idle_partitions_are_removed() -> None:
     on = Fleet(MIX)
     on.add(IDS[0], H100, used=[("1g.10gb", 0)], idle=[("1g.10gb", 4), ("1g.10gb", 6)])
     assert on.find("4g.40gb") == MigRefusal("4g.40gb", "of 1 with 4g.40gb 1 have no room for it")
@@ -175,13 +175,13 @@ def test_only_idle_cuts_are_undone() -> None:
     assert on.idle(IDS[0]) == ()
 
 
-def test_media_engines_of_an_idle_cut_are_taken_from_it() -> None:
+def test_media_engines_are_taken_from_an_idle_partition() -> None:
     on = Fleet()
     on.add(IDS[0], A30, used=[("1g.6gb", 3)], idle=[("1g.6gb+me", 2)])
     assert on.find("2g.12gb+me") == MigPlacement(IDS[0], "2g.12gb+me", 0, undo=(Cut("1g.6gb+me", 2),))
 
 
-def test_refusals_say_why() -> None:
+def test_refusal_states_its_reason() -> None:
     on = fleet((H100, [("7g.80gb", 0)]), (H100, []), (A30, []))
     on.close(IDS[1], "reconfiguring failed: 3 tries")
     assert on.find("1g.18gb") == MigRefusal("1g.18gb", "no Device has MIG profile 1g.18gb; there are A30, H100-80")
@@ -192,13 +192,13 @@ def test_refusals_say_why() -> None:
     assert where(on.find("2g.20gb"))[0] == "gpu-1"
 
 
-def test_only_among_those_that_may_be() -> None:
+def test_placement_is_limited_to_the_given_devices() -> None:
     on = fleet((H100, [("4g.40gb", 0)]), (H100, []), (H200, []))
     assert where(on.find("3g.40gb", among={IDS[1]})) == ("gpu-1", 4)
     assert isinstance(on.find("3g.40gb", among={IDS[2]}), MigRefusal)
 
 
-def test_what_is_seen_in_use_is_in_use_even_where_it_is_closed() -> None:
+def test_partition_in_use_is_recorded_even_on_a_closed_device() -> None:
     on = Fleet(MIX)
     on.add(IDS[0], H100, idle=[("2g.20gb", 0), ("1g.10gb", 6)], closed="cordoned")
     on.use(IDS[0], Cut("3g.40gb", 0))
@@ -227,7 +227,7 @@ def test_what_is_seen_in_use_is_in_use_even_where_it_is_closed() -> None:
         ),
     ],
 )
-def test_bad_input_gives_one_clear_error_and_changes_nothing(does: Callable[[Any], None], says: str) -> None:
+def test_invalid_input_raises_one_error_and_changes_nothing(does: Callable[[Any], None], says: str) -> None:
     on = fleet((H100, [("1g.10gb", 6)]))
     before = on.find("1g.10gb")
     with pytest.raises(MigError, match=says) as caught:
@@ -290,7 +290,9 @@ def _step(on: Fleet, seen: Seen, deed: str, number: int, profile: str) -> None:
 
 @settings(derandomize=True, deadline=None, max_examples=examples(60))
 @given(shares_, st.lists(deeds, max_size=40))
-def test_the_incremental_choice_is_the_careful_one(shares: dict[str, float], steps: list[tuple[str, int, str]]) -> None:
+def test_incremental_choice_equals_the_exhaustive_choice(
+    shares: dict[str, float], steps: list[tuple[str, int, str]]
+) -> None:
     def look(on: Fleet, seen: Seen) -> None:
         assert Counter(on._room) == rooms(seen)
         assert on._open == sum(not closed for *_, closed in seen.values())
@@ -304,7 +306,7 @@ def test_the_incremental_choice_is_the_careful_one(shares: dict[str, float], ste
 
 @settings(derandomize=True, deadline=None, max_examples=examples(60))
 @given(shares_, st.lists(deeds, max_size=60))
-def test_no_two_cuts_ever_overlap_and_nothing_in_use_is_undone(
+def test_partitions_never_overlap_and_used_ones_are_kept(
     shares: dict[str, float], steps: list[tuple[str, int, str]]
 ) -> None:
     def look(on: Fleet, seen: Seen) -> None:
@@ -317,7 +319,7 @@ def test_no_two_cuts_ever_overlap_and_nothing_in_use_is_undone(
 
 @settings(derandomize=True, deadline=None, max_examples=examples(40))
 @given(shares_, st.lists(deeds, max_size=40), st.permutations(IDS))
-def test_the_same_fleet_answers_the_same_whatever_its_history(
+def test_placement_is_independent_of_fleet_history(
     shares: dict[str, float], steps: list[tuple[str, int, str]], order: list[DeviceId]
 ) -> None:
     last = Seen()
@@ -335,7 +337,7 @@ def test_the_same_fleet_answers_the_same_whatever_its_history(
 
 @settings(derandomize=True, deadline=None, max_examples=examples(40))
 @given(shares_, st.lists(deeds, max_size=40), st.sampled_from((H100, A30, H200)))
-def test_one_more_device_never_makes_an_answer_a_refusal(
+def test_adding_a_device_never_causes_a_refusal(
     shares: dict[str, float], steps: list[tuple[str, int, str]], more: Geometry
 ) -> None:
     on = played(shares, steps, lambda *_: None)
@@ -344,7 +346,7 @@ def test_one_more_device_never_makes_an_answer_a_refusal(
     assert had <= {profile for profile in PROFILES if isinstance(on.find(profile), MigPlacement)}
 
 
-def test_the_first_answer_of_a_process_weighs_what_is_taken_and_not_each_of_2319_layouts() -> None:
+def test_first_placement_evaluates_slot_sets_not_all_layouts() -> None:
     made = fleet((H100, []), shares=dict.fromkeys((one.name for one in H100.profiles), 1.0))
     assert isinstance(made.find("1g.10gb"), MigPlacement)
     assert len(made._fillings) <= 2 * 2**H100.size, "eight slices and the media engines, each taken or not"

@@ -16,7 +16,7 @@ from tests.unit.autoscaler.slicing.test_slicers import HOSTILE, by_device, every
 
 
 @every_node
-def test_of_every_kind_a_device_is_of_one_node_and_no_two_slices_have_one_id(one: sliced.Example) -> None:
+def test_device_belongs_to_one_node_and_slice_ids_are_unique(one: sliced.Example) -> None:
     """Where nobody tells which GPU a cut is of (MIG), the cut is its own device; ids of DRA are its entries' names."""
     found = registry.list_slices(one.node)
     assert len({slice_.id for slice_ in found}) == len(found)
@@ -28,7 +28,7 @@ def test_of_every_kind_a_device_is_of_one_node_and_no_two_slices_have_one_id(one
 
 
 @every_node
-def test_a_node_of_every_kind_is_read_the_same_and_another_under_its_own_name(one: sliced.Example) -> None:
+def test_slices_are_stable_and_follow_the_node_name(one: sliced.Example) -> None:
     """What a ResourceSlice is of stands in itself: with DRA, of another node there is nothing."""
     found, other = registry.list_slices(one.node), NodeId("m")
     assert registry.list_slices(one.node) == found
@@ -55,7 +55,7 @@ def renamed(what: Any, before: str, after: str) -> Any:
 
 
 @every_node
-def test_shares_of_a_device_of_every_kind_are_never_more_than_it_is(one: sliced.Example) -> None:
+def test_slice_shares_do_not_exceed_their_device(one: sliced.Example) -> None:
     """A device of which only parts tell is as large as they say."""
     for parts in by_device(tuple(slice_ for slice_ in registry.list_slices(one.node) if not slice_.closed)):
         most = max(slice_.device_bytes or slice_.memory_bytes for slice_ in parts)
@@ -66,9 +66,7 @@ def test_shares_of_a_device_of_every_kind_are_never_more_than_it_is(one: sliced.
 @every_node
 @settings(derandomize=True, deadline=None, max_examples=examples(60))
 @given(data=st.data())
-def test_whatever_a_node_of_every_kind_says_nothing_is_raised_and_what_is_offered_has_a_size(
-    one: sliced.Example, data: st.DataObject
-) -> None:
+def test_malformed_node_data_raises_nothing_and_slices_have_a_size(one: sliced.Example, data: st.DataObject) -> None:
     """Annotations are written by others' programs; what a device has is theirs to tell, so it has no bound here."""
 
     def spoilt(texts: Mapping[str, str]) -> dict[str, str]:

@@ -122,7 +122,7 @@ def by_device(slices: tuple[Slice, ...]) -> Iterator[list[Slice]]:
 
 
 @every_example
-def test_a_node_is_read_as_these_slices_and_only_by_its_own_kind(one: Example) -> None:
+def test_node_yields_expected_slices_from_its_own_slicer_only(one: Example) -> None:
     found = made(one)
     assert tuple(slice_.id for slice_ in found) == one.slices
     assert {slice_.isolation for slice_ in found} == {one.isolation}
@@ -138,7 +138,7 @@ every_node = pytest.mark.parametrize("one", sliced.EXAMPLES.values(), ids=sliced
 
 
 @every_node
-def test_a_node_of_another_kind_is_read_by_that_kind_alone(one: sliced.Example) -> None:
+def test_node_of_another_kind_is_read_by_its_slicer_only(one: sliced.Example) -> None:
     found = one.slicer.inventory(one.node) or ()
     assert (len(found), sum(not slice_.closed for slice_ in found)) == (one.slices, one.open)
     there = registry.list_slices(one.node)
@@ -147,7 +147,7 @@ def test_a_node_of_another_kind_is_read_by_that_kind_alone(one: sliced.Example) 
 
 
 @every_node
-def test_pods_ask_for_what_is_there_of_every_kind(one: sliced.Example) -> None:
+def test_pod_limits_do_not_exceed_allocatable_for_every_kind(one: sliced.Example) -> None:
     there, asked = registry.list_slices(one.node), Counter[str]()
     known = {slice_.id: slice_ for slice_ in there}
     assert len(known) == len(there)
@@ -163,7 +163,7 @@ def test_pods_ask_for_what_is_there_of_every_kind(one: sliced.Example) -> None:
 
 
 @every_node
-def test_where_hami_mig_or_another_maker_has_devices_the_gpus_that_are_counted_beside_are_not_offered_too(
+def test_gpus_managed_by_another_slicer_are_not_offered_twice(
     one: sliced.Example,
 ) -> None:
     """A device plug-in counts them all the same. ResourceSlices count where none does."""
@@ -181,7 +181,7 @@ def test_where_hami_mig_or_another_maker_has_devices_the_gpus_that_are_counted_b
      ("volcano", NodeFacts(N, {}, sliced.VOLCANO)),
      ("mig", sliced.mig_node(_1g_10gb="4")), ("mig", NodeFacts(N))],
 )  # fmt: skip
-def test_what_the_settings_say_gives_devices_out_and_until_it_does_nothing_is_placed(
+def test_declared_slicing_is_used_and_closes_devices_until_available(
     kind: Literal["dra", "hami", "mig", "volcano"], node: NodeFacts
 ) -> None:
     node = node._replace(allocatable={GPU: "10", **node.allocatable}, declared=declared(10, NodeSlicing(kind)))
@@ -196,14 +196,14 @@ def test_what_the_settings_say_gives_devices_out_and_until_it_does_nothing_is_pl
 
 
 @every_example
-def test_shares_of_a_device_are_never_more_than_it_is(one: Example) -> None:
+def test_shares_of_a_device_do_not_exceed_its_size(one: Example) -> None:
     for parts in by_device(made(one)):
         assert 0 < sum(part.memory_bytes for part in parts) <= one.device_bytes
         assert sum(part.compute_percent for part in parts) <= 100
 
 
 @every_example
-def test_a_device_is_the_fault_domain_of_its_slices_and_of_one_node(one: Example) -> None:
+def test_device_is_the_fault_domain_of_its_slices(one: Example) -> None:
     found = made(one)
     assert len({slice_.id for slice_ in found}) == len(found)
     for slice_ in found:
@@ -213,7 +213,7 @@ def test_a_device_is_the_fault_domain_of_its_slices_and_of_one_node(one: Example
 
 
 @every_example
-def test_the_same_node_is_read_the_same_and_another_under_its_own_name(one: Example) -> None:
+def test_slices_are_stable_and_follow_the_node_name(one: Example) -> None:
     assert made(one) == made(one)
     other = one.slicer.inventory(
         one.node._replace(name=NodeId("m"), labels=dict(sorted(one.node.labels.items(), reverse=True)))
@@ -223,7 +223,7 @@ def test_the_same_node_is_read_the_same_and_another_under_its_own_name(one: Exam
 
 
 @every_example
-def test_pods_ask_for_what_was_counted(one: Example) -> None:
+def test_pod_limits_do_not_exceed_the_counted_devices(one: Example) -> None:
     """All Slices asked for one by one are no more than the node has."""
     found = made(one)
     asked = Counter[str]()
@@ -263,9 +263,7 @@ HOSTILE = (
 @every_example
 @settings(derandomize=True, deadline=None, max_examples=examples(60))
 @given(data=st.data())
-def test_whatever_a_node_says_nothing_is_raised_and_no_more_counted_than_is_offered(
-    one: Example, data: st.DataObject
-) -> None:
+def test_malformed_node_data_never_exceeds_offered_devices(one: Example, data: st.DataObject) -> None:
     def spoilt(texts: Mapping[str, str]) -> dict[str, str]:
         chosen = {name: data.draw(st.sampled_from((value, *HOSTILE)), name) for name, value in sorted(texts.items())}
         return {name: value for name, value in chosen.items() if data.draw(st.integers(0, 9), name)}
@@ -304,7 +302,7 @@ def test_whatever_a_node_says_nothing_is_raised_and_no_more_counted_than_is_offe
     ids=["Settings without slicing", "no word", "both say none", "no number", "a strategy of the future", "a text",
          "of MIG", "the name tells that it is shared"],
 )  # fmt: skip
-def test_where_nobody_tells_how_gpus_are_shared_their_slice_is_closed_and_says_what_to_do(node: NodeFacts) -> None:
+def test_unknown_sharing_closes_the_slice_with_instructions(node: NodeFacts) -> None:
     (found,) = registry.list_slices(node)
     assert (found.kind, found.isolation) == ("whole", Isolation.NONE)
     resource, many = sharing.read_offered_gpus(node.allocatable)
@@ -320,16 +318,16 @@ def test_where_nobody_tells_how_gpus_are_shared_their_slice_is_closed_and_says_w
         plugin(timeSlicing=replicated(-3)), plugin(timeSlicing=replicated(1 << 70)), plugin(mps=replicated(2.5)),
     ],
 )  # fmt: skip
-def test_a_configuration_that_is_none_tells_nothing(broken: dict[str, Any]) -> None:
+def test_invalid_plugin_configuration_is_ignored(broken: dict[str, Any]) -> None:
     (found,) = registry.list_slices(NodeFacts(N, T4, allocatable=THREE, plugin=broken))
     assert found.closed
 
 
-def test_a_node_without_gpus_has_none() -> None:
+def test_node_without_gpus_has_no_slices() -> None:
     assert registry.list_slices(NodeFacts(N, {**T4, **gfd("mps", "4")}, allocatable={"example.com/nic": "2"})) == ()
 
 
-def test_the_product_is_called_the_same_shared_or_not() -> None:
+def test_product_name_is_the_same_shared_or_not() -> None:
     """Globs of `gpu.models` and prices are over it."""
     shared = NodeFacts(N, {**T4, **gfd("time-slicing", "3", product="Tesla-T4-SHARED")}, allocatable=THREE)
     assert {one.product for one in registry.list_slices(shared)} == {"Tesla-T4"}

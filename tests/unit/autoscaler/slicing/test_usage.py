@@ -63,7 +63,7 @@ def pod(limits: dict[str, str], **annotations: str) -> OtherPod:
     ],
     ids=["a cut of its profile", "cuts that are called GPUs", "another maker's", "of both makers"],
 )
-def test_what_a_pod_of_others_has_is_gone_of_its_own_resource(
+def test_pod_of_others_uses_up_only_its_own_resource(
     node: NodeFacts, limits: dict[str, str], gone: dict[str, int]
 ) -> None:
     there = seen(node)
@@ -77,7 +77,7 @@ def test_what_a_pod_of_others_has_is_gone_of_its_own_resource(
     assert set(closed.values()) == {OTHERS}
 
 
-def test_a_pod_that_has_no_device_of_any_kind_is_not_kept() -> None:
+def test_pod_without_device_limits_is_not_tracked() -> None:
     spec = {"nodeName": NODE, "containers": [{"resources": {"limits": {"example.com/nic": "1", "memory": "1Gi"}}}]}
     assert nodes.read_other_pod({"metadata": {}, "spec": spec}) is None
 
@@ -91,7 +91,7 @@ def left(node: NodeFacts, *pods: OtherPod) -> tuple[tuple[Slice, ...], dict[str,
     )
 
 
-def test_what_others_have_of_a_card_is_not_given_out_again() -> None:
+def test_card_share_used_by_others_is_subtracted() -> None:
     theirs = pod({"nvidia.com/gpu": "1"}, vgpu_devices_allocated="GPU-aaaa,NVIDIA,20480,30:;")
     assert theirs.cards == (HamiAllocation(0, "GPU-aaaa", 20 * GIB, 30),)
     (one, other), gone = left(hami_node(card(), card("GPU-bbbb")), theirs)
@@ -105,17 +105,17 @@ def test_what_others_have_of_a_card_is_not_given_out_again() -> None:
 
 
 @pytest.mark.parametrize("held", ["81920,0", "99999,10", "1024,100"])
-def test_a_card_that_others_have_all_of_is_closed(held: str) -> None:
+def test_card_fully_used_by_others_is_closed(held: str) -> None:
     (one,), _ = left(hami_node(card()), pod({}, vgpu_devices_allocated=f"GPU-aaaa,NVIDIA,{held}:;"))
     assert (one.closed, one.memory_bytes > 0) == (FULL, True)
 
 
-def test_a_part_of_an_npu_that_others_have_is_one_of_its_slices() -> None:
+def test_npu_partition_used_by_others_counts_as_one_slice() -> None:
     _, gone = left(npu_node("NPU-1", "NPU-2"), pod({}, Ascend910B2_devices_allocated="NPU-1,Ascend910B2,8192,3:;"))
     assert gone == {f"{NODE} NPU-1": 1}
 
 
-def test_of_a_node_that_is_shared_by_hami_now_nothing_is_given_out_while_a_replica_of_before_is_there() -> None:
+def test_hami_node_is_closed_while_an_older_replica_remains() -> None:
     """Which card it has HAMi does not know either."""
     on = nodes.build_slices([seen(hami_node(card(), card("GPU-bbbb")))])
     closed, lost = nodes.close_stale_slices(on, [SliceId(f"{NODE}/gpu0")])
@@ -124,7 +124,7 @@ def test_of_a_node_that_is_shared_by_hami_now_nothing_is_given_out_while_a_repli
     assert nodes.close_stale_slices(on, [on[0].id]) == (on, [])
 
 
-def test_of_a_nodes_annotations_only_those_that_say_something_are_kept() -> None:
+def test_only_meaningful_node_annotations_are_kept() -> None:
     """A handshake is written anew twice a minute; a node that seems changed each time would be planned for anew."""
     said = {NVIDIA.register: "[]", HANDSHAKE: "Requesting_2026.11.20 00:00:00", "other.io/x": "y"}
     node = NodeFacts(NODE, {}, said)
@@ -135,7 +135,7 @@ def test_of_a_nodes_annotations_only_those_that_say_something_are_kept() -> None
 
 @given(st.lists(st.tuples(st.sampled_from(["GPU-aaaa", "GPU-bbbb", "GPU-cccc"]), st.integers(1, 90_000),
                           st.integers(0, 120))))  # fmt: skip
-def test_of_a_card_there_is_never_less_than_nothing_nor_more_than_others_leave(
+def test_remaining_card_share_is_never_negative_or_too_large(
     held: list[tuple[str, int, int]],
 ) -> None:
     on = nodes.build_slices([seen(hami_node(card(), card("GPU-bbbb")))])
@@ -157,7 +157,7 @@ def placed(node: NodeFacts, of: Model, *pods: OtherPod) -> tuple[list[tuple[Slic
     return begun, [one.reason for one in answer.unmet]
 
 
-def test_a_whole_device_is_no_cut_and_no_card_that_others_have_a_part_of() -> None:
+def test_whole_device_model_gets_no_partition_or_partly_used_card() -> None:
     """A program can use one MIG device; and what is left of a card is not all of it."""
     theirs = pod({}, vgpu_devices_allocated="GPU-aaaa,NVIDIA,1024,0:;")
     node, whole, two = hami_node(card(), card("GPU-bbbb")), model("a", 0), model("a", 5, gpu=Gpu(count=2))
@@ -176,7 +176,7 @@ def test_a_whole_device_is_no_cut_and_no_card_that_others_have_a_part_of() -> No
 # --- entries of ResourceSlices ----------------------------------------------------------------------------------------
 
 
-def test_an_entry_that_others_claim_is_gone_and_one_that_is_consumed_has_less() -> None:
+def test_claimed_entry_is_gone_and_a_consumed_one_has_less() -> None:
     objects = [resource_slice(NODE, "gpus", devices=[gpu(0), gpu(1), many(2)])]
     on = Dra().inventory(NodeFacts(NODE, devices=objects)) or ()
     at = f"{DRIVER}/{NODE}"

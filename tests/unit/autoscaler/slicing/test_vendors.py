@@ -41,34 +41,34 @@ def whole(kind: str, many: str = "2", declared: NodeKind | None = None, **labels
     return WholeDevice(vendor).inventory(NodeFacts(NODE, told, {}, {vendor.resource: many}, declared))
 
 
-def test_amds_labeller_tells_product_and_memory() -> None:
+def test_amd_labels_set_product_and_memory() -> None:
     labels = {"amd.com/gpu.product-name": "AMD_Instinct_MI300X_OAM", "amd.com/gpu.vram": "192G"}
     one, other = WholeDevice(BY_KIND["amd"]).inventory(NodeFacts(NODE, labels, {}, {"amd.com/gpu": "2"})) or ()
     assert (one.product, one.memory_bytes, one.kind) == ("AMD_Instinct_MI300X_OAM", 192 * 10**9, "amd")
     assert (one.shared, one.isolation, other.id) == (False, Isolation.HARDWARE, "node-1/amd-1")
 
 
-def test_intels_memory_is_known_by_the_product() -> None:
+def test_intel_memory_comes_from_the_product() -> None:
     one, _ = whole("intel-xe", gpu_intel_com__product="Max_1550") or ()
     assert 120 * GIB > one.memory_bytes > 110 * GIB
     (alone,) = whole("intel-i915", "1") or ()
     assert alone.memory_bytes == GIB, "nobody tells"
 
 
-def test_intels_gpus_that_are_offered_several_times_are_closed() -> None:
+def test_oversubscribed_intel_gpus_are_closed() -> None:
     labels = {"gpu.intel.com/product": "Max_1100", "gpu.intel.com/device.count": "2"}
     found = WholeDevice(BY_KIND["intel-xe"]).inventory(NodeFacts(NODE, labels, {}, {"gpu.intel.com/xe": "20"})) or ()
     assert len(found) == 2
     assert all("offered 20 times for 2 devices" in one.closed for one in found)
 
 
-def test_what_no_label_tells_the_settings_do() -> None:
+def test_settings_provide_product_and_memory_without_labels() -> None:
     device = NodeDevice(model="MTT-S4000", memory_bytes=Bytes(48 * GIB), count=1)
     (one,) = whole("biren", declared=NodeKind(selector={}, device=device)) or ()
     assert (one.product, one.memory_bytes) == ("MTT-S4000", 48 * GIB)
 
 
-def test_shares_of_devices_are_one_closed_slice() -> None:
+def test_device_shares_are_one_closed_slice() -> None:
     for vendor in VENDORS:
         if vendor.parts:
             (one,) = WholeDevice(vendor).inventory(NodeFacts(NODE, {}, {}, {vendor.resource: "80"})) or ()
@@ -76,7 +76,7 @@ def test_shares_of_devices_are_one_closed_slice() -> None:
 
 
 @pytest.mark.parametrize("vendor", VENDORS, ids=lambda one: one.kind)
-def test_a_node_without_them_is_not_its_and_neither_is_one_where_hami_gives_them_out(vendor: object) -> None:
+def test_node_without_the_resource_or_with_hami_is_ignored(vendor: object) -> None:
     assert isinstance(vendor, tuple)
     one = BY_KIND[vendor[0]]
     assert WholeDevice(one).inventory(NodeFacts(NODE, {}, {}, {"cpu": "8"})) is None
@@ -84,11 +84,11 @@ def test_a_node_without_them_is_not_its_and_neither_is_one_where_hami_gives_them
         assert WholeDevice(one).inventory(NodeFacts(NODE, {}, {one.register: "[]"}, {one.resource: "8"})) is None
 
 
-def test_each_kind_has_its_name() -> None:
+def test_each_slicer_kind_is_unique() -> None:
     assert len({one.kind for one in ALL}) == len(ALL) == len(VENDORS) + len(HAMI) + len(NPUS)
 
 
-def test_a_pod_asks_for_as_many() -> None:
+def test_pod_requests_the_number_of_whole_devices() -> None:
     found = [whole(kind) or () for kind in ("amd", "intel-xe", "ascend910b2")]
     pods = [
         pod(
@@ -102,7 +102,7 @@ def test_a_pod_asks_for_as_many() -> None:
     agrees("slicing/vendors-whole", pods)
 
 
-def test_hamis_shared_cards_of_others_differ_by_their_words_only() -> None:
+def test_hami_cards_of_other_vendors_use_their_own_resource_names() -> None:
     amd = Hami(HAMI[0])
     said = json.dumps([card("AMD-1", type="MI300X", devmem=196608)])
     (one,) = amd.inventory(NodeFacts(NODE, {}, {"hami.io/node-amd-register": said})) or ()
@@ -115,7 +115,7 @@ def test_hamis_shared_cards_of_others_differ_by_their_words_only() -> None:
 
 
 @given(st.lists(st.integers(1, 81920), min_size=1, max_size=10))
-def test_cores_that_nobody_asked_for_never_run_out_before_the_memory(mib: list[int]) -> None:
+def test_default_cores_never_run_out_before_memory(mib: list[int]) -> None:
     """AMD's and Hygon's tasks that name none would get all."""
     amd = Hami(HAMI[0])
     (one,) = amd.inventory(NodeFacts(NODE, {}, {"hami.io/node-amd-register": json.dumps([card()])})) or ()
@@ -125,7 +125,7 @@ def test_cores_that_nobody_asked_for_never_run_out_before_the_memory(mib: list[i
     assert all(cores)
 
 
-def test_an_npu_is_whole_or_in_equal_parts_of_one_template() -> None:
+def test_npu_is_whole_or_split_by_one_template() -> None:
     all_, _ = Ascend(B2).inventory(npu_node("NPU-1", "NPU-2")) or ()
     assert (all_.memory_bytes, all_.compute_percent, all_.shared) == (64 * GIB, 100, False)
     parts = Ascend(B2).inventory(npu_node("NPU-1", "NPU-2", template="vir06_1c_16g")) or ()
@@ -137,14 +137,14 @@ def test_an_npu_is_whole_or_in_equal_parts_of_one_template() -> None:
     )
 
 
-def test_a_part_is_no_whole_device_though_it_is_the_only_one_of_its_npu() -> None:
+def test_npu_partition_is_never_a_whole_device() -> None:
     """Of Ascend910A's vir16 there is room for one: a Model that wants a whole Device is not placed there."""
     found = registry.list_slices(npu_node("NPU-1", npu=NPUS[0], template="vir16"))
     assert (len(found), list_whole_devices(found)) == (1, set())
     assert list_whole_devices(registry.list_slices(npu_node("NPU-1", npu=NPUS[0])))
 
 
-def test_settings_cut_a_nodes_npus_and_a_pod_asks_for_one_part() -> None:
+def test_settings_template_partitions_an_npu_for_a_pod() -> None:
     """From the document to the pod: nothing but Settings names the template."""
     (kind,) = parse_documents([("settings.yaml", TEMPLATED)]).settings.nodes
     node = npu_node("NPU-1")._replace(declared=kind)
@@ -158,7 +158,7 @@ def test_settings_cut_a_nodes_npus_and_a_pod_asks_for_one_part() -> None:
 
 
 @pytest.mark.parametrize("npu", NPUS, ids=lambda one: one.word)
-def test_parts_never_have_more_together_than_their_npu(npu: object) -> None:
+def test_npu_partitions_do_not_exceed_their_npu(npu: object) -> None:
     one = next(each for each in NPUS if each == npu)
     for template in one.templates:
         found = Ascend(one).inventory(npu_node("NPU-1", npu=one, template=template.name)) or ()
@@ -167,7 +167,7 @@ def test_parts_never_have_more_together_than_their_npu(npu: object) -> None:
         assert len(found) * template.cores <= one.cores
 
 
-def test_a_pod_asks_for_a_part_by_its_memory() -> None:
+def test_pod_requests_an_npu_partition_by_memory() -> None:
     slicer = Ascend(B2)
     cut, uncut = (npu_node("NPU-1", "NPU-2", template=one) for one in ("vir06_1c_16g", ""))
     parts, two = ([SliceShare(one, one.memory_bytes) for one in slicer.inventory(node) or ()] for node in (cut, uncut))
@@ -179,7 +179,7 @@ def test_a_pod_asks_for_a_part_by_its_memory() -> None:
 
 
 @given(st.text(max_size=100), st.text(max_size=8))
-def test_nothing_that_a_node_tells_raises(said: str, many: str) -> None:
+def test_malformed_node_data_raises_nothing(said: str, many: str) -> None:
     for slicer in ALL:
         names = [one.register for one in (*NPUS, *HAMI)]
         node = NodeFacts(NODE, {one.memory_label: said for one in VENDORS}, dict.fromkeys(names, said))

@@ -32,7 +32,7 @@ SUM = f"sha256:{'a' * 64}"
         ("oci://[::1]:5000/x", "oci://[::1]:5000/x"),
     ],
 )
-def test_an_artifact_has_one_name_which_is_also_that_of_its_copy(text: str, one: str) -> None:
+def test_artifact_and_its_copy_have_the_same_normalized_name(text: str, one: str) -> None:
     assert normalize_artifact(text) == normalize_artifact(one) == one
     assert f"oci://{reference.parse_reference(text)}" == one
     assert DOCKERS == DOCKER_HOSTS
@@ -40,11 +40,11 @@ def test_an_artifact_has_one_name_which_is_also_that_of_its_copy(text: str, one:
 
 
 @pytest.mark.parametrize("text", ["hf://acme/x@main", "s3://models/x/", "file:///x", "pvc://claim/x", "", "nothing"])
-def test_what_lies_in_no_registry_is_called_as_it_is_written(text: str) -> None:
+def test_artifact_outside_a_registry_is_not_normalized(text: str) -> None:
     assert normalize_artifact(text) == text
 
 
-def test_the_schemes_of_what_is_stored_stand_in_one_place() -> None:
+def test_stored_artifact_schemes_are_defined_in_one_module() -> None:
     for scheme, text in {"oci": "oci://r.io/x:1", "hf": "hf://acme/x", "s3": "s3://models/x"}.items():
         assert STORED[scheme][0].fullmatch(text)
         assert fetch.parse_remote_source(text), "what a document may say the store can bring"

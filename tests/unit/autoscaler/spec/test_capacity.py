@@ -24,7 +24,7 @@ def wrong(*entries: str) -> str:
     return str(caught.value).removeprefix("s.yaml: Settings: ")
 
 
-def test_what_is_right_is_read() -> None:
+def test_valid_capacity_entries_are_parsed() -> None:
     text = f"apiVersion: {API_VERSION}\nkind: Settings\ncapacity: [{{name: rack, cro: {{model: A100}}, hedge: true}}]"
     (entry,) = parse_documents([("s.yaml", text)], {}).settings.capacity
     assert (entry.name, entry.kinds, entry.cro, entry.hedge) == ("rack", ("cro",), Cro(model="A100"), True)
@@ -86,29 +86,29 @@ def test_what_is_right_is_read() -> None:
         (f"{{name: a, {REDFISH[:-1]}, secretRef: A_B}}}}", "capacity[0].redfish.secretRef: expected the name"),
     ],
 )
-def test_what_is_wrong_is_named(entry: str, said: str) -> None:
+def test_invalid_capacity_entry_is_rejected_with_its_path(entry: str, said: str) -> None:
     assert wrong(entry).startswith(said)
 
 
 @pytest.mark.parametrize("url", NO_URLS)
-def test_a_url_that_is_none_or_says_a_password_is_refused_and_not_repeated(url: str) -> None:
+def test_invalid_redfish_url_is_rejected_and_its_password_not_repeated(url: str) -> None:
     line = wrong(f"{{name: a, redfish: {{url: '{url}', systems: {{w1: /redfish/v1/Systems/1}}}}}}")
     assert line.startswith("capacity[0].redfish.url: expected https://HOST")
     assert "hunter2" not in line
 
 
 @pytest.mark.parametrize("url", URLS)
-def test_a_url_is_a_host_and_a_port(url: str) -> None:
+def test_redfish_url_with_host_and_port_is_accepted(url: str) -> None:
     check_providers([ProviderSettings(name="a", redfish=Redfish(url=url, systems={"w1": "/redfish/v1/Systems/1"}))])
 
 
 @pytest.mark.parametrize("name", ["rack/a", "rack:1"])
-def test_a_fabrics_name_is_one_that_a_key_of_a_configmap_may_be(name: str) -> None:
+def test_fabric_name_must_be_a_valid_configmap_key(name: str) -> None:
     assert wrong(f"{{name: '{name}', {REDFISH}}}").startswith("capacity[0].name: expected letters, digits, ")
     check_providers([ProviderSettings(name=name, cro=Cro(model="a"))])
 
 
-def test_names_are_one_providers_each_and_there_are_not_too_many() -> None:
+def test_provider_names_are_unique_and_their_number_is_bounded() -> None:
     entry = {"name": "a", "cro": {"model": "A100"}}
     check_providers([decode_value(entry, ProviderSettings)])
     with pytest.raises(WrongKeyError, match="`a` occurs twice"):
@@ -117,7 +117,7 @@ def test_names_are_one_providers_each_and_there_are_not_too_many() -> None:
         check_providers([decode_value(entry, ProviderSettings)] * (PROVIDERS_MAX + 1))
 
 
-def test_a_system_of_a_fabric_is_one_entrys_but_for_one_that_closes() -> None:
+def test_fabric_system_in_two_entries_requires_one_to_be_closing() -> None:
     one = f"{{name: a, {REDFISH}}}"
     two = "name: b, redfish: {url: 'https://FABRIC/', systems: {n0: /redfish/v1/Systems/0, n1: /redfish/v1/Systems/1/}}"
     refused = (
@@ -128,7 +128,7 @@ def test_a_system_of_a_fabric_is_one_entrys_but_for_one_that_closes() -> None:
     assert len(parse_documents([("s.yaml", text)], {}).settings.capacity) == 2
 
 
-def test_a_fabric_that_publishes_has_a_name_that_pools_may_have() -> None:
+def test_publishing_fabric_requires_a_valid_pool_name() -> None:
     told = Redfish(url="https://fabric.example", systems={"w1": "/redfish/v1/Systems/1"}, publish=True)
     check_providers([ProviderSettings(name="pod2", redfish=told)])
     with pytest.raises(WrongKeyError) as caught:

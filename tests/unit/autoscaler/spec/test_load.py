@@ -51,7 +51,7 @@ def wrong(*texts: str, environ: dict[str, str] | None = None) -> str:
     return line
 
 
-def test_a_model_loads_with_its_defaults_and_its_engine_s_slots() -> None:
+def test_model_loads_with_defaults_and_the_slots_of_its_engine() -> None:
     loaded = parse_documents(
         [("a.yaml", model("gpu: {memory: 20Gi}, aliases: [x], idleSeconds: 5") + "---\n" + config())]
     )
@@ -61,16 +61,16 @@ def test_a_model_loads_with_its_defaults_and_its_engine_s_slots() -> None:
     assert (a.spec.aliases, a.spec.idle_seconds, a.spec.residency_seconds) == (("x",), 5, "auto")
 
 
-def test_a_model_without_memory_takes_it_from_its_artifact_later() -> None:
+def test_model_without_memory_loads_with_zero_memory_bytes() -> None:
     assert parse_documents([("a.yaml", model())]).models[0].memory_bytes == 0
 
 
-def test_models_keep_their_order_over_files() -> None:
+def test_models_keep_their_order_across_files() -> None:
     loaded = parse_documents([("a.yaml", model(name="z") + "---\n" + model(name="y")), ("b.yaml", model(name="x"))])
     assert [(m.name, m.order) for m in loaded.models] == [("z", 0), ("y", 1), ("x", 2)]
 
 
-def test_the_example_loads() -> None:
+def test_example_documents_load_with_two_models() -> None:
     loaded = parse_documents([(str(EXAMPLE), EXAMPLE.read_text())])
     assert [m.name for m in loaded.models] == ["ada", "bob"]
     (device,) = loaded.settings.devices
@@ -137,7 +137,7 @@ def test_the_example_loads() -> None:
         ("command: [x]", "spec.command: only engine `command` takes one; engine llama.cpp takes `args`"),
     ],
 )
-def test_a_wrong_key_is_named_with_what_was_expected(spec: str, line: str) -> None:
+def test_invalid_model_key_is_rejected_with_the_expected_value(spec: str, line: str) -> None:
     assert wrong(model(spec)) == f"a.yaml: Model a: {line}"
 
 
@@ -162,11 +162,11 @@ def test_a_wrong_key_is_named_with_what_was_expected(spec: str, line: str) -> No
         ("llama.cpp", "", "spec.artifact: missing; engine llama.cpp needs one such as file:///path"),
     ],
 )
-def test_an_engine_gets_an_artifact_that_it_can_read(engine: str, artifact: str, line: str) -> None:
+def test_artifact_that_its_engine_cannot_read_is_rejected(engine: str, artifact: str, line: str) -> None:
     assert wrong(model(engine=engine, artifact=artifact)) == f"a.yaml: Model a: {line}"
 
 
-def test_an_engine_is_not_told_twice_where_to_listen() -> None:
+def test_variable_that_sets_the_listen_address_is_rejected() -> None:
     text = model("env: {OLLAMA_HOST: 'x:1'}", engine="ollama", artifact="")
     assert wrong(text) == (
         "a.yaml: Model a: spec.env.OLLAMA_HOST: is set by Pilotlight, for it says where to listen: leave it out"
@@ -183,17 +183,17 @@ def test_an_engine_is_not_told_twice_where_to_listen() -> None:
         ("['{port}', '{context_tokens}']", "{context_tokens} needs spec.contextTokens"),
     ],
 )
-def test_a_command_uses_placeholders_that_have_a_value(command: str, line: str) -> None:
+def test_command_placeholder_without_a_value_is_rejected(command: str, line: str) -> None:
     text = model(f"command: {command}", engine="command", artifact="")
     assert wrong(text) == f"a.yaml: Model a: spec.command: {line}"
 
 
-def test_braces_that_are_no_placeholder_stay_for_json_and_shells() -> None:
+def test_braces_that_are_no_placeholder_are_kept_in_a_command() -> None:
     text = model("command: ['{port}', '{\"a\": {HOME}}']", engine="command", artifact="")
     assert parse_documents([("a.yaml", text)]).models[0].spec.command == ("{port}", '{"a": {HOME}}')
 
 
-def test_a_document_must_say_what_it_is() -> None:
+def test_document_without_valid_kind_version_or_name_is_rejected() -> None:
     assert wrong("- a") == "a.yaml: document 1: expected a document with apiVersion and kind"
     assert "kind: expected one of Model, Tenant, Settings (did you mean Model?)" in wrong(f"{HEAD}Modell")
     assert wrong("apiVersion: v1\nkind: Settings") == f"a.yaml: Settings: apiVersion: expected {API_VERSION}"
@@ -202,16 +202,16 @@ def test_a_document_must_say_what_it_is() -> None:
 
 
 @pytest.mark.parametrize("name", ["-a", "a-", "a b", "a\u00e4", "a" * 254, "a/"])
-def test_a_name_is_one_that_clients_can_send(name: str) -> None:
+def test_model_name_that_clients_cannot_send_is_rejected(name: str) -> None:
     assert "metadata.name: expected 1 to 253 letters" in wrong(model(name=f"'{name}'"))
 
 
 @pytest.mark.parametrize("name", ["a", "A.b_c-1", "llama3.2:3b", "org/name", "a" * 253])
-def test_usual_model_names_are_good(name: str) -> None:
+def test_usual_model_names_are_accepted(name: str) -> None:
     assert parse_documents([("a.yaml", model(name=f"'{name}'"))]).models[0].name == name
 
 
-def test_names_and_aliases_are_taken_once_in_all_files() -> None:
+def test_duplicate_names_and_aliases_across_files_are_rejected() -> None:
     a = model("aliases: [x]")
     assert wrong(a, model()) == "b.yaml: Model a: metadata.name: `a` is already the name of a Model in a.yaml"
     assert wrong(a, model(name="x")) == "b.yaml: Model x: metadata.name: `x` is already an alias of Model a in a.yaml"
@@ -221,18 +221,18 @@ def test_names_and_aliases_are_taken_once_in_all_files() -> None:
     assert "Tenant acme: metadata.name: `acme` is already the name" in wrong(tenant(), tenant())
 
 
-def test_a_key_belongs_to_one_tenant_and_is_not_repeated_in_the_error() -> None:
+def test_key_of_two_tenants_is_rejected_without_repeating_its_hash() -> None:
     key = f"keys: [{{sha256: {'ab' * 32}}}]"
     line = wrong(tenant(key), tenant(key, name="b"))
     assert line == "b.yaml: Tenant b: spec.keys[0].sha256: this hash is already a key of Tenant acme in a.yaml"
 
 
-def test_values_are_never_repeated_in_an_error() -> None:
+def test_error_never_repeats_the_rejected_value() -> None:
     assert "hunter2" not in wrong(model("env: {PASSWORD: [hunter2]}"))
     assert "hunter2" not in wrong(tenant("keys: [{sha256: hunter2}]"))
 
 
-def test_a_tenant_is_checked() -> None:
+def test_invalid_tenant_fields_are_rejected() -> None:
     hashed = f"sha256: {'0a' * 32}"
     (loaded,) = parse_documents(
         [("a.yaml", tenant(f"keys: [{{{hashed}, expiresAt: 2027-01-31T12:00:00+01:00}}]"))]
@@ -245,7 +245,7 @@ def test_a_tenant_is_checked() -> None:
     assert "spec.weight: expected a number, above 0" in wrong(tenant("weight: 0"))
 
 
-def test_settings_are_checked() -> None:
+def test_invalid_settings_are_rejected_with_their_path() -> None:
     assert "Settings: auth: expected one of auto, keys, none" in wrong(config("auth: maybe"))
     assert "devices[0].memory: missing; expected a size such as 16Gi" in wrong(config("devices: [{name: g}]"))
     twice = "devices: [{name: g, memory: 1Gi}, {name: g, memory: 1Gi}]"
@@ -255,7 +255,7 @@ def test_settings_are_checked() -> None:
 @pytest.mark.parametrize(
     "host", ["", "*", "https://llm.example", "llm.example:8080", "llm.example/v1", "a..b", "a b", "[::1]", "a" * 300]
 )
-def test_hosts_are_names_only(host: str) -> None:
+def test_host_with_scheme_port_or_path_is_rejected(host: str) -> None:
     wanted = "expected a host name such as llm.example, without scheme, port and path"
     assert wrong(config(f"hosts: [localhost, {host!r}]")) == f"a.yaml: Settings: hosts[1]: {wanted}"
 
@@ -264,12 +264,12 @@ def test_hosts_are_names_only(host: str) -> None:
     "origin",
     ["", "llm.example", "https://llm.example/", "https://LLM.example", "https://", "https://a b", "https://a:x"],
 )
-def test_origins_are_as_browsers_send_them(origin: str) -> None:
+def test_origin_in_a_form_no_browser_sends_is_rejected(origin: str) -> None:
     wanted = 'expected an origin such as https://llm.example, in lower case and without a path, or "*"'
     assert wrong(config(f"cors: {{origins: ['*', {origin!r}]}}")) == f"a.yaml: Settings: cors.origins[1]: {wanted}"
 
 
-def test_origins_are_read() -> None:
+def test_valid_origins_are_loaded() -> None:
     origins = ("*", "null", "https://llm.example", "http://[::1]:3000", "app://obsidian.md")
     made = parse_documents(
         [
@@ -282,13 +282,13 @@ def test_origins_are_read() -> None:
     assert made.settings.cors.origins == origins
 
 
-def test_hosts_are_read() -> None:
+def test_valid_hosts_are_loaded_from_file_and_environment() -> None:
     hosts = ("llm.example", "LLM.example.", "box")
     assert parse_documents([("a.yaml", config("hosts: [llm.example, LLM.example., box]"))]).settings.hosts == hosts
     assert parse_documents([], {"PILOTLIGHT_HOSTS": "[llm.example]"}).settings.hosts == ("llm.example",)
 
 
-def test_certificates_and_keys_come_in_pairs_with_whole_paths() -> None:
+def test_tls_requires_certificate_and_key_with_absolute_paths() -> None:
     lone = "expected an absolute path"
     assert f"Settings: tls.certFile: {lone}" in wrong(config("tls: {certFile: a.pem, keyFile: /a}"))
     assert f"Settings: tls.caFile: {lone}" in wrong(config("tls: {caFile: ''}"))
@@ -299,7 +299,7 @@ def test_certificates_and_keys_come_in_pairs_with_whole_paths() -> None:
     assert parse_documents([], environ).settings.tls == Tls(cert_file="/a.pem", key_file="/a.key")
 
 
-def test_an_engine_with_tls_says_so_with_a_host_name_or_nothing() -> None:
+def test_engine_tls_accepts_only_a_host_name_or_no_server_name() -> None:
     for text, said in (("{}", EngineTls()), ("{serverName: m-1.example}", EngineTls(server_name="m-1.example"))):
         (loaded,) = parse_documents([("a.yaml", model(f"tls: {text}"))]).models
         assert loaded.spec.tls == said
@@ -311,7 +311,7 @@ def test_an_engine_with_tls_says_so_with_a_host_name_or_nothing() -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(KEYS))
-def test_keys_that_are_not_in_force_yet_are_refused_saying_so(kind: str) -> None:
+def test_keys_not_in_force_yet_are_rejected_with_that_reason(kind: str) -> None:
     for path in KEYS[kind]:
         value = "{}"
         for key in reversed(path.replace("*", "A").split(".")):
@@ -364,20 +364,20 @@ def aliases(form: str, count: int, times: int) -> str:
     ],
     ids=lambda value: repr(value[:40]),
 )
-def test_yaml_that_hides_a_mistake_is_refused_with_its_line(text: str, line: str) -> None:
+def test_ambiguous_or_unsafe_yaml_is_rejected_with_its_line(text: str, line: str) -> None:
     with pytest.raises(YamlError, match="^" + re.escape(line)):
         parse_yaml(text)
     assert wrong(text).startswith(f"a.yaml: {line}")
 
 
-def test_values_are_counted_before_they_are_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_yaml_value_count_is_limited_while_parsing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(yaml, "NODES_MAX", 10)
     with pytest.raises(YamlError, match=r"^line 10: more than 10 values$"):
         parse_yaml("[" + "1,\n" * 20)
     assert parse_yaml("[1,1,1,1,1,1,1,1,1]") == [[1] * 9]
 
 
-def test_an_error_has_no_control_characters_and_is_cut() -> None:
+def test_error_message_is_printable_and_truncated() -> None:
     found = wrong(f'apiVersion: pilotlight.dev/v1alpha1\nkind: Model\nmetadata: {{name: "\\x1b[31m{"x" * 70_000}"}}')
     assert found.startswith("a.yaml: Model [31mxxx")
     assert found.isprintable()
@@ -415,11 +415,11 @@ def test_the_environment_overrides_settings() -> None:
         ("PILOTLIGHT_CORS_ORIGINS", "[", "PILOTLIGHT_CORS_ORIGINS: line 1:"),
     ],
 )
-def test_a_wrong_variable_is_named(name: str, value: str, line: str) -> None:
+def test_invalid_environment_variable_is_rejected_with_its_name(name: str, value: str, line: str) -> None:
     assert wrong(config(), environ={name: value}).startswith(f"environment: {line}")
 
 
-def test_reserved_variables_are_left_alone() -> None:
+def test_reserved_environment_variables_are_ignored() -> None:
     assert parse_documents([], {"PILOTLIGHT_URL": "x"}, reserved={"PILOTLIGHT_URL"}) == Documents()
 
 
@@ -455,7 +455,7 @@ specs = st.fixed_dictionaries(
 
 @settings(derandomize=True, deadline=None, max_examples=examples(60))
 @given(st.dictionaries(names, specs, max_size=3), names, st.sampled_from(["auto", "none", "keys"]))
-def test_what_is_written_loads_as_the_same_documents(specs: dict[str, object], namespace: str, auth: str) -> None:
+def test_written_documents_load_as_the_same_documents(specs: dict[str, object], namespace: str, auth: str) -> None:
     texts = [("s", config(f"auth: {auth}\ndevices: [{{name: g, memory: 1.5Gi}}]")), ("t", tenant("weight: 2"))]
     for name, spec in specs.items():
         metadata = {"name": name, "namespace": namespace}
@@ -469,7 +469,7 @@ def test_an_escaped_surrogate_pair_is_one_character() -> None:
     assert parse_yaml('"\\ud83d\\ude00"') == ["\U0001f600"]
 
 
-def test_numbers_are_read_as_json_writes_them_and_what_is_no_number_stays_text() -> None:
+def test_yaml_numbers_are_parsed_like_json_and_other_text_is_kept() -> None:
     assert parse_yaml("[1e-05, -2.5E+3, 1e3, 12e4567, 1e-, 01e-5]") == [
         [1e-05, -2500.0, "1e3", "12e4567", "1e-", "01e-5"]
     ]
@@ -484,7 +484,7 @@ nodes:
 """
 
 
-def test_nodes_of_the_settings() -> None:
+def test_settings_nodes_are_loaded_with_selector_and_device() -> None:
     first, second = parse_documents([("a.yaml", f"{HEAD}Settings{NODES}")]).settings.nodes
     assert (first.selector, first.device.model, first.device.count) == (
         {"node.kubernetes.io/instance-type": "g4dn.xlarge"}, "T4", 1,

@@ -29,7 +29,7 @@ def settled(*models: Model, files: tuple[Model, ...] = ()) -> Settled:
     return resolve_model_conflicts(files, {origin(one): one for one in models})
 
 
-def test_the_oldest_has_the_name_and_the_next_is_called_by_its_namespace() -> None:
+def test_oldest_model_keeps_the_name_and_the_next_gets_its_namespace() -> None:
     old, young = model("x", namespace="b", at_s=1), model("x", namespace="a", at_s=2)
     found = settled(young, old)
     assert [one.name for one in found.models] == ["x", "a/x"]
@@ -38,19 +38,19 @@ def test_the_oldest_has_the_name_and_the_next_is_called_by_its_namespace() -> No
     assert dict(found.taken) == {origin(young): "`x` belongs to Model b/x, so this one is called `a/x`"}
 
 
-def test_of_two_of_one_second_the_first_by_namespace_and_name_has_it() -> None:
+def test_models_of_equal_age_are_ordered_by_namespace() -> None:
     found = settled(model("x", namespace="b"), model("x", namespace="a"))
     assert [one.name for one in found.models] == ["x", "b/x"]
 
 
-def test_when_the_holder_goes_the_next_one_has_the_name() -> None:
+def test_next_model_gets_the_name_when_its_holder_is_removed() -> None:
     young, younger = model("x", namespace="b", at_s=2), model("x", namespace="c", at_s=3)
     found = settled(young, younger)
     assert [one.name for one in found.models] == ["x", "c/x"]
     assert origin(young) not in found.taken
 
 
-def test_an_alias_that_is_taken_is_left_out_and_its_model_keeps_its_own_name() -> None:
+def test_taken_alias_is_dropped_and_its_model_keeps_its_name() -> None:
     old, young = model("x", "gpt", at_s=1), model("y", "gpt", "free", "x", at_s=2)
     found = settled(old, young)
     assert [one.spec.aliases for one in found.models] == [("gpt",), ("free",)]
@@ -58,18 +58,18 @@ def test_an_alias_that_is_taken_is_left_out_and_its_model_keeps_its_own_name() -
     assert found.taken[origin(young)] == "alias `gpt` belongs to Model a/x; alias `x` belongs to Model a/x"
 
 
-def test_an_older_alias_keeps_a_younger_model_from_its_name() -> None:
+def test_older_alias_takes_precedence_over_a_younger_model_name() -> None:
     found = settled(model("x", "y", at_s=1), model("y", at_s=2))
     assert [one.name for one in found.models] == ["x", "a/y"]
 
 
-def test_documents_of_files_come_first() -> None:
+def test_models_from_files_take_precedence() -> None:
     found = settled(model("x", at_s=1), files=(model("x", at_s=9),))
     assert [one.name for one in found.models] == ["x", "a/x"]
     assert found.taken[Origin("customs", "a", "x")].startswith("`x` belongs to Model x of the files")
 
 
-def test_a_model_that_nothing_is_left_of_is_not_there_and_says_so() -> None:
+def test_model_without_a_free_name_is_dropped_with_a_reason() -> None:
     found = settled(model("x", at_s=2), files=(model("x", "a/x"),))
     assert [one.name for one in found.models] == ["x"]
     assert found.taken[Origin("customs", "a", "x")] == (
@@ -78,7 +78,7 @@ def test_a_model_that_nothing_is_left_of_is_not_there_and_says_so() -> None:
     assert not found.names
 
 
-def test_what_adapters_are_called_by_goes_with_the_name() -> None:
+def test_adapter_names_follow_the_resolved_model_name() -> None:
     young = model("x", "y", namespace="b", at_s=2, adapters=("z",))
     found = settled(model("w", "x:z", at_s=1), young)
     (_, second) = found.models
@@ -86,7 +86,7 @@ def test_what_adapters_are_called_by_goes_with_the_name() -> None:
     assert list(second.adapter_names()) == ["b/x:z", "y:z"]
 
 
-def test_an_engine_serves_its_model_by_the_name_of_the_document_whatever_it_is_called() -> None:
+def test_renamed_model_keeps_its_served_name_and_launch_command() -> None:
     """So that a Model which gets its name back needs no new Replica for its command line's sake."""
     young = model("x", namespace="b", at_s=2, adapters=("z",))
     called = settled(model("x", at_s=1), young).models[1]
@@ -104,7 +104,7 @@ specs = st.tuples(names, st.lists(names, max_size=2, unique=True), st.sampled_fr
 
 @settings(derandomize=True, deadline=None, max_examples=examples(200))
 @given(st.lists(specs, max_size=6), st.booleans())
-def test_each_name_has_one_model_and_an_older_one_loses_nothing_to_a_younger(
+def test_names_are_unique_and_older_models_lose_none_to_younger_ones(
     made: list[tuple[str, list[str], str, int]], adapted: bool
 ) -> None:
     models = {}
@@ -130,14 +130,14 @@ def tenant(name: str, *keys: Key) -> Tenant:
     return Tenant(name=TenantName(name), spec=TenantSpec(keys=keys))
 
 
-def test_a_key_belongs_to_the_oldest_tenant_and_the_others_lose_only_that() -> None:
+def test_shared_key_is_kept_only_by_the_oldest_tenant() -> None:
     files, old, young = tenant("f", key("a")), tenant("o", key("a"), key("b")), tenant("y", key("b", "ci"), key("c"))
     tenants, taken = resolve_tenant_conflicts([files], [old, young])
     assert tenants == (files, tenant("o", key("b")), tenant("y", key("c")))
     assert taken == {"o": "key aaaaaaaa... is one of Tenant f", "y": "key `ci` is one of Tenant o"}
 
 
-def test_a_tenant_of_the_files_counts_before_its_namesake() -> None:
+def test_tenant_from_files_takes_precedence_over_its_namesake() -> None:
     of_files = tenant("x", key("a"))
     tenants, taken = resolve_tenant_conflicts([of_files], [replace(of_files, spec=TenantSpec())])
     assert tenants == (of_files,)

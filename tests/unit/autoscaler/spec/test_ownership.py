@@ -20,12 +20,12 @@ def labelled(**labels: str) -> Object:
 
 
 @given(NAMESPACES, st.text(max_size=253))
-def test_an_identity_is_a_value_of_a_label(namespace: str, lease: str) -> None:
+def test_installation_id_is_a_valid_label_value(namespace: str, lease: str) -> None:
     assert LABEL.fullmatch(installation_id(namespace, lease))
 
 
 @given(NAMESPACES, NAMESPACES, NAMESPACES, NAMESPACES)
-def test_two_installations_have_two_identities(namespace: str, lease: str, other: str, others: str) -> None:
+def test_different_installations_have_different_ids(namespace: str, lease: str, other: str, others: str) -> None:
     assert (installation_id(namespace, lease) == installation_id(other, others)) == (
         (namespace, lease) == (other, others)
     )
@@ -39,7 +39,7 @@ def test_objects_of_another_installation_are_not_owned() -> None:
     assert f"{INSTALLATION}={ONE.installation}" in ONE.engines
 
 
-def test_objects_without_a_label_may_be_taken_over() -> None:
+def test_objects_without_an_installation_label_may_be_adopted() -> None:
     assert all(one.owns({"metadata": {"name": "x"}}) for one in (ONE, OTHER, ANYBODYS))
     assert ONE.unlabelled.endswith(f",!{INSTALLATION}")
     assert (ANYBODYS.unlabelled, ANYBODYS.label(labelled())) == ("", labelled())

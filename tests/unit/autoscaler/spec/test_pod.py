@@ -44,7 +44,7 @@ def one(text: str) -> Model:
     return parse_documents([("a.yaml", document(text))]).models[0]
 
 
-def test_all_that_may_be_said_of_a_pod_is_read_and_written_again() -> None:
+def test_pod_settings_survive_a_yaml_round_trip() -> None:
     found = parse_documents([("a.yaml", document(FULL)), ("s.yaml", document(FULL, "Settings"))])
     pod = found.models[0].spec.pod
     assert pod == found.settings.pod
@@ -92,7 +92,7 @@ def test_all_that_may_be_said_of_a_pod_is_read_and_written_again() -> None:
         ("nodeName: n1", "nodeName: unknown key"),
     ],
 )  # fmt: skip
-def test_what_the_plan_owns_and_what_is_wrong_is_refused_by_path(pod: str, line: str) -> None:
+def test_reserved_or_invalid_pod_fields_are_rejected_by_path(pod: str, line: str) -> None:
     for prefix, text in (("Model a: spec.pod.", document(f"pod: {{{pod}}}")),
                          ("Settings: pod.", document(f"pod: {{{pod}}}", "Settings"))):  # fmt: skip
         with pytest.raises(DocumentError) as error:
@@ -130,7 +130,7 @@ CHOICES = (
                       "CUDA_DEVICE_MEMORY_LIMIT_0", "CUDA_MPS_PIPE_DIRECTORY", "ZE_AFFINITY_MASK")),
     ],
 )  # fmt: skip
-def test_a_model_says_neither_which_devices_it_gets_nor_how_much_of_them(text: str, line: str) -> None:
+def test_model_that_sets_its_devices_or_amounts_is_rejected(text: str, line: str) -> None:
     with pytest.raises(DocumentError) as error:
         one(text)
     assert str(error.value) == f"a.yaml: Model a: spec.{line}"
@@ -142,11 +142,11 @@ def test_a_model_says_neither_which_devices_it_gets_nor_how_much_of_them(text: s
      "pod: {annotations: {volcano.sh/queue-name: a, k8s.v1.cni.cncf.io/networks: b}}",
      "pod: {labels: {app: a, app.kubernetes.io/part-of: b}}"],
 )  # fmt: skip
-def test_what_chooses_no_device_is_allowed(text: str) -> None:
+def test_pod_fields_that_choose_no_device_are_accepted(text: str) -> None:
     assert one(text).name == "a"
 
 
-def test_every_resource_and_annotation_of_the_slicing_kinds_is_the_plans() -> None:
+def test_resources_and_annotations_of_all_slicing_kinds_are_reserved() -> None:
     """So that a new kind cannot be forgotten."""
     for example in EXAMPLES.values():
         parts = [SliceShare(one, one.memory_bytes) for one in example.slicer.inventory(example.node) or ()][:1]
@@ -156,7 +156,7 @@ def test_every_resource_and_annotation_of_the_slicing_kinds_is_the_plans() -> No
             assert [name for name in fields.annotations if not is_device_annotation(name)] == []
 
 
-def test_a_variable_that_a_kubelet_fills_in_is_none_of_a_process() -> None:
+def test_value_from_variable_is_rejected_for_a_local_process() -> None:
     of = one("env: {TOKEN: {valueFrom: {secretKeyRef: {name: hub, key: token}}}}")
     with pytest.raises(EngineError, match=r"Model a: spec.env.TOKEN.valueFrom: only pods have one"):
         build_launcher()(of, "127.0.0.1", 1)
@@ -167,10 +167,10 @@ def test_a_variable_that_a_kubelet_fills_in_is_none_of_a_process() -> None:
     ["image: y", "pullSecret: p", "resources: {requests: {cpu: 2}}", "pod: {labels: {a: b}}",
      "env: {A: {valueFrom: {secretKeyRef: {name: s, key: k}}}}"],
 )  # fmt: skip
-def test_what_a_pod_must_be_made_anew_for_changes_the_hash(changed: str) -> None:
+def test_change_that_requires_a_new_pod_changes_the_spec_hash(changed: str) -> None:
     assert one(changed).spec_hash() != one("image: x").spec_hash()
 
 
-def test_the_hash_of_a_model_that_says_nothing_of_its_pods_is_what_it_was() -> None:
+def test_spec_hash_is_the_same_without_pod_settings() -> None:
     assert one("pod: {}").spec_hash() == one("rollout: {surge: 0}").spec_hash() == one("slots: 4").spec_hash()
     assert one("").spec.pod == Pod()

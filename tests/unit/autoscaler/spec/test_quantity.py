@@ -24,35 +24,35 @@ from autoscaler.spec.quantity import Bytes, format_bytes, parse_bytes, parse_mil
         ("9223372036854775807", (1 << 63) - 1),
     ],
 )
-def test_what_kubernetes_reads_is_read_alike(text: str | int, size: int) -> None:
+def test_kubernetes_sizes_are_parsed_to_bytes(text: str | int, size: int) -> None:
     assert parse_bytes(text) == size
     assert isinstance(parse_bytes(text), Bytes)
 
 
 @pytest.mark.parametrize("text", ["", "16GB", "16 Gi", "-1", "1e3", "Gi", "1.Gi", ".5Gi", "500m", "16gi", "\u0661"])
-def test_anything_else_is_refused_with_an_example(text: str) -> None:
+def test_invalid_size_text_is_rejected_with_an_example(text: str) -> None:
     with pytest.raises(ValueError, match="expected a size such as 16Gi"):
         parse_bytes(text)
 
 
 @pytest.mark.parametrize("wrong", [-1, True, 1 << 63, "8Ei", "9223372036854775808", "9999999999999999999Ei"])
-def test_numbers_that_are_no_sizes_are_refused(wrong: int | str) -> None:
+def test_out_of_range_or_boolean_sizes_are_rejected(wrong: int | str) -> None:
     with pytest.raises(ValueError, match="expected a size"):
         parse_bytes(wrong)
 
 
-def test_a_part_of_a_byte_is_refused() -> None:
+def test_fraction_of_a_byte_is_rejected() -> None:
     with pytest.raises(ValueError, match="whole number of bytes"):
         parse_bytes("0.3Ki")
 
 
 @settings(derandomize=True, deadline=None)
 @given(st.integers(0, 1 << 62))
-def test_what_is_written_is_read_back(size: int) -> None:
+def test_formatted_size_is_parsed_back_unchanged(size: int) -> None:
     assert parse_bytes(format_bytes(size)) == size
 
 
-def test_the_largest_unit_that_divides_is_written() -> None:
+def test_size_is_formatted_with_the_largest_exact_unit() -> None:
     assert [format_bytes(size) for size in (0, 1, 1023, 1 << 10, 3 << 20, (1 << 30) + 1)] == [
         "0", "1", "1023", "1Ki", "3Mi", "1073741825",
     ]  # fmt: skip
@@ -61,10 +61,10 @@ def test_the_largest_unit_that_divides_is_written() -> None:
 @pytest.mark.parametrize(
     ("text", "milli"), [("500m", 500), ("2", 2_000), (2, 2_000), ("0.5", 500), ("0.0001", 1), ("1.5Ki", 1_536_000)]
 )
-def test_thousandths_are_rounded_up(text: str | int, milli: int) -> None:
+def test_fraction_of_a_thousandth_is_rounded_up(text: str | int, milli: int) -> None:
     assert parse_milli(text) == milli
 
 
-def test_what_is_no_quantity_has_no_thousandths() -> None:
+def test_parse_milli_rejects_an_invalid_quantity() -> None:
     with pytest.raises(ValueError, match="expected a quantity such as 500m or 16Gi"):
         parse_milli("1e3")

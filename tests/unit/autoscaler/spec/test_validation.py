@@ -24,7 +24,7 @@ from autoscaler.spec.load import DocumentError, parse_documents
         ("vllm", "hf://a/b@main?include=*.safetensors", ""),
     ],
 )
-def test_an_adapter_may_come_from_where_weights_do(engine: str, artifact: str, line: str) -> None:
+def test_adapter_artifact_is_accepted_only_from_supported_sources(engine: str, artifact: str, line: str) -> None:
     command = ", command: ['{port}']" if engine == "command" else ""
     adapters = f"adapters: [{{name: x, artifact: '{artifact}'}}]"
     spec = f"{{engine: {engine}, artifact: 'file:///m.gguf', {adapters}{command}}}"

@@ -57,27 +57,27 @@ def volume(**source: object) -> dict[str, object]:
         ("spec.pod.serviceAccountName", {"pod": {"serviceAccountName": "somebody"}}),
     ],
 )
-def test_what_reaches_into_the_pods_namespace_is_refused_by_path(path: str, spec: dict[str, object]) -> None:
+def test_access_to_the_pod_namespace_is_rejected_by_path(path: str, spec: dict[str, object]) -> None:
     with pytest.raises(WrongKeyError, match="put the Model into namespace engines, or leave this out") as caught:
         validation.check_namespace_access(model("team-a", **spec), "engines")
     assert format_path(caught.value.path) == path
     validation.check_namespace_access(model("engines", **spec), "engines")
 
 
-def test_what_takes_nothing_of_a_namespace_is_let_through() -> None:
+def test_model_without_namespace_access_is_accepted() -> None:
     pod = {"volumes": [{"name": "a", "emptyDir": {}}, {"name": "b", "downwardAPI": {}}], "nodeSelector": {"a": "b"}}
     sources = {"POD": {"valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}, "PLAIN": "text"}
     validation.check_namespace_access(model("team-a", pod=pod, env=sources), "engines")
 
 
-def test_custom_resources_are_read_by_that_rule() -> None:
+def test_custom_resources_are_checked_for_namespace_access() -> None:
     assert decode_custom_resource("engines", document("team-a")).name == "a"
     with pytest.raises(WrongKeyError, match="pods' namespace"):
         decode_custom_resource("engines", document("team-a", pullSecret="registry"))
     assert decode_custom_resource("team-a", document("team-a", pullSecret="registry")).name == "a"
 
 
-def test_models_of_kubeai_go_without_its_token_and_take_no_claim() -> None:
+def test_kubeai_model_of_another_namespace_gets_no_token_and_no_claim() -> None:
     at_home, wrong, notes = decode_kubeai_model("kubeai", kubeai("kubeai", "hf://acme/tiny"))
     assert at_home is not None
     assert ("HF_TOKEN" in at_home.spec.env, wrong, notes) == (True, "", ())

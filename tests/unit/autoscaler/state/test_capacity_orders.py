@@ -24,13 +24,13 @@ RFC1123 = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
 @given(st.text(max_size=300), st.integers(0, 99))
-def test_a_name_is_one_that_kubernetes_takes_and_ends_in_its_intent(owner: str, number: int) -> None:
+def test_order_name_is_a_valid_dns_label_ending_in_its_intent_key(owner: str, number: int) -> None:
     name = lease_name("rack", ModelName(owner), number)
     assert RFC1123.fullmatch(name)
     assert name.endswith(lease_intent_key("rack", ModelName(owner), number))
 
 
-def test_names_differ_by_provider_owner_and_number_and_by_nothing_else() -> None:
+def test_order_names_are_unique_per_provider_owner_and_number() -> None:
     names = {
         lease_name(provider, ModelName(owner), number)
         for provider in ("rack", "g4") for owner in ("a", "b", "A") for number in range(5)
@@ -45,7 +45,7 @@ def test_names_differ_by_provider_owner_and_number_and_by_nothing_else() -> None
     assert next_lease_name("rack", ModelName("a"), taken) == lease_name("rack", ModelName("a"), 1)
 
 
-def test_somebody_may_wait_for_it_until_it_should_have_come_or_been_seen() -> None:
+def test_order_is_awaited_until_overdue_failed_or_unlisted_for_too_long() -> None:
     lease = Lease(
         id=LeaseId("rack", "x"), offer=offer(), devices=1, owner=ModelName("a"), asked_s=T0, sent_s=T0, due_s=T0 + 300
     )

@@ -14,7 +14,7 @@ ARCHITECTURE = Path(__file__).parents[4] / "ARCHITECTURE.md"
 
 
 @pytest.mark.parametrize("state", S)
-def test_an_intent_that_the_table_does_not_have_raises(state: S) -> None:
+def test_intent_without_a_transition_raises_illegal_intent_error(state: S) -> None:
     for verb in VERBS:
         if (state, verb) in TRANSITIONS:
             assert next_state(state, verb) is TRANSITIONS[state, verb]
@@ -23,27 +23,27 @@ def test_an_intent_that_the_table_does_not_have_raises(state: S) -> None:
                 next_state(state, verb)
 
 
-def test_a_life_from_zero_and_back() -> None:
+def test_full_lifecycle_of_a_replica_ends_in_gone() -> None:
     state = S.PENDING
     for verb in ("place", "ready", "drain", "acknowledged", "gone", "memory-free"):
         state = next_state(state, verb)
     assert state is S.GONE
 
 
-def test_there_is_no_way_back_from_a_stop() -> None:
+def test_stopping_has_gone_as_its_only_transition() -> None:
     assert [verb for state, verb in TRANSITIONS if state is S.STOPPING] == ["gone"]
 
 
-def test_every_state_but_the_first_can_be_reached_and_every_state_but_the_last_can_be_left() -> None:
+def test_every_state_except_pending_is_reachable_and_only_gone_is_final() -> None:
     assert set(TRANSITIONS.values()) == set(S) - {S.PENDING}
     assert {state for state, _ in TRANSITIONS} == set(S) - {S.GONE}
 
 
-def test_a_slice_is_held_from_the_start_until_it_is_proven_clean() -> None:
+def test_slice_is_held_in_every_state_except_pending_and_gone() -> None:
     assert set(S) - HOLDS_SLICE == {S.PENDING, S.GONE}
 
 
-def test_the_diagram_in_the_architecture_page_is_the_table() -> None:
+def test_state_diagram_in_architecture_page_matches_the_transitions() -> None:
     _, begin, rest = ARCHITECTURE.read_text().partition("<!-- states -->")
     shown, end, _ = rest.partition("<!-- /states -->")
     assert (bool(begin), bool(end)) == (True, True), "the diagram stands between <!-- states --> and <!-- /states -->"

@@ -37,7 +37,7 @@ def chosen(at: World) -> list[str]:
     return ["refused"] if refused else [one.order.offer.name for one in made.actions if isinstance(one, AcquireLease)]
 
 
-def test_gpus_are_attached_to_no_node_without_the_label_that_is_chosen_by() -> None:
+def test_gpus_are_attached_only_to_a_node_that_matches_the_selector() -> None:
     """None is seen there before its first one comes: the Offer tells all labels that it has."""
     bare = offer(name="w1", node="w1", labels=NODE, price_per_hour=0.5)
     right = offer(name="w2", node="w2", labels={**NODE, HOST: "w2", "team": "x"})
@@ -53,18 +53,18 @@ def test_gpus_are_attached_to_no_node_without_the_label_that_is_chosen_by() -> N
     ["nvidia.com/gpu.product", "amd.com/gpu.vram", "beta.amd.com/gpu.family", "gpu.intel.com/product",
      "feature.node.kubernetes.io/pci-10de.present"],
 )  # fmt: skip
-def test_what_discovery_tells_of_gpus_comes_with_the_first(key: str) -> None:
+def test_gpu_discovery_label_is_expected_after_the_first_gpu_is_attached(key: str) -> None:
     assert chosen(choosy(offer(labels=NODE), **{key: "true"})) == ["w1"]
     known = choosy(offer(labels=NODE), **{key: "true"})
     own = device("w1g", 1, "w1", product="A100", labels=NODE, labels_known=True)
     assert chosen(replace(known, slices={**known.slices, own.id: own})) == ["refused"], "a GPU of its own tells"
 
 
-def test_where_a_provider_tells_no_labels_of_its_nodes_all_may_be() -> None:
+def test_offer_without_any_labels_may_match_any_selector() -> None:
     assert chosen(choosy(offer(), team="x")) == ["w1"]
 
 
-def test_the_operators_fabric_attaches_to_the_node_that_has_the_label() -> None:
+def test_cro_fabric_attaches_to_the_node_with_the_selected_label() -> None:
     rack = cro_rack.Rack()
     rack.world = World(epoch=1, settings=cro_rack.SETTINGS)
     seen: list[Offer] = []
@@ -87,7 +87,7 @@ def test_the_operators_fabric_attaches_to_the_node_that_has_the_label() -> None:
     ["kubernetes.io/os", "kubernetes.io/arch", "topology.kubernetes.io/region", "topology.kubernetes.io/zone",
      "nvidia.com/gpu.present"],
 )  # fmt: skip
-def test_what_nearly_every_node_has_keeps_no_node_from_being_added(key: str) -> None:
+def test_missing_common_node_label_does_not_rule_out_an_offer(key: str) -> None:
     assert chosen(choosy(cloud(labels={"pool": "t4"}), **{key: "x"})) == ["g4"]
     assert chosen(choosy(cloud(labels={"pool": "t4", key: "x"}), **{key: "x"})) == ["g4"]
     assert chosen(choosy(cloud(labels={"pool": "t4", key: "y"}), **{key: "x"})) == ["refused"], "it is known"
@@ -98,20 +98,20 @@ def test_what_nearly_every_node_has_keeps_no_node_from_being_added(key: str) -> 
     ["team", "lab.example/team", HOST, "nvidia.com/gpu.product", "node.kubernetes.io/instance-type",
      "karpenter.sh/nodepool", "cloud.google.com/gke-accelerator", "kubernetes.io/os.example/x"],
 )  # fmt: skip
-def test_a_kind_of_node_that_is_not_told_is_not_bought_in_the_hope_that_it_is_that(key: str) -> None:
+def test_offer_that_lacks_a_specific_selected_label_is_not_ordered(key: str) -> None:
     pool, other = cloud(labels={"pool": "t4"}), cloud("a", labels={"pool": "l4", key: "x"}, price_per_hour=9.0)
     assert chosen(choosy(pool, **{key: "x"})) == ["refused"]
     assert chosen(choosy(pool, other, **{key: "x"})) == ["a"]
 
 
-def test_who_may_have_room_on_what_is_on_its_way_waits_for_that() -> None:
+def test_replica_that_may_fit_an_undelivered_order_waits_for_the_order() -> None:
     begin = choosy(cloud(labels={"pool": "t4"}), **{"kubernetes.io/os": "linux"})
     at, done = acted(begin)
     assert orders(done) == [("cloud", 1)]
     assert [one.lease is not None for one in plan(waits(at, T0 + 10), T0 + 10).unmet] == [True]
 
 
-def test_every_maker_whose_devices_are_known_has_a_domain() -> None:
+def test_label_domains_of_all_device_vendors_are_recognized() -> None:
     said = {*RESOURCES, *(one.product_label for one in VENDORS), *(one.count_label for one in VENDORS)}
     assert all(can_label_appear(key, PendingLabels.DEVICES) for key in said if key)
     assert not any(can_label_appear(f"x{one}/y", PendingLabels.DEVICES) for one in MAKERS)

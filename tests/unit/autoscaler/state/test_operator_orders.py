@@ -53,7 +53,7 @@ def nobody(_now_s: float, _scene: Scene) -> list[tuple[str, int, int]]:
 # --- wake and stop --------------------------------------------------------------------------------------------------
 
 
-def test_a_model_that_is_woken_starts_and_stays_for_an_idle_window() -> None:
+def test_woken_model_starts_and_stays_for_one_idle_timeout() -> None:
     short = model("a", 20, idle_seconds=60.0)
     scene = Scene(after(world([short], [device()]), ModelWoken(model=A.name)), nobody, start_s=5.0)
     scene.run(30)
@@ -64,7 +64,7 @@ def test_a_model_that_is_woken_starts_and_stays_for_an_idle_window() -> None:
     assert not scene.world.by_model, "its window is over"
 
 
-def test_a_wake_forgives_a_failed_start() -> None:
+def test_wake_clears_the_backoff_of_a_failed_start() -> None:
     failed = History(tries=3, episodes=1, refused_until_s=T0 + 600, retry_at_s=T0 + 600, failure="it broke")
     at = world([A], [device()], histories={"a": failed})
     woken = after(at, ModelWoken(model=A.name))
@@ -72,12 +72,12 @@ def test_a_wake_forgives_a_failed_start() -> None:
     assert woken.version == at.version + 1, "gateways hear that Calls are not refused any more"
 
 
-def test_a_wake_of_what_drains_revives_it() -> None:
+def test_wake_revives_a_draining_replica() -> None:
     at = folded(world([A], [device()], [replica(A, "r1")]), [DrainReplica(replica=ReplicaId("r1"), reason="idle")])
     assert kinds(plan(after(at, ModelWoken(model=A.name), now_s=T0 + 1), T0 + 1)) == ["revive r1"]
 
 
-def test_a_stop_drains_every_replica_though_calls_run_and_wait() -> None:
+def test_stop_drains_every_replica_despite_running_and_queued_requests() -> None:
     b = model("b", 5, high=3, slots=1)
     calls = [gateway(levels=[level("b", 2, 2)], uses=[use("r1", 1), use("r2", 1)])]
     at = world([b], [device()], [replica(b, "r1"), replica(b, "r2")], calls)
@@ -91,7 +91,7 @@ def test_a_stop_drains_every_replica_though_calls_run_and_wait() -> None:
     assert why[b.name] == "stopped by an operator"
 
 
-def test_calls_that_wait_wake_a_stopped_model_again_when_it_is_gone() -> None:
+def test_queued_requests_restart_a_model_after_its_stop_completes() -> None:
     def waits(_now_s: float, _scene: Scene) -> list[tuple[str, int, int]]:
         return [("a", 1, 0)]
 
@@ -103,16 +103,16 @@ def test_calls_that_wait_wake_a_stopped_model_again_when_it_is_gone() -> None:
     assert not scene.world.stops
 
 
-def test_a_stop_of_what_does_not_run_leaves_nothing_behind() -> None:
+def test_stop_of_a_model_without_replicas_records_no_stop() -> None:
     assert not after(world([A], [device()]), ModelStopped(model=A.name)).stops
 
 
-def test_a_stop_takes_a_wake_back() -> None:
+def test_stop_cancels_a_wake() -> None:
     woken = after(world([A], [device()]), ModelWoken(model=A.name))
     assert kinds(plan(after(woken, ModelStopped(model=A.name)), T0)) == []
 
 
-def test_a_stop_is_no_idle_stop_and_not_regretted() -> None:
+def test_operator_stop_is_not_recorded_as_an_idle_stop() -> None:
     at = after(world([A], [device()], [replica(A, "r1")]), ModelStopped(model=A.name))
     at = folded(at, plan(at, T0).actions)
     scene = Scene(at, nobody)
@@ -121,7 +121,7 @@ def test_a_stop_is_no_idle_stop_and_not_regretted() -> None:
     assert scene.world.histories[A.name].stopped_idle_s is None
 
 
-def test_a_forced_stop_waits_for_calls_for_a_short_while_only() -> None:
+def test_forced_stop_shortens_the_wait_for_running_requests() -> None:
     at = world([A], [device()], [replica(A, "r1")], [gateway(levels=[level("a", 0, 1)], uses=[use("r1", 1)])])
     at = after(at, ModelStopped(model=A.name))
     at = folded(at, plan(at, T0).actions)
@@ -137,7 +137,7 @@ def test_a_forced_stop_waits_for_calls_for_a_short_while_only() -> None:
 # --- cordon and drain -----------------------------------------------------------------------------------------------
 
 
-def test_nothing_new_is_placed_on_a_cordoned_device_and_explain_says_why() -> None:
+def test_cordoned_device_gets_no_replica_and_explain_gives_the_reason() -> None:
     wants = [gateway(levels=[level("a", 1)])]
     at = after(world([A], [device()], [], wants), cordon())
     made = plan(at, T0)
@@ -152,7 +152,7 @@ def test_nothing_new_is_placed_on_a_cordoned_device_and_explain_says_why() -> No
     assert kinds(plan(opened, T0)) == ["start a"]
 
 
-def test_a_cordoned_node_closes_all_its_devices_and_no_others() -> None:
+def test_cordoned_node_excludes_all_its_devices_and_no_others() -> None:
     wants = [gateway(levels=[level("a", 1)])]
     devices = [device("gpu0"), device("gpu1"), device("gpu2", node="n1")]
     (start,) = plan(after(world([A], devices, [], wants), cordon(NODE)), T0).actions
@@ -160,14 +160,14 @@ def test_a_cordoned_node_closes_all_its_devices_and_no_others() -> None:
     assert start.replica.slices == (SliceId("gpu2"),)
 
 
-def test_what_runs_on_a_cordoned_device_stays_and_is_nobodys_victim() -> None:
+def test_replica_on_a_cordoned_device_stays_and_is_not_evicted() -> None:
     other = model("b", 20)
     at = world([A, other], [device()], [replica(A, "r1")], [gateway(levels=[level("b", 1)])])
     assert kinds(plan(at, T0)) == ["drain r1"], "without a cordon it makes room"
     assert kinds(plan(after(at, cordon()), T0)) == []
 
 
-def test_a_drained_device_is_left_after_a_successor_is_ready_elsewhere() -> None:
+def test_drained_device_is_vacated_after_a_replacement_is_ready_elsewhere() -> None:
     at = world([A], [device("gpu0"), device("gpu1")], [replica(A, "r1")])
     scene = Scene(after(at, cordon(drain=True)), lambda now_s, scene: [("a", 0, 1)], start_s=5.0)
     scene.run(20)
@@ -179,7 +179,7 @@ def test_a_drained_device_is_left_after_a_successor_is_ready_elsewhere() -> None
     assert (left.state, left.slices) == (S.READY, (SliceId("gpu1"),))
 
 
-def test_a_drained_device_is_left_also_where_there_is_no_other() -> None:
+def test_drained_device_is_vacated_even_without_a_replacement_device() -> None:
     at = world([A], [device("gpu0")], [replica(A, "r1")])
     scene = Scene(after(at, cordon(drain=True)), nobody)
     scene.run(3)
@@ -188,13 +188,13 @@ def test_a_drained_device_is_left_also_where_there_is_no_other() -> None:
     assert not scene.world.by_slice
 
 
-def test_what_leaves_a_drained_device_is_not_revived() -> None:
+def test_replica_that_drains_from_a_drained_device_is_not_revived() -> None:
     at = after(world([A], [device()], [replica(A, "r1")], [gateway(levels=[level("a", 3)])]), cordon(drain=True))
     at, _ = fold(at, [Acted(action=DrainReplica(replica=ReplicaId("r1"), reason="moves"))], T0)
     assert kinds(plan(at, T0)) == []
 
 
-def test_a_successor_that_fails_keeps_the_old_one_serving_unless_it_is_forced() -> None:
+def test_failing_replacement_keeps_the_old_replica_unless_drain_is_forced() -> None:
     fails = History(tries=1, retry_at_s=T0 + 60, failure="no memory", episodes=1)
     at = world([A], [device("gpu0"), device("gpu1")], [replica(A, "r1")], histories={"a": fails})
     made = plan(after(at, cordon(drain=True)), T0)
@@ -203,7 +203,7 @@ def test_a_successor_that_fails_keeps_the_old_one_serving_unless_it_is_forced() 
     assert kinds(plan(after(at, cordon(drain=True, force=True)), T0)) == ["drain r1"]
 
 
-def test_a_forced_drain_starts_elsewhere_and_drains_at_once() -> None:
+def test_forced_drain_drains_at_once_and_then_starts_elsewhere() -> None:
     at = world([A], [device("gpu0"), device("gpu1")], [replica(A, "r1")], [gateway(levels=[level("a", 2, 1)])])
     forced = after(at, cordon(drain=True, force=True))
     first = plan(forced, T0)
@@ -217,7 +217,7 @@ def test_a_forced_drain_starts_elsewhere_and_drains_at_once() -> None:
     assert decide_stop(busy, drains, T0 + FORCE_S).stop
 
 
-def test_two_devices_drained_move_one_replica_at_a_time() -> None:
+def test_drained_node_moves_its_replicas_one_at_a_time() -> None:
     b = model("b", 20, low=2, high=2)
     on = [replica(b, "r1", on=["gpu0"]), replica(b, "r2", on=["gpu1"])]
     at = world([b], [device("gpu0"), device("gpu1"), device("gpu2", node="n1"), device("gpu3", node="n1")], on)
@@ -244,7 +244,7 @@ def ordered(draw: st.DrawFn) -> World:
 
 @settings(derandomize=True, deadline=None, max_examples=examples(300))
 @given(ordered())
-def test_whatever_is_ordered_the_plan_settles_and_nothing_goes_where_it_may_not(begin: World) -> None:
+def test_plan_converges_and_respects_every_cordon_and_stop(begin: World) -> None:
     at, seen = begin, set[str]()
     for _ in range(6):
         made = plan(at, T0)
@@ -279,7 +279,7 @@ def used_bytes(at: World, now_s: float = T0) -> int | None:
     return None if found is None else found.used_bytes
 
 
-def test_the_last_report_of_a_node_counts_until_it_is_too_old() -> None:
+def test_node_report_expires_after_ten_seconds() -> None:
     at = world([A], [device()])
     assert used_bytes(at) is None, "no agent is not zero"
     at = after(at, report(1))
@@ -290,7 +290,7 @@ def test_the_last_report_of_a_node_counts_until_it_is_too_old() -> None:
     assert (shown.name, shown.age_seconds, shown.fresh) == ("n0", 11.0, False)
 
 
-def test_stale_and_doubled_reports_of_a_node_change_nothing() -> None:
+def test_stale_and_duplicate_node_reports_are_ignored() -> None:
     at = after(world([A], [device()]), report(2, used=7))
     for stale in (report(2, used=1), report(1, used=1)):
         assert after(at, stale, now_s=T0 + 1) is at
@@ -299,6 +299,6 @@ def test_stale_and_doubled_reports_of_a_node_change_nothing() -> None:
     assert after(reborn, report(3, boot="b1", used=1), now_s=T0 + 2) is reborn, "of an agent that is gone"
 
 
-def test_an_order_about_a_model_that_there_is_not_changes_nothing() -> None:
+def test_wake_of_an_unknown_model_changes_nothing() -> None:
     at = after(world([A], [device()]))
     assert after(at, ModelWoken(model=ModelName("x"))) is at

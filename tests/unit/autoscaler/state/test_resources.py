@@ -51,17 +51,17 @@ ALWAYS = {"restartPolicy": "Always"}
         "and its overhead", "of the pod as a whole", "of one of the two", "nothing is said",
     ],
 )  # fmt: skip
-def test_what_a_pod_has_is_what_the_scheduler_counts(spec: Any, milli: int, mebi: int) -> None:
+def test_sum_of_pod_requests_matches_the_kubernetes_scheduler(spec: Any, milli: int, mebi: int) -> None:
     assert sum_pod_requests(spec) == HostRequest(milli, mebi * MI)
 
 
 @pytest.mark.parametrize(("text", "milli"), [("129e6", 129 * 10**9), ("1E3", 10**6), ("1E", 10**21), ("1500u", 2),
                                              ("100n", 1), ("1.5e1", 15_000), ("1e-3", 1), (2, 2000)])  # fmt: skip
-def test_what_others_write_is_read_as_kubernetes_reads_it(text: str | int, milli: int) -> None:
+def test_quantity_is_parsed_to_milli_units_like_kubernetes(text: str | int, milli: int) -> None:
     assert read_milli(text) == milli
 
 
-def test_a_pod_of_others_is_kept_for_its_cpu_alone_and_not_where_it_has_nothing() -> None:
+def test_foreign_pod_counts_only_if_bound_and_requesting_host_resources() -> None:
     found = nodes.read_other_pod({"metadata": {}, "spec": {"nodeName": "n1", "containers": [has("2", "1Gi")]}})
     assert found is not None
     assert (found.node, found.beside, found.has_devices) == ("n1", HostRequest(2000, GI), False)
@@ -71,14 +71,14 @@ def test_a_pod_of_others_is_kept_for_its_cpu_alone_and_not_where_it_has_nothing(
     assert nodes.read_other_pod(keeps) is None, "it gives way to a Replica"
 
 
-def test_a_node_has_what_pods_may_have_of_it() -> None:
+def test_host_resources_of_a_node_come_from_its_allocatable() -> None:
     status = {"allocatable": {"cpu": "3920m", "memory": "8Gi", "pods": "110"}, "capacity": {"cpu": "4"}}
     seen = nodes.read_node({"metadata": {"name": "n"}, "spec": {}, "status": status})
     assert seen.beside == HostRequest(3920, 8 * GI)
     assert seen.amounts == {}, "CPU is nothing that Slices are made of"
 
 
-def test_sums_of_nodes_are_kept_as_pods_come_and_go() -> None:
+def test_free_host_resources_follow_pod_additions_and_removals() -> None:
     hosts, size = Hosts(), HostRequest(8000, 8 * GI)
     told = {NodeId("n1"): size, NodeId("n2"): size}
     first = hosts.seen(told)
@@ -119,19 +119,19 @@ def starts(one: World) -> list[tuple[str, tuple[str, ...], HostRequest]]:
     return [(str(made.model), made.slices, made.beside) for made in acts]
 
 
-def test_a_replica_goes_where_others_left_cpu_and_keeps_what_it_asked_for() -> None:
+def test_replica_is_placed_on_a_node_with_enough_free_cpu() -> None:
     there = called(asking("a", "4"))
     assert starts(there) == [("a", ("n0/g0",), HostRequest(4000))], "nothing is known"
     assert starts(having(there, n0=3, n1=4)) == [("a", ("n1/g0",), HostRequest(4000))]
     assert starts(having(there, n0=4, n1=4)) == [("a", ("n0/g0",), HostRequest(4000))]
 
 
-def test_who_says_nothing_asks_for_what_its_pod_asks_for() -> None:
+def test_model_without_resources_requests_the_default_cpu_of_its_pod() -> None:
     silent = called(model("a", 10))
     assert starts(having(silent, n0=0, n1=1)) == [("a", ("n1/g0",), HostRequest(100))]
 
 
-def test_what_our_own_have_is_not_left_whatever_their_documents_say_now() -> None:
+def test_recorded_replica_requests_reduce_free_cpu_despite_the_spec() -> None:
     there = called(asking("a", "4"))
     one = replica(asking("b", "1"), "b-r", ("n0/g0",))
     held = replace(one, beside=HostRequest(5000), memory_bytes=GI)
@@ -140,7 +140,7 @@ def test_what_our_own_have_is_not_left_whatever_their_documents_say_now() -> Non
     assert starts(having(left, n0=9, n1=3))[0][:2] == ("a", ("n0/g0",))
 
 
-def test_a_driver_says_what_a_pod_really_requests() -> None:
+def test_observed_pod_requests_override_the_requests_of_the_spec() -> None:
     a = asking("a", "4")
     one = replica(a, "a-r", ("n0/g0",))
     there = replace(called(a), replicas={one.id: one}, by_model={a.name: (one.id,)})
@@ -156,14 +156,14 @@ def test_a_driver_says_what_a_pod_really_requests() -> None:
     assert adopted.replicas[one.id].beside == HostRequest(4250, GI)
 
 
-def test_what_did_not_change_is_no_news() -> None:
+def test_unchanged_host_report_returns_the_same_world() -> None:
     there = having(called(asking("a", "4")), n0=3, n1=4)
     assert having(there, n0=3, n1=4) is there
     after = having(there, n0=2, n1=4)
     assert after.hosts[N1] is there.hosts[N1]
 
 
-def test_explain_says_of_each_place_what_it_lacks() -> None:
+def test_explain_reports_the_missing_cpu_of_each_candidate() -> None:
     there = having(called(asking("a", "4")), n0=3, n1=0)
     answer = plan(there, T0)
     told = explain_model(there, answer, Log(), there.models[asking("a", "4").name].name, T0)
@@ -174,7 +174,7 @@ def test_explain_says_of_each_place_what_it_lacks() -> None:
     assert "node n0 has not CPU enough beside its devices" in answer.unmet[0].reason
 
 
-def test_nodes_of_one_size_are_alike_to_who_learns_though_systems_keep_a_little_for_themselves() -> None:
+def test_training_input_groups_nodes_of_nearly_equal_cpu() -> None:
     one = called(asking("a", "4"), histories={"a": History(last_activity_s=T0)})
     slices = [device(f"n{n}/g0", 24, f"n{n}") for n in range(3)]
     told = {NodeId(f"n{n}"): HostResources(7900 + n, 64 * GI + n, 0, 0) for n in range(2)}

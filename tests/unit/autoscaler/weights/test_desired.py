@@ -68,7 +68,7 @@ def want(artifact: str = ADA, secret: str = "", *replicas: str) -> NodeWant:
     return NodeWant(artifact=artifact, pull_secret=secret, replicas=tuple(map(ReplicaId, replicas)))
 
 
-def test_a_node_is_to_have_what_its_replicas_wait_for_once_for_each_login() -> None:
+def test_node_wants_list_each_artifact_once_per_pull_secret() -> None:
     ada, twin, secret = model(), model("twin"), model("eve", pull_secret="mine")
     at = nodes(
         [ada, twin, secret],
@@ -82,7 +82,7 @@ def test_a_node_is_to_have_what_its_replicas_wait_for_once_for_each_login() -> N
     }  # fmt: skip
 
 
-def test_who_runs_waits_for_nothing_and_what_its_pod_uses_is_held_to_its_end() -> None:
+def test_running_replica_requests_no_weights_and_holds_its_copies() -> None:
     ada = model()
     for state in (S.READY, S.DRAINING, S.STOPPING, S.SCRUBBING):
         told = build_node_wants(nodes([ada], [one(ada, "a1", state=state, weights=("copies/x",))]))
@@ -91,13 +91,13 @@ def test_who_runs_waits_for_nothing_and_what_its_pod_uses_is_held_to_its_end() -
     assert build_node_wants(gone)[N1].held == ("copies/x", "copies/y"), "also when its Model is gone"
 
 
-def test_nothing_is_brought_for_files_or_for_what_the_document_was_before() -> None:
+def test_file_artifacts_and_outdated_specs_request_no_weights() -> None:
     of_file, ada = model("f", "file:///a.gguf"), model()
     assert build_node_wants(nodes([of_file], [one(of_file, "f1")])) == {}
     assert build_node_wants(nodes([ada], [replace(one(ada, "a1"), spec_hash="before")])) == {}
 
 
-def test_who_waits_for_room_that_is_promised_has_its_weights_brought_there() -> None:
+def test_weights_are_requested_on_the_node_of_a_promised_placement() -> None:
     of_file = model("f", "file:///a.gguf")
     at = nodes([model(), of_file], [])
     unmet = [
@@ -109,7 +109,7 @@ def test_who_waits_for_room_that_is_promised_has_its_weights_brought_there() -> 
     assert list(build_node_wants(at, list_promised_placements(at, unmet))) == [N2], "a file is brought by nobody"
 
 
-def test_a_plan_says_where_room_is_made() -> None:
+def test_plan_lists_the_slices_where_room_is_made() -> None:
     ada, bob = (replace(model(name), memory_bytes=60 << 30) for name in ("ada", "bob"))
     running = [one(bob, "b1", "g1", S.READY), one(bob, "b2", "g2", S.READY)]
     at = replace(nodes([ada, bob], running), loads={ada.name: ModelLoad(waiting=1, oldest_s=T0 - 1)})
@@ -118,7 +118,7 @@ def test_a_plan_says_where_room_is_made() -> None:
     assert unmet.slices
 
 
-def test_ahead_of_a_start_nobody_is_named() -> None:
+def test_weights_requested_ahead_of_a_start_name_no_replica() -> None:
     assert build_node_wants(nodes([model()], []), [(ModelName("ada"), N2), (ModelName("gone"), N2)])[N2].wants == (
         want(),
     )
@@ -128,7 +128,7 @@ LORA = "oci://r.example/lora:1"
 LORAS = (Adapter(name="lora", artifact=LORA), Adapter(name="here", artifact="file:///l"))
 
 
-def test_adapters_out_of_registries_are_wanted_beside_the_models_own_weights() -> None:
+def test_adapters_from_registries_are_requested_with_the_model_weights() -> None:
     ada = model(adapters=LORAS)
     assert build_node_wants(nodes([ada], [one(ada, "a1")]))[N1].wants == (want(ADA, "", "a1"), want(LORA, "", "a1"))
     files = model(artifact="file:///m", adapters=LORAS)
@@ -138,7 +138,7 @@ def test_adapters_out_of_registries_are_wanted_beside_the_models_own_weights() -
     )
 
 
-def test_who_allows_what_is_unsafe_asks_for_it_by_itself() -> None:
+def test_model_that_allows_unsafe_weights_gets_a_separate_request() -> None:
     plain, bold = model(), model("bold", allow_unsafe=True)
     told = build_node_wants(nodes([plain, bold], [one(plain, "a1"), one(bold, "b1")]))[N1].wants
     assert told == (want(ADA, "", "a1"), replace(want(ADA, "", "b1"), allow_unsafe=True))
@@ -159,7 +159,7 @@ def stands(at: World, now_s: float = T0, **spec: object) -> Laid | WeightsPendin
 A1 = (ReplicaId("a1"),)
 
 
-def test_weights_are_there_when_the_agent_says_so_for_this_replica() -> None:
+def test_weights_are_ready_when_the_agent_reports_them_for_the_replica() -> None:
     there = WeightsReport(artifact=ADA, replicas=A1, folder="copies/x/files", ggufs=("a.gguf",))
     assert stands(said(there)) == Laid("copies/x/files", "a.gguf")
     assert stands(said(replace(there, replicas=(ReplicaId("a0"),)))) == WeightsPending("asked for"), "another's"
@@ -171,7 +171,7 @@ def test_weights_are_there_when_the_agent_says_so_for_this_replica() -> None:
     assert stands(said(many)) == WeightsFailed(f"{ADA} holds 2 GGUF files: a.gguf, b.gguf; pack one")
 
 
-def test_how_far_they_are_and_why_they_do_not_come_is_told() -> None:
+def test_weight_progress_and_failure_reasons_are_reported() -> None:
     far = WeightsReport(artifact=ADA, bytes=1 << 30, total_bytes=4 << 30, bytes_per_s=float(1 << 20))
     assert stands(said(far)) == WeightsPending("1Gi of 4Gi, 1Mi a second")
     failed = WeightsReport(artifact=ADA, replicas=A1, failed="no room")
@@ -184,7 +184,7 @@ def with_lora(*weights: WeightsReport, artifact: str = ADA) -> Laid | WeightsPen
     return stands(said(*weights), adapters=LORAS, artifact=artifact)
 
 
-def test_a_start_waits_for_all_of_its_weights_and_each_is_laid_where_it_is() -> None:
+def test_start_waits_for_all_weights_and_locates_each_of_them() -> None:
     own = WeightsReport(artifact=ADA, replicas=A1, folder="copies/x/files", ggufs=("a.gguf",))
     lora = WeightsReport(artifact=LORA, replicas=A1, folder="copies/y/files", adapters=("sub",))
     found = with_lora(own, lora)
@@ -197,7 +197,7 @@ def test_a_start_waits_for_all_of_its_weights_and_each_is_laid_where_it_is() -> 
     assert with_lora(*halves) == WeightsPending("2Mi of 4Mi, 2 bytes a second")
 
 
-def test_an_adapter_that_does_not_come_or_is_none_fails_the_start_with_its_name() -> None:
+def test_missing_or_invalid_adapter_fails_the_start_with_its_name() -> None:
     own = WeightsReport(artifact=ADA, replicas=A1, folder="copies/x/files", ggufs=("a.gguf",))
     lora = WeightsReport(artifact=LORA, replicas=A1)
     assert with_lora(own, replace(lora, failed="no room")) == WeightsFailed("adapter lora: no room")
@@ -208,7 +208,7 @@ def test_an_adapter_that_does_not_come_or_is_none_fails_the_start_with_its_name(
     assert "has one of , : = in it" in odd.reason
 
 
-def test_what_was_laid_for_those_who_allow_more_is_no_others() -> None:
+def test_unsafe_weights_are_not_used_by_a_model_that_forbids_them() -> None:
     there = WeightsReport(artifact=ADA, replicas=A1, folder="copies/x/files", allow_unsafe=True)
     assert stands(said(there)) == WeightsPending("asked for")
     assert stands(said(there), allow_unsafe=True) == Laid("copies/x/files", "")
@@ -236,7 +236,7 @@ def looks(at: World, *agents: str) -> dict[str, tuple[NodeWant, ...]]:
     return {node: one.wants for node, one in build_node_wants(at, looks=found).items()}
 
 
-def test_what_pods_mount_as_an_image_is_only_looked_at_by_the_agent_of_the_start() -> None:
+def test_image_mounted_artifact_is_only_inspected_by_the_agent() -> None:
     assert build_node_wants(looking())[N1].wants == (replace(want(ADA, "", "a1"), look=True),)
     assert stands(looking()) == WeightsPending("asked for")
     found = stands(looking(replace(LOOK, replicas=A1)))
@@ -247,14 +247,14 @@ def test_what_pods_mount_as_an_image_is_only_looked_at_by_the_agent_of_the_start
     assert stands(looking(brought)) == WeightsPending("asked for"), "what was brought before is no answer"
 
 
-def test_one_that_is_no_image_fails_its_start_with_what_it_is_and_the_fix() -> None:
+def test_non_image_artifact_fails_its_start_with_reason_and_fix() -> None:
     found = stands(looking(replace(NONE, replicas=A1)))
     why = "cannot be seen in its pods: it is no image (ModelPack); say weights.mount: auto in the Settings"
     assert found == WeightsFailed(why)
     assert stands(looking(replace(LOOK, digest="", failed="gone", image=None, replicas=A1))) == WeightsFailed("gone")
 
 
-def test_ahead_of_any_start_one_agent_looks_at_each_artifact_until_it_is_known() -> None:
+def test_one_agent_inspects_each_unknown_artifact_ahead_of_a_start() -> None:
     assert list(looks(looking(), "n1", "n2").values()) == [(replace(want(), look=True),)]
     assert looks(looking()) == {}, "nobody hears us"
     many = [model(f"m{number}", f"oci://r.io/m:{number}") for number in range(20)]
@@ -267,7 +267,7 @@ def test_ahead_of_any_start_one_agent_looks_at_each_artifact_until_it_is_known()
     assert looks(looking(replace(LOOK, digest="", failed="away")), "n1") != {}, "it is tried again"
 
 
-def test_what_agents_saw_stays_known_while_a_model_names_it() -> None:
+def test_inspection_result_is_kept_while_a_model_names_the_artifact() -> None:
     at = looking(LOOK, by="n2")
     assert find_artifact_facts(at, model()) == ArtifactFacts("sha256:aa", image="models")
     later = NodeReport(node="n2", boot="b", sequence=2, brings=True)
@@ -279,7 +279,7 @@ def test_what_agents_saw_stays_known_while_a_model_names_it() -> None:
     assert (gone.looked, gone.unbrought) == ({}, {}), "nobody names it any more"
 
 
-def test_what_an_agent_said_before_the_documents_were_told_is_heard_with_them() -> None:
+def test_inspection_reported_before_the_documents_is_applied_with_them() -> None:
     said = replace(LOOK, header="{}")
     before = replace(looking(said, models=[model("b", "oci://r.io/b:1")]), looked={})
     after = fold(before, [DocumentsSeen(models=(model(),))], T0)[0]
@@ -289,13 +289,13 @@ def test_what_an_agent_said_before_the_documents_were_told_is_heard_with_them() 
     assert kept.looked == newer.looked, "another agent has looked since"
 
 
-def test_what_an_agent_says_that_nobody_asked_is_not_kept() -> None:
+def test_unrequested_inspection_report_is_discarded() -> None:
     at = looking(LOOK, replace(LOOK, pull_secret="made-up"), replace(LOOK, pull_secret="so too", digest="", failed="x"))
     assert [wish.pull_secret for wish in at.looked] == [""]
     assert at.unbrought == {}
 
 
-def test_of_a_model_whose_memory_nobody_knows_the_header_is_looked_at() -> None:
+def test_header_is_inspected_if_the_memory_of_a_model_is_unknown() -> None:
     plain = replace(looking(), settings=Settings())
     assert list(looks(plain, "n1").values()) == [(replace(want(), look=True),)]
     seen = replace(NONE, header="{}")
@@ -310,7 +310,7 @@ def test_of_a_model_whose_memory_nobody_knows_the_header_is_looked_at() -> None:
     assert looks(replace(looking(models=[elastic]), settings=Settings()), "n1") != {}
 
 
-def test_a_look_for_a_start_leaves_what_the_header_said() -> None:
+def test_inspection_for_a_start_keeps_the_known_header() -> None:
     at = looking(replace(LOOK, header="{}", bytes=7))
     later = NodeReport(node="n1", boot="b", sequence=2, brings=True, weights=(replace(LOOK, replicas=A1),))
     (kept,) = fold(at, [NodeReported(report=later)], T0)[0].looked.values()
@@ -320,7 +320,7 @@ def test_a_look_for_a_start_leaves_what_the_header_said() -> None:
     assert kept.header == "", "it is another artifact"
 
 
-def test_a_look_that_fails_is_told_and_forgotten_when_one_succeeds() -> None:
+def test_inspection_failure_is_reported_until_an_inspection_succeeds() -> None:
     at = looking(replace(LOOK, digest="", image=None, failed="away"))
     assert at.unbrought == {ADA: "away"}
     trying = NodeReport(node="n1", boot="b", sequence=2, brings=True, weights=(WeightsReport(artifact=ADA, look=True),))
@@ -332,7 +332,7 @@ def test_a_look_that_fails_is_told_and_forgotten_when_one_succeeds() -> None:
     assert fold(at, [NodeReported(report=report)], T0)[0].unbrought == {}
 
 
-def test_an_agent_that_is_silent_or_brings_nothing_is_waited_for_a_while() -> None:
+def test_silent_or_incapable_agent_is_awaited_for_a_limited_time() -> None:
     there = WeightsReport(artifact=ADA, replicas=A1, folder="copies/x/files")
     for at, now_s in ((said(there, brings=False), T0), (nodes([model()], []), T0), (said(there), T0 + 11)):
         found = stands(at, now_s)
@@ -347,7 +347,7 @@ def test_an_agent_that_is_silent_or_brings_nothing_is_waited_for_a_while() -> No
     assert isinstance(assess_weights(said(there), one(model(), "a1"), model(), long_s, T0 + AGENT_S_MAX), WeightsFailed)
 
 
-def test_who_waits_by_a_document_that_was_changed_meanwhile_does_not_wait_for_ever() -> None:
+def test_start_fails_if_its_model_changes_while_weights_are_pending() -> None:
     before, after = model(), model(artifact="oci://r.example/ada:2")
     waits, far = one(before, "a1"), WeightsReport(artifact=after.spec.artifact or "", bytes=1, total_bytes=4)
     report = NodeReport(node="n1", boot="b", sequence=1, brings=True, weights=(far,))
@@ -361,13 +361,13 @@ def test_who_waits_by_a_document_that_was_changed_meanwhile_does_not_wait_for_ev
     assert isinstance(assess_weights(gone, waits, before, T0, T0), WeightsPending), "the plan stops it"
 
 
-def test_a_replica_whose_node_a_scheduler_chooses_gets_none() -> None:
+def test_replica_without_slices_fails_its_weights_request() -> None:
     found = assess_weights(nodes([model()], []), replace(one(model(), "a1"), slices=()), model(), T0, T0)
     assert isinstance(found, WeightsFailed)
     assert "ask for a device" in found.reason
 
 
-def test_what_agents_say_is_here_is_known_to_the_packer_until_they_say_otherwise() -> None:
+def test_reported_copies_are_known_until_a_newer_report_or_expiry() -> None:
     at = nodes([model()], [])
     for number, copies in enumerate(((ADA, "oci://r.io/b:1"), (ADA,), ()), 1):
         report = NodeReport(node="n1", boot="b", sequence=number, copies=copies)
@@ -379,16 +379,16 @@ def test_what_agents_say_is_here_is_known_to_the_packer_until_they_say_otherwise
 
 
 @pytest.mark.parametrize(("ggufs", "engine", "path"), [(["s/a.gguf"], "vllm", "s/a.gguf"), ([], "vllm", "")])
-def test_an_engine_loads_the_one_gguf_file_or_the_folder(ggufs: list[str], engine: str, path: str) -> None:
+def test_engine_loads_the_single_gguf_file_or_the_folder(ggufs: list[str], engine: str, path: str) -> None:
     assert choose_gguf(ggufs, model(engine=engine)) == path
 
 
-def test_llama_cpp_loads_no_folder() -> None:
+def test_llama_cpp_rejects_a_folder_without_gguf_files() -> None:
     with pytest.raises(EngineError, match="holds no GGUF file"):
         choose_gguf([], model(engine="llama.cpp"))
 
 
-def test_an_artifact_with_two_names_is_wished_for_looked_at_and_found_by_one() -> None:
+def test_artifact_with_two_spellings_is_handled_under_one_name() -> None:
     short, full = model(artifact="oci://docker.io/x:1"), model("b", "oci://docker.io/library/x:1")
     name = full.spec.artifact or ""
     assert collect_weights_requests(short) == collect_weights_requests(full) == {OWN: WeightsRequest(name)}

@@ -28,7 +28,7 @@ from tests.kit.worlds import device, world
         ("command", None, False),
     ],
 )
-def test_an_agent_brings_what_its_engine_does_not_fetch_itself(
+def test_agent_stores_only_artifacts_the_engine_does_not_fetch(
     engine: str, artifact: str | None, brought: bool
 ) -> None:
     assert should_store_on_node(artifact, engine) is brought
@@ -38,7 +38,7 @@ def test_an_agent_brings_what_its_engine_does_not_fetch_itself(
     assert [one.artifact for node in told.values() for one in node.wants] == ([artifact] if brought else [])
 
 
-def test_what_an_engine_fetches_is_seen_by_no_volume() -> None:
+def test_engine_fetched_artifact_is_described_without_a_volume() -> None:
     found = {}
     for artifact in ("hf://org/name", "hf://org/name?include=*"):
         model = Model(name=ModelName("a"), spec=ModelSpec(engine="vllm", artifact=artifact))

@@ -56,7 +56,7 @@ def where(one: World) -> set[str]:
     return {*told(one)}
 
 
-def test_where_a_replica_begins_its_image_is_wanted_at_once_and_with_its_login() -> None:
+def test_image_of_a_starting_replica_is_requested_with_its_pull_secret() -> None:
     secret = ImageWant(image=ENGINE.image, pull_secret="regcred")
     a = needs(pull_secret="regcred")
     assert told(at([a], [starting(a, 3)]))["n3"] == (secret,)
@@ -64,12 +64,12 @@ def test_where_a_replica_begins_its_image_is_wanted_at_once_and_with_its_login()
     assert told(at([none], [starting(none, 3)])) == {}, "its pods are somebody else's"
 
 
-def test_where_who_waits_for_room_will_be_it_is_wanted_too() -> None:
+def test_image_is_requested_on_the_node_of_a_promised_placement() -> None:
     a = needs()
     assert told(at([a]), [(a.name, NodeId("n5")), (ModelName("gone"), NodeId("n1"))]) == {"n5": (ENGINE,)}
 
 
-def test_what_a_node_has_or_nobody_would_bring_is_not_asked_for() -> None:
+def test_image_is_not_requested_if_present_or_without_a_node_agent() -> None:
     a = needs()
     everywhere = having(*(f"n{n}" for n in range(MANY)), of=f"docker.io/{ENGINE.image}")
     assert told(at([a], [starting(a, 3)], images=everywhere)) == {}
@@ -77,7 +77,7 @@ def test_what_a_node_has_or_nobody_would_bring_is_not_asked_for() -> None:
     assert "n3" not in where(at([a], [starting(a, 3)], agents=[5, 7]))
 
 
-def test_of_a_model_that_is_used_so_many_nodes_that_could_hold_it_have_the_image() -> None:
+def test_image_of_a_used_model_is_kept_on_enough_suitable_nodes() -> None:
     always = needs(low=1)
     first = where(at([always]))
     assert len(first) == NODES_ENOUGH
@@ -92,7 +92,7 @@ def test_of_a_model_that_is_used_so_many_nodes_that_could_hold_it_have_the_image
     assert where(at([needs(low=1, gpu=Gpu(count=0))])) == set(), "any node could hold it"
 
 
-def test_models_of_one_image_share_nodes_and_images_do_not_crowd_one_node() -> None:
+def test_models_share_image_nodes_and_images_per_node_are_bounded() -> None:
     assert len(where(at([needs("a", low=1), needs("b", low=1)]))) == NODES_ENOUGH
     kinds = [needs(f"m{n}", of=f"engine:{n}", low=1) for n in range(20)]
     assert len(where(at(kinds))) > NODES_ENOUGH
@@ -101,7 +101,7 @@ def test_models_of_one_image_share_nodes_and_images_do_not_crowd_one_node() -> N
     assert told(at(kinds, [begins], agents=[1]))["n1"][0].image == "engine:19", "who begins comes first"
 
 
-def test_products_labels_and_taints_keep_images_away() -> None:
+def test_product_labels_and_health_limit_the_nodes_of_an_image() -> None:
     choosy = needs(memory_gi=4, low=1, gpu=Gpu(models=("*t4*",)))
     assert all(int(node[1:]) % 2 == 0 for node in where(at([choosy])))
     labelled = needs(low=1, pod=Pod(node_selector={"zone": "a"}))
@@ -119,7 +119,7 @@ def test_products_labels_and_taints_keep_images_away() -> None:
     assert where(replace(at([needs(low=1)]), slices=closed)) == {"n1", "n9"}
 
 
-def test_who_was_asked_before_says_what_who_was_not_says() -> None:
+def test_reused_image_wants_equal_a_fresh_computation() -> None:
     kept, a, b = ImageWants(), needs(low=1), needs("b", of="engine:2", low=1)
     for one in (
         at([a]), at([a, b]), at([a, b], images=having("n1", "n3")), at([b], images=having("n1")), at([a], agents=[3]),
@@ -129,7 +129,7 @@ def test_who_was_asked_before_says_what_who_was_not_says() -> None:
         assert kept.of(one) == told(one)
 
 
-def test_where_an_engine_could_be_is_looked_for_once_while_no_place_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_suitable_nodes_are_computed_once_while_slices_do_not_change(monkeypatch: pytest.MonkeyPatch) -> None:
     looks, could_hold = list[RequestShape](), image_prepull._could_hold
 
     def counted(one: World, kind: RequestShape, choice: NodeConstraints) -> set[NodeId]:

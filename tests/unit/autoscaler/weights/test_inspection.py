@@ -34,7 +34,7 @@ def looker(of: InspectionAssigner, at: World, now_s: float, agents: Iterable[Nod
     return node
 
 
-def test_who_hears_us_and_says_nothing_is_relieved_by_one_after_the_other() -> None:
+def test_silent_inspector_is_replaced_by_each_agent_in_turn() -> None:
     lookers, at = InspectionAssigner(), world([ADA])
     seen = list[NodeId]()
     for turn in range(7):
@@ -47,7 +47,7 @@ def test_who_hears_us_and_says_nothing_is_relieved_by_one_after_the_other() -> N
     assert seen[3:6] == seen[:3], "all had it: from the first on again"
 
 
-def test_who_says_that_it_looks_has_longer() -> None:
+def test_agent_that_reports_its_inspection_is_awaited_longer() -> None:
     lookers, at = InspectionAssigner(), heard(world([ADA]), T0)
     first = looker(lookers, at, T0)
     for now_s in (T0 + SILENT_S, T0 + SLOW_S - 0.1):
@@ -58,7 +58,7 @@ def test_who_says_that_it_looks_has_longer() -> None:
     assert looker(lookers, failed, T0 + SLOW_S) != first, "another may reach its registry"
 
 
-def test_who_is_dead_or_brings_nothing_looks_at_nothing_while_another_does() -> None:
+def test_dead_or_incapable_agent_is_not_assigned_an_inspection() -> None:
     at = heard(world([ADA]), T0)
     first = looker(InspectionAssigner(), at, T0)
     others = [one for one in AGENTS if one != first]
@@ -70,7 +70,7 @@ def test_who_is_dead_or_brings_nothing_looks_at_nothing_while_another_does() -> 
     assert looker(InspectionAssigner(), at, T0, others) in others, "it hears us no more"
 
 
-def test_agents_that_come_later_have_their_part() -> None:
+def test_agents_that_join_later_share_the_inspections() -> None:
     models = [
         replace(ADA, name=ModelName(f"m{n}"), spec=replace(ADA.spec, artifact=f"oci://r.io/m:{n}")) for n in range(30)
     ]
@@ -80,7 +80,7 @@ def test_agents_that_come_later_have_their_part() -> None:
     assert min(spread.count(node) for node in AGENTS) > 3
 
 
-def test_what_was_found_out_is_looked_at_no_more_and_forgotten() -> None:
+def test_known_artifact_is_not_inspected_and_its_assignment_is_dropped() -> None:
     lookers, at = InspectionAssigner(), heard(world([ADA]), T0)
     first = looker(lookers, at, T0)
     known = replace(at, looked={LOOK: WeightsReport(**LOOK._asdict(), digest="sha256:aa", header="{}")})

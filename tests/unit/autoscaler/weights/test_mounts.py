@@ -33,14 +33,14 @@ def chosen(
     return mounts.choose_mount(OCI, said(mount=mount), facts, node, found)
 
 
-def test_a_volume_of_the_nodes_store_goes_before_all_else() -> None:
+def test_volume_of_the_node_store_is_preferred() -> None:
     assert chosen() == ("volume", "are seen as a read-only volume of their node's store")
     assert chosen("volume").way == "volume"
     assert chosen(found=None).way == "volume"
     assert chosen(node=None).way == "volume", "nothing is known against it"
 
 
-def test_without_rights_to_volumes_an_image_is_mounted_and_the_reason_is_told() -> None:
+def test_image_is_mounted_without_volume_rights_and_the_reason_is_given() -> None:
     assert chosen(facts=NO_RIGHT) == (
         "image",
         "are mounted by the node's container runtime as an image, since no right is there to make PersistentVolumes",
@@ -76,7 +76,7 @@ def test_without_rights_to_volumes_an_image_is_mounted_and_the_reason_is_told() 
         ),
     ],
 )  # fmt: skip
-def test_where_nothing_is_possible_both_reasons_and_a_fix_are_told(
+def test_impossible_mount_gives_both_reasons_and_a_fix(
     facts: ClusterFacts, node: NodeMountFacts, found: ArtifactFacts, why: str
 ) -> None:
     way, reason = chosen(facts=facts, node=node, found=found)
@@ -87,7 +87,7 @@ def test_where_nothing_is_possible_both_reasons_and_a_fix_are_told(
     )
 
 
-def test_what_was_asked_for_is_not_replaced_by_something_else() -> None:
+def test_explicit_mount_setting_is_not_replaced_by_another_mount() -> None:
     volume, image = chosen("volume", NO_RIGHT), chosen("image", found=MODELPACK)
     assert volume.way is None
     assert "image" not in volume.reason
@@ -98,27 +98,27 @@ def test_what_was_asked_for_is_not_replaced_by_something_else() -> None:
     assert "label the node, or say weights.mount: hostPath" in nameless.reason
 
 
-def test_who_asks_for_images_may_have_switched_them_on_before_they_were_on_by_default() -> None:
+def test_explicit_image_mount_is_allowed_before_the_default_version() -> None:
     older = NEW._replace(server=(1, 33))
     node = NODE._replace(kubelet="v1.33.1-gke.100", runtime="cri-o://1.33.0")
     assert chosen("image", older, node).way == "image"
     assert chosen("image", NEW._replace(server=(1, 30)), node).way is None
 
 
-def test_images_are_not_mounted_past_the_signatures_that_are_asked_for() -> None:
+def test_image_mount_is_rejected_if_signatures_are_enforced() -> None:
     strict = Settings(weights=Weights(mount="image", signatures=Signatures(policy="enforce")))
     way, reason = mounts.choose_mount(OCI, strict, NEW, NODE, IMAGE)
     assert way is None
     assert "signatures are judged only of what agents pull" in reason
 
 
-def test_a_folder_of_the_node_is_taken_only_where_settings_say_so() -> None:
+def test_host_path_is_used_only_if_set_in_the_settings() -> None:
     for facts in (NEW, NO_RIGHT, ClusterFacts()):
         assert chosen("hostPath", facts).way == "hostPath"
         assert all(chosen(mount, facts).way != "hostPath" for mount in ("auto", "volume", "image"))
 
 
-def test_a_claim_is_mounted_as_it_is_whatever_settings_say() -> None:
+def test_claim_is_mounted_unchanged_under_every_mount_setting() -> None:
     for mount in ("auto", "volume", "image", "hostPath"):
         way, reason = mounts.choose_mount("pvc://shared/llama/8b.gguf", said(mount=mount), ClusterFacts())
         assert (way, reason) == ("claim", "are in the claim shared, which is mounted as it is")
@@ -128,7 +128,7 @@ def test_a_claim_is_mounted_as_it_is_whatever_settings_say() -> None:
     ]  # fmt: skip
 
 
-def test_only_what_no_pod_could_see_stands_in_the_way_of_a_start() -> None:
+def test_only_a_known_unmountable_artifact_blocks_a_start() -> None:
     none = ClusterFacts(server=(1, 30))
     assert mounts.explain_unmountable(OCI, said(), none).startswith(
         "its weights cannot be seen in its pods: no right is there"
@@ -147,7 +147,7 @@ def test_only_what_no_pod_could_see_stands_in_the_way_of_a_start() -> None:
     assert not mounts.explain_unmountable(None, said(), none)
 
 
-def test_what_pods_mount_as_an_image_is_brought_to_no_node() -> None:
+def test_image_mount_is_detected_only_if_the_cluster_supports_images() -> None:
     assert mounts.is_image_mount(OCI, said(mount="image"), NEW)
     assert mounts.is_image_mount(OCI, said(mount="image"), None), "whatever the cluster can, it is no volume"
     assert mounts.is_image_mount(OCI, said(), NO_RIGHT)
@@ -166,16 +166,16 @@ def test_what_pods_mount_as_an_image_is_brought_to_no_node() -> None:
         (f"oci://r.io/a@{DIGEST}", "r.io/a"),
     ],
 )
-def test_an_image_is_named_by_its_digest(artifact: str, image: str) -> None:
+def test_image_reference_uses_the_digest(artifact: str, image: str) -> None:
     assert mounts.image_of(artifact, DIGEST) == f"{image}@{DIGEST}"
 
 
-def test_what_is_pulled_or_claimed_is_mounted() -> None:
+def test_pulled_and_claimed_artifacts_are_mounted_and_files_are_not() -> None:
     assert [one for one in (OCI, "pvc://a", "file:///a", "hf://a/b", "", None) if mounts.is_mounted(one)] == [
         OCI, "pvc://a", "hf://a/b",
     ]  # fmt: skip
 
 
-def test_a_mount_that_there_is_not_is_one_line() -> None:
+def test_unknown_mount_setting_is_rejected_with_the_allowed_values() -> None:
     with pytest.raises(DocumentError, match=r"weights\.mount: expected one of auto, hostPath, image, volume"):
         said(mount="hostpath")

@@ -36,7 +36,7 @@ def names(of: tuple[NodePeer, ...]) -> list[str]:
     return [one.node for one in of]
 
 
-def test_who_has_it_comes_before_who_brings_it_and_who_is_to_and_the_others_are_not_named() -> None:
+def test_peers_with_the_artifact_come_before_fetching_peers() -> None:
     told = WeightsReport(artifact=ADA, digest=DIGEST, folder="copies/x/files")
     there = said(
         report("n1", weights=(WeightsReport(artifact=ADA),)),
@@ -54,19 +54,19 @@ def test_who_has_it_comes_before_who_brings_it_and_who_is_to_and_the_others_are_
     assert select_peers(found, NodeId("n9"))[:2] != found.coming, "who has it is first"
 
 
-def test_who_only_looked_or_is_to_look_has_nothing_to_give() -> None:
+def test_agent_that_only_inspects_an_artifact_is_not_a_peer() -> None:
     there = said(report("n1", weights=(WeightsReport(artifact=ADA, digest=DIGEST, look=True),)), report("n2"))
     wants = {NodeId("n2"): NodeWants(epoch=1, wants=(NodeWant(artifact=ADA, look=True),))}
     assert list_peers(there, wants, ADA, T0) == ((), ())
 
 
-def test_an_agent_that_is_silent_is_not_named() -> None:
+def test_silent_agent_is_not_listed_as_a_peer() -> None:
     there = said(report("n1", copies=(ADA,)))
     assert names(list_peers(there, {}, ADA, T0 + NODE_EXPIRY_S - 1).whole) == ["n1"]
     assert list_peers(there, {}, ADA, T0 + NODE_EXPIRY_S).whole == ()
 
 
-def test_of_many_each_asks_others_and_never_more_than_a_pull_asks() -> None:
+def test_peers_are_spread_over_many_agents_and_limited_per_request() -> None:
     found = list_peers(said(*(report(f"n{number}", copies=(ADA,)) for number in range(200))), {}, ADA, T0)
     answers = [names(select_peers(found, NodeId(f"n{number}"))) for number in range(200)]
     assert {len(one) for one in answers} == {PEERS_MAX} == {selection.PEERS_MAX}
@@ -76,7 +76,7 @@ def test_of_many_each_asks_others_and_never_more_than_a_pull_asks() -> None:
     assert size < 4096
 
 
-def test_nodes_that_begin_together_ask_of_one_look_and_later_of_a_new_one() -> None:
+def test_peer_list_is_cached_for_a_short_time() -> None:
     asked, before, after = PeerCache(), said(report("n1", copies=(ADA,))), said(report("n2", copies=(ADA,)))
     for now_s, there, expected in (
         (T0, before, ["n1"]),
@@ -87,7 +87,7 @@ def test_nodes_that_begin_together_ask_of_one_look_and_later_of_a_new_one() -> N
 
 
 @pytest.mark.standard
-async def test_the_route_names_them_and_needs_to_know_whose_they_are(aiohttp_client: AiohttpClient) -> None:
+async def test_peers_route_lists_peers_and_requires_an_artifact(aiohttp_client: AiohttpClient) -> None:
     stepped = SteppedLoop(world(), asyncio.get_running_loop().time())
     client = await aiohttp_client(ContractServer(stepped.loop).application())
     body = msgspec.json.encode(report("n1", copies=(ADA,)))

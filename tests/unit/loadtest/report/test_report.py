@@ -27,7 +27,7 @@ def made() -> Report:
     return build_report("http://127.0.0.1:1", "a plan", 5, [*RESULTS, REFUSED])
 
 
-def test_the_report_counts_and_spreads_completed_calls_only() -> None:
+def test_report_spreads_include_only_completed_requests() -> None:
     report = made()
     assert report.verdict.holds
     assert report.first_byte_s is not None
@@ -37,11 +37,11 @@ def test_the_report_counts_and_spreads_completed_calls_only() -> None:
     assert report.completed_per_s == 4 / (0.3 + 0.53)
 
 
-def test_the_report_as_json_can_be_read_back() -> None:
+def test_json_report_round_trips() -> None:
     assert msgspec.json.decode(as_json(made()), type=Report) == made()
 
 
-def test_the_page_is_self_contained_and_escapes_names() -> None:
+def test_report_page_is_self_contained_and_escapes_names() -> None:
     page = as_html(made())
     assert "<script>" not in page
     assert "&lt;script&gt;" in page
@@ -49,7 +49,7 @@ def test_the_page_is_self_contained_and_escapes_names() -> None:
     assert "verdict holds: 5 calls" in page
 
 
-def test_a_run_that_was_interrupted_says_so_and_is_judged_over_what_was_sent() -> None:
+def test_interrupted_run_is_judged_over_the_sent_requests() -> None:
     report = build_report("http://127.0.0.1:1", "a plan", 200, [*RESULTS, REFUSED], interrupted=True)
     assert (report.planned, report.verdict.admitted, report.verdict.holds) == (200, 5, True)
     assert describe_interruption(report) == "interrupted: 5 of 200 calls were sent, and those under way were given up"
@@ -57,12 +57,12 @@ def test_a_run_that_was_interrupted_says_so_and_is_judged_over_what_was_sent() -
     assert "interrupted" not in as_html(made())
 
 
-def test_neither_form_holds_what_was_said() -> None:
+def test_reports_contain_no_response_text() -> None:
     assert "canary" not in as_html(made())
     assert b"canary" not in as_json(made())
 
 
-def test_a_run_in_which_nothing_came_back_has_a_report_too() -> None:
+def test_run_without_results_still_has_a_report() -> None:
     page = as_html(build_report("http://127.0.0.1:1", "a plan", 1, []))
     assert "DOES NOT HOLD" in page
     assert "nothing to plot" in page
@@ -86,7 +86,7 @@ COLD = Round(
 )  # fmt: skip
 
 
-def test_the_page_of_cold_starts_tells_phases_and_rounds_and_needs_nothing_else() -> None:
+def test_coldstart_page_shows_phases_and_rounds() -> None:
     warm = Round(waited_s=1.5, ending=Ending.COMPLETED, first_byte_ms=20.0, total_ms=80.0)
     failed = Round(waited_s=2.5, ending=Ending.FAILED, code="model_start_failed", cold=True)
     page = coldstart.as_html("http://127.0.0.1:1", 5, cold_starts(COLD, warm, failed, ended=INTERRUPTED))
@@ -101,7 +101,7 @@ def test_the_page_of_cold_starts_tells_phases_and_rounds_and_needs_nothing_else(
     assert all(f"</i>{name}</li>" in page for name in ("marked cold", "not marked cold", "queue", "load"))
 
 
-def test_cold_starts_of_which_none_completed_have_a_page_too() -> None:
+def test_coldstart_page_without_completed_rounds_is_rendered() -> None:
     page = coldstart.as_html("http://127.0.0.1:1", 1, cold_starts(Round(waited_s=0.1, ending=Ending.FAILED, code="x")))
     assert "nothing to plot" in page
     assert "<b>-</b>ms, median first byte" in page
@@ -124,7 +124,7 @@ def test_a_plot_is_well_formed_and_stays_inside_its_frame() -> None:
     assert all(0 <= x <= 720 and 0 <= y <= 300 for x, y in corners)
 
 
-def test_many_points_are_thinned_but_the_last_stays() -> None:
+def test_many_points_are_thinned_but_the_last_is_kept() -> None:
     drawn = render_plot("x", "y", [Series("a", [(float(i), 1.0) for i in range(10_000)], 0)])
     assert 3000 < drawn.count(",") < 4100
     assert "706.0," in drawn or "705." in drawn

@@ -55,7 +55,7 @@ CGROUPFS = f"12:pids:/kubepods/besteffort/pod{UID}/4711\n0::/kubepods/besteffort
         ("", ""),
     ],
 )
-def test_a_process_is_in_the_pod_that_its_control_group_names(cgroup: str, uid: str) -> None:
+def test_pod_uid_is_read_from_the_control_group(cgroup: str, uid: str) -> None:
     assert pod_uid(cgroup) == uid
 
 
@@ -66,7 +66,7 @@ def looks(nvml: FakeNvml | None, proc: Path, *, host: bool = True) -> NodeLooks:
     return NodeLooks(lambda: nvml, proc, lambda: host)
 
 
-async def test_devices_are_found_with_their_use_and_the_pods_that_hold_it(tmp_path: Path) -> None:
+async def test_devices_are_reported_with_memory_use_and_pods(tmp_path: Path) -> None:
     nvml = FakeNvml()
     nvml.found = (NvmlGpu("GPU-a", "H200", 100, used_bytes=40), NvmlGpu("GPU-b", "H200", 100, healthy=False))
     nvml.holders = {"GPU-a": {11: 30, 12: 10, 13: 0}}
@@ -83,7 +83,7 @@ async def test_devices_are_found_with_their_use_and_the_pods_that_hold_it(tmp_pa
     assert (inside.pods, inside.uses) == ((), ()), "process ids of another namespace say nothing"
 
 
-async def test_what_a_pod_uses_is_the_sum_of_its_processes_by_device_where_all_of_them_say(tmp_path: Path) -> None:
+async def test_pod_memory_use_is_summed_per_device_when_fully_known(tmp_path: Path) -> None:
     """Two share GPU-a; of one that the driver does not weigh nothing is said, rather than too little."""
     nvml, other = FakeNvml(), UID[:-1] + "c"
     nvml.found = tuple(NvmlGpu(f"GPU-{name}", "H200", 100) for name in "abc")
@@ -133,7 +133,7 @@ async def test_nvml_that_fails_or_hangs_makes_its_devices_unhealthy(
             pass
 
 
-def test_small_changes_of_memory_are_no_news() -> None:
+def test_small_memory_changes_trigger_no_report() -> None:
     def used(bytes_: int, *, healthy: bool = True) -> NodeLook:
         return NodeLook((DeviceReport(id="a", used_bytes=bytes_, healthy=healthy),))
 
@@ -144,7 +144,7 @@ def test_small_changes_of_memory_are_no_news() -> None:
     assert should_report(used(0), used(0)._replace(pods=(PodDevices(pod_uid=UID, devices=("a",)),)))
 
 
-def test_only_the_first_namespace_of_processes_is_the_nodes(tmp_path: Path) -> None:
+def test_only_initial_pid_namespace_sees_node_processes(tmp_path: Path) -> None:
     (tmp_path / "self/ns").mkdir(parents=True)
     link = tmp_path / "self/ns/pid"
     assert not sees_node(tmp_path)
@@ -201,7 +201,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent_room, "LOOK_S", 0.005)
 
 
-async def test_a_change_is_told_at_once_and_the_same_again_only_after_a_while() -> None:
+async def test_change_is_reported_at_once_and_same_state_periodically() -> None:
     way = Noted()
     told = Told([way], period_s=60)
     async with asyncio.timeout(60), told.running():
@@ -214,7 +214,7 @@ async def test_a_change_is_told_at_once_and_the_same_again_only_after_a_while() 
         assert [await often.taken.get() for _ in range(3)] == [b"0/1", b"0/2", b"0/3"]
 
 
-async def test_a_way_that_hangs_or_refuses_keeps_no_other_waiting(caplog: pytest.LogCaptureFixture) -> None:
+async def test_hanging_or_rejecting_autoscaler_does_not_delay_others(caplog: pytest.LogCaptureFixture) -> None:
     bad, ugly, good = Noted("bad"), Noted("ugly"), Noted("good")
     bad.hangs, ugly.refuses = True, "it answered 401"
     told = Told([bad, ugly, good], period_s=0.005)
@@ -227,7 +227,7 @@ async def test_a_way_that_hangs_or_refuses_keeps_no_other_waiting(caplog: pytest
     assert lines == ["event=agent_unheard autoscaler=ugly reason='it answered 401'"], "once"
 
 
-async def test_the_agent_is_well_while_it_looks_and_ready_while_somebody_takes_what_it_says(
+async def test_agent_health_needs_observation_and_readiness_needs_delivery(
     aiohttp_client: AiohttpClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     way = Noted()
@@ -255,7 +255,7 @@ async def test_the_agent_is_well_while_it_looks_and_ready_while_somebody_takes_w
     task.cancel()
 
 
-def test_a_report_may_be_lost_before_it_expires() -> None:
+def test_node_expiry_exceeds_three_report_periods() -> None:
     assert 3 * NODE_PERIOD_S < NODE_EXPIRY_S
 
 
@@ -266,7 +266,7 @@ def body(**fields: object) -> bytes:
     return msgspec.json.encode({"node": "n1", "boot": "b", "sequence": 1, **fields})
 
 
-async def test_a_report_is_observed_and_what_is_none_is_refused(aiohttp_client: AiohttpClient) -> None:
+async def test_valid_report_is_observed_and_invalid_report_is_rejected(aiohttp_client: AiohttpClient) -> None:
     loop = SteppedLoop(world()).loop
     client = await aiohttp_client(ContractServer(loop).application())
     devices = [{"id": "GPU-a", "memory_bytes": 10, "used_bytes": 4, "later": "ignored"}]
@@ -284,7 +284,7 @@ async def test_a_report_is_observed_and_what_is_none_is_refused(aiohttp_client: 
     [("", 200), ("copies/0a1b/sha256-0a1b/files", 200), ("/etc", 400), ("..", 400), ("copies", 400),
      ("copies/../../../etc", 400), ("copies/a/../../x", 400), ("copies//x", 400), ("copies/a\n", 400)],
 )  # fmt: skip
-async def test_what_is_mounted_into_pods_is_a_copy_of_the_store(
+async def test_reported_folder_outside_store_copies_is_rejected(
     aiohttp_client: AiohttpClient, folder: str, status: int
 ) -> None:
     client = await aiohttp_client(ContractServer(SteppedLoop(world()).loop).application())
@@ -299,14 +299,14 @@ async def test_what_is_mounted_into_pods_is_a_copy_of_the_store(
      ({"weights": [{"artifact": "oci://r.io/a:1", "digest": "x" * 1000}]}, 400),
      ({"peer": "https://" + "n" * PEER_CHARS_MAX + ":1"}, 400)],
 )  # fmt: skip
-async def test_what_others_are_told_of_a_node_is_short_and_what_it_should_be(
+async def test_malformed_digest_or_oversized_peer_url_is_rejected(
     aiohttp_client: AiohttpClient, said: dict[str, object], status: int
 ) -> None:
     client = await aiohttp_client(ContractServer(SteppedLoop(world()).loop).application())
     assert (await client.post("/v1/node", data=body(**said))).status == status
 
 
-async def test_the_agent_shows_its_token_and_hears_that_it_is_not_taken(tmp_path: Path) -> None:
+async def test_agent_sends_its_token_and_reports_a_rejection(tmp_path: Path) -> None:
     loop = SteppedLoop(world()).loop
     runner = web.AppRunner(ContractServer(loop).application(ContractAuth(lambda: ("right",))))
     await runner.setup()
@@ -326,7 +326,7 @@ async def test_the_agent_shows_its_token_and_hears_that_it_is_not_taken(tmp_path
         await runner.cleanup()
 
 
-async def test_everybody_behind_a_name_is_told() -> None:
+async def test_report_is_sent_to_a_dns_name_and_unknown_name_fails() -> None:
     loop = SteppedLoop(world()).loop
     runner = web.AppRunner(ContractServer(loop).application())
     await runner.setup()
@@ -346,9 +346,7 @@ async def test_everybody_behind_a_name_is_told() -> None:
         await runner.cleanup()
 
 
-async def test_an_agent_follows_what_autoscalers_say_and_again_when_one_breaks_off(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_agent_reconnects_when_an_autoscaler_stream_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(autoscaler_client, "AGAIN_S", 0.01)
     asked, heard = list[str](), asyncio.Queue[bytes]()
 

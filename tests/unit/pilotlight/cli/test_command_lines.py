@@ -66,16 +66,16 @@ def broken(seed: int, count: int) -> list[str]:
 
 
 @pytest.mark.standard
-def test_some_generated_commands_end_with_one_clear_line() -> None:
+def test_generated_commands_exit_with_one_clear_line() -> None:
     assert broken(SEED, SHORT) == []
 
 
 @pytest.mark.deep
-def test_two_thousand_generated_commands_end_with_one_clear_line() -> None:
+def test_two_thousand_generated_commands_exit_with_one_clear_line() -> None:
     assert broken(SEED + 1, LONG) == []
 
 
-def test_the_invariants_notice_what_they_are_for() -> None:
+def test_command_invariants_detect_each_fault() -> None:
     case, good = Case(("status", "m")), Ended(2, b"", b"pilotlight: --ops: no\n")
     assert command_cases.faults(case, good) == []
     for bad in (
@@ -91,12 +91,12 @@ def test_the_invariants_notice_what_they_are_for() -> None:
 
 
 @pytest.mark.standard
-def test_a_command_that_does_not_end_is_noticed() -> None:
+def test_command_that_does_not_end_is_detected() -> None:
     with pytest.raises(OverdueError), command_cases.limited(("x",), 0.05):
         time.sleep(60)
 
 
-def test_the_same_seed_draws_the_same_cases_of_every_command() -> None:
+def test_equal_seeds_draw_equal_cases_of_every_command() -> None:
     first = list(command_cases.cases(1, 200))
     assert first == list(command_cases.cases(1, 200))
     assert first != list(command_cases.cases(2, 200))

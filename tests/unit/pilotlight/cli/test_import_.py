@@ -33,7 +33,7 @@ def run(*words: str | Path, stdin: str | None = None) -> Result:
     return CliRunner().invoke(cli, ["import", *map(str, words)], prog_name="pilotlight", input=stdin)
 
 
-def test_documents_go_out_and_notes_go_beside_them(tmp_path: Path) -> None:
+def test_import_prints_documents_to_stdout_and_notes_to_stderr(tmp_path: Path) -> None:
     file = tmp_path / "models.yaml"
     file.write_text(KUBEAI)
     said = run("kubeai", file)
@@ -46,7 +46,7 @@ def test_documents_go_out_and_notes_go_beside_them(tmp_path: Path) -> None:
     assert second.startswith("pilotlight: Model speech is not taken over: spec.engine: ")
 
 
-def test_as_json_it_is_one_value(tmp_path: Path) -> None:
+def test_json_import_prints_a_single_value(tmp_path: Path) -> None:
     said = run("kubeai", "-", "--output", "json", stdin=KUBEAI)
     whole = json.loads(said.stdout)
     assert [document["metadata"]["name"] for document in whole["documents"]] == ["tiny"]
@@ -55,14 +55,14 @@ def test_as_json_it_is_one_value(tmp_path: Path) -> None:
     assert parse_documents([("json", json.dumps(whole["documents"][0]))]).models[0].name == "tiny"
 
 
-def test_standard_input_is_named_so() -> None:
+def test_standard_input_is_named_in_errors() -> None:
     said = run("llama-swap", "-", stdin="models: {m: {cmd: 3}}")
     assert said.exit_code == 2
     assert said.stderr == "pilotlight: standard input: models.m.cmd: expected text (put it in quotes)\n"
     assert run("llama-swap", "-", stdin="models: {m: {cmd: 'e ${PORT}'}}").exit_code == 0
 
 
-def test_the_examples_of_the_page_print_what_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documented_import_examples_match_the_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each command, on the block before it, gives the block after it."""
     monkeypatch.chdir(tmp_path)
     blocks = BLOCK.findall(PAGE.read_text())
@@ -86,7 +86,7 @@ def test_the_examples_of_the_page_print_what_it_shows(tmp_path: Path, monkeypatc
         ("ollama", "FORM x", "line 1: expected one of FROM"),
     ],
 )
-def test_a_wrong_file_is_one_line_with_file_key_and_what_was_expected(
+def test_invalid_import_file_error_names_file_key_and_expectation(
     kind: str, content: str, said: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "x"
@@ -99,13 +99,13 @@ def test_a_wrong_file_is_one_line_with_file_key_and_what_was_expected(
 
 
 @pytest.mark.parametrize("content", ["", "kind: List\nitems: []"])
-def test_no_model_at_all_is_said(content: str) -> None:
+def test_import_without_models_prints_a_notice(content: str) -> None:
     said = run("kubeai", "-", stdin=content)
     assert (said.exit_code, said.stdout) == (0, "")
     assert said.stderr == "pilotlight: standard input: no Model found\n"
 
 
-def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+def test_unreadable_import_file_is_a_one_line_error(tmp_path: Path) -> None:
     assert run("kubeai", tmp_path / "none").stderr == f"pilotlight: {tmp_path / 'none'}: No such file or directory\n"
     (tmp_path / "x").write_bytes(b"\xff")
     assert run("kubeai", tmp_path / "x").stderr == f"pilotlight: {tmp_path / 'x'}: not UTF-8\n"
@@ -118,7 +118,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     ("path", "name"),
     [("mario.Modelfile", "mario"), ("Modelfile.mario", "mario"), ("mario/Modelfile", "mario"), ("mario", "mario")],
 )
-def test_a_modelfile_is_named_by_where_it_lies(path: str, name: str, tmp_path: Path) -> None:
+def test_modelfile_model_is_named_by_its_path(path: str, name: str, tmp_path: Path) -> None:
     file = tmp_path / path
     file.parent.mkdir(exist_ok=True)
     file.write_text("FROM ./m.gguf")
@@ -129,7 +129,7 @@ def test_a_modelfile_is_named_by_where_it_lies(path: str, name: str, tmp_path: P
     assert called.name == "other"
 
 
-def test_a_folder_with_a_modelfile_and_what_ollama_show_prints(tmp_path: Path) -> None:
+def test_modelfile_directory_and_ollama_show_output_are_imported(tmp_path: Path) -> None:
     folder = tmp_path / "mario"
     folder.mkdir()
     (folder / "Modelfile").write_text("FROM ./m.gguf")
@@ -155,7 +155,7 @@ def store(folder: Path) -> Path:
     return folder / ".ollama"
 
 
-def test_ollama_s_folder_is_read_with_the_files_that_it_keeps(tmp_path: Path) -> None:
+def test_ollama_store_is_imported_with_its_blobs(tmp_path: Path) -> None:
     said = run("ollama", store(tmp_path))
     assert said.exit_code == 0
     out = tmp_path / "out.yaml"
@@ -166,14 +166,14 @@ def test_ollama_s_folder_is_read_with_the_files_that_it_keeps(tmp_path: Path) ->
     assert list(load_files([out]).models[0].names()) == ["tiny", "tiny:latest"]
 
 
-def test_a_modelfile_on_top_of_a_model_of_the_folder_has_its_file(tmp_path: Path) -> None:
+def test_modelfile_based_on_a_stored_model_uses_its_file(tmp_path: Path) -> None:
     (tmp_path / "mario.Modelfile").write_text("FROM tiny\nPARAMETER num_ctx 64")
     said = run("ollama", store(tmp_path), tmp_path / "mario.Modelfile")
     tiny, mario = parse_documents([("out", said.stdout)]).models
     assert (mario.name, mario.spec.artifact) == ("mario", tiny.spec.artifact)
 
 
-def test_a_blob_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_missing_ollama_blob_error_names_the_file(tmp_path: Path) -> None:
     folder = store(tmp_path)
     (folder / "models" / "blobs" / "sha256-bb").unlink()
     said = run("ollama", folder)

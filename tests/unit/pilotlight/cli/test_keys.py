@@ -18,7 +18,7 @@ from pilotlight.models import documents
 from pilotlight.models.documents import KEYS_FILE
 
 
-def test_a_key_is_long_random_and_its_entry_is_its_hash() -> None:
+def test_new_key_is_random_and_its_entry_holds_the_hash() -> None:
     made = {keys.generate_key("tenant", "ci")[0] for _ in range(50)}
     assert len(made) == 50
     assert all(key.startswith("pl-") and len(key) >= 46 for key in made)
@@ -28,7 +28,7 @@ def test_a_key_is_long_random_and_its_entry_is_its_hash() -> None:
     assert (entry.created_at or "").endswith("Z")
 
 
-def test_the_line_to_paste_is_a_key_of_a_document() -> None:
+def test_printed_key_line_is_valid_in_a_tenant_document() -> None:
     _, entry = keys.generate_key("tenant", "ci")
     text = "apiVersion: pilotlight.dev/v1alpha1\nkind: Tenant\nmetadata: {name: acme}\nspec:\n  keys:\n  "
     (tenant,) = parse_documents([("x", text + keys.entry_yaml(entry) + "\n")]).tenants
@@ -76,7 +76,7 @@ def test_keys_that_two_processes_store_at_once_are_all_kept(tmp_path: Path) -> N
     assert sorted(key.name for key in tenant.spec.keys) == sorted(f"{who}{n}" for who in "ab" for n in range(8))
 
 
-def test_a_lock_that_is_never_given_back_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_held_key_lock_times_out_with_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keys, "LOCK_S_MAX", 0.05)
     with (tmp_path / keys.LOCK_FILE).open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
@@ -85,20 +85,20 @@ def test_a_lock_that_is_never_given_back_is_one_line(tmp_path: Path, monkeypatch
     keys.store_key(tmp_path, "acme", keys.generate_key("tenant", "x")[1])
 
 
-def test_a_file_that_is_not_ours_is_left_as_it_is(tmp_path: Path) -> None:
+def test_foreign_keys_file_is_left_unchanged(tmp_path: Path) -> None:
     (tmp_path / KEYS_FILE).write_text("- 1\n")
     with pytest.raises(click.UsageError, match=r"keys\.yaml"):
         keys.store_key(tmp_path, "acme", keys.generate_key("tenant", "x")[1])
     assert (tmp_path / KEYS_FILE).read_text() == "- 1\n"
 
 
-def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+def test_unwritable_state_directory_is_a_one_line_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(click.ClickException, match=r"cannot be written: "):
         keys.store_key(tmp_path / "file" / "state", "acme", keys.generate_key("tenant", "x")[1])
 
 
-def test_too_many_keys_for_one_file_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_over_the_file_limit_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keys, "KEYS_MAX", 1)
     keys.store_key(tmp_path, "acme", keys.generate_key("tenant", "x")[1])
     with pytest.raises(click.ClickException, match="move them into Tenant documents"):
@@ -106,12 +106,12 @@ def test_too_many_keys_for_one_file_are_refused(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("name", ["", "a b", "-x", "x" * 300])
-def test_what_cannot_name_a_tenant_is_refused_before_a_key_is_made(name: str) -> None:
+def test_invalid_tenant_name_is_rejected(name: str) -> None:
     with pytest.raises(click.UsageError, match="--tenant: expected"):
         keys.check_tenant_name(name)
 
 
-def test_who_reads_a_state_directory_is_known_while_it_lives(tmp_path: Path) -> None:
+def test_serving_pid_is_reported_only_while_the_process_lives(tmp_path: Path) -> None:
     assert documents.serving_pid(tmp_path) == ""
     (tmp_path / "lock").write_text("1\n")
     assert documents.serving_pid(tmp_path) == "1"

@@ -63,7 +63,7 @@ def test_every_help_shows_an_example_that_parses(words: tuple[str, ...]) -> None
     parsed(example)
 
 
-def test_the_commands_are_those_that_are_promised() -> None:
+def test_all_documented_commands_exist() -> None:
     assert {" ".join(words) for words in commands()} >= {
         "serve", "gateway", "autoscaler", "agent", "status", "explain model", "explain last", "key new", "doctor",
         "wake", "stop", "cordon", "uncordon", "drain",
@@ -71,7 +71,7 @@ def test_the_commands_are_those_that_are_promised() -> None:
     }  # fmt: skip
 
 
-def test_the_version_is_told() -> None:
+def test_version_option_prints_the_version() -> None:
     assert run("--version").output == f"pilotlight {__version__}{' (compiled)' if COMPILED else ''}\n"
 
 
@@ -102,7 +102,7 @@ def test_the_version_is_told() -> None:
         ),
     ],
 )
-def test_wrong_usage_is_one_line_and_status_2(words: tuple[str, ...], said: str) -> None:
+def test_usage_error_prints_one_line_with_exit_status_2(words: tuple[str, ...], said: str) -> None:
     result = run(*words)
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith("pilotlight: ")
@@ -111,7 +111,7 @@ def test_wrong_usage_is_one_line_and_status_2(words: tuple[str, ...], said: str)
 
 
 @pytest.mark.standard
-def test_a_port_where_nobody_listens_is_one_line_and_status_1() -> None:
+def test_closed_operations_port_prints_one_line_with_status_1() -> None:
     result = run("status", "--ops", "127.0.0.1:1")
     assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
 
@@ -126,7 +126,7 @@ def test_a_port_where_nobody_listens_is_one_line_and_status_1() -> None:
         ("{engine: vllm, artifact: 'hf://a/b', sleep: auto}", "spec.sleep: "),
     ],
 )
-def test_a_wrong_document_is_one_line_with_file_key_and_what_was_expected(tmp_path: Path, spec: str, said: str) -> None:
+def test_invalid_document_error_names_file_key_and_expectation(tmp_path: Path, spec: str, said: str) -> None:
     path = tmp_path / "d.yaml"
     path.write_text(f"apiVersion: pilotlight.dev/v1alpha1\nkind: Model\nmetadata: {{name: m}}\nspec: {spec}\n")
     result = run("serve", "-c", path, "--state", tmp_path)
@@ -135,7 +135,7 @@ def test_a_wrong_document_is_one_line_with_file_key_and_what_was_expected(tmp_pa
     assert said in result.stderr
 
 
-def test_what_anybody_could_call_is_refused_with_both_ways_out(tmp_path: Path) -> None:
+def test_public_listener_without_auth_is_rejected_with_both_fixes(tmp_path: Path) -> None:
     tiny_gguf.make_model(tmp_path / "ada.gguf", "one two")
     result = run("serve", tmp_path / "ada.gguf", "--listen", ":0", "--state", tmp_path)
     assert result.exit_code == 2
@@ -144,7 +144,7 @@ def test_what_anybody_could_call_is_refused_with_both_ways_out(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("ops", [":0", "10.0.0.1:8081", "[::]:8081", "ops.example:8081"])
-def test_an_operations_port_that_others_could_reach_is_refused_with_the_ways_out(tmp_path: Path, ops: str) -> None:
+def test_public_operations_port_is_rejected_with_alternatives(tmp_path: Path, ops: str) -> None:
     tiny_gguf.make_model(tmp_path / "ada.gguf", "one two")
     result = run("serve", tmp_path / "ada.gguf", "--ops", ops, "--state", tmp_path)
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
@@ -152,13 +152,13 @@ def test_an_operations_port_that_others_could_reach_is_refused_with_the_ways_out
         assert way in result.stderr
 
 
-def test_a_state_directory_too_deep_for_a_socket_is_refused(tmp_path: Path) -> None:
+def test_state_path_too_long_for_a_socket_is_rejected(tmp_path: Path) -> None:
     tiny_gguf.make_model(tmp_path / "ada.gguf", "one two")
     result = run("serve", tmp_path / "ada.gguf", "--state", tmp_path / ("d" * 100))
     assert (result.exit_code, "too long for a Unix socket" in result.stderr) == (2, True)
 
 
-def test_the_printed_config_gives_the_same_documents_again(tmp_path: Path) -> None:
+def test_printed_config_reproduces_the_same_documents(tmp_path: Path) -> None:
     tiny_gguf.make_model(tmp_path / "ada.gguf", "one two", context_tokens=256)
     config = tmp_path / "c.yaml"
     config.write_text(
@@ -175,7 +175,7 @@ def test_the_printed_config_gives_the_same_documents_again(tmp_path: Path) -> No
     assert again.stdout == first.stdout
 
 
-def test_the_environment_overrides_settings_and_a_typo_in_it_is_an_error(
+def test_environment_overrides_settings_and_unknown_variable_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tiny_gguf.make_model(tmp_path / "ada.gguf", "one two")
@@ -198,7 +198,7 @@ def test_a_new_key_is_printed_once_and_only_its_hash_is_stored(tmp_path: Path) -
     assert tenant.spec.keys[0].sha256 == hashlib.sha256(key.encode()).hexdigest()
 
 
-def test_a_new_key_without_state_prints_what_to_paste(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_key_without_state_prints_the_line_to_paste(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     result = run("key", "new", "--tenant", "acme")
     assert "paste into Tenant acme:" in result.stdout
@@ -206,7 +206,7 @@ def test_a_new_key_without_state_prints_what_to_paste(tmp_path: Path, monkeypatc
     assert list(tmp_path.iterdir()) == []
 
 
-def test_packages_that_are_not_ours_end_the_start_in_one_line(
+def test_foreign_package_with_a_product_name_ends_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert __main__.find_foreign_package() is None

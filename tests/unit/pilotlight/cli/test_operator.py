@@ -66,7 +66,7 @@ def run(*words: str) -> Result:
         (("drain", "same", "--kind", "node", "--no-wait", "--force"), "nodes/same/drain", True),
     ],
 )
-def test_each_command_posts_one_order(port: Port, words: tuple[str, ...], path: str, force: bool) -> None:
+def test_each_operator_command_posts_one_request(port: Port, words: tuple[str, ...], path: str, force: bool) -> None:
     done = run(*words)
     assert (done.exit_code, done.output) == (0, "so it will be\n")
     assert port.sent == [(f"/api/v1/{path}", {"force": force}, None)]
@@ -81,21 +81,21 @@ def test_each_command_posts_one_order(port: Port, words: tuple[str, ...], path: 
         (("wake",), 2, "Missing argument 'MODEL'"),
     ],
 )
-def test_an_error_is_one_line(port: Port, words: tuple[str, ...], status: int, said: str) -> None:
+def test_operator_error_is_one_line(port: Port, words: tuple[str, ...], status: int, said: str) -> None:
     done = run(*words)
     assert (done.exit_code, port.sent) == (status, [])
     assert done.output.startswith(f"pilotlight: {said}")
     assert done.output.count("\n") == 1
 
 
-def test_a_key_is_taken_from_the_environment_and_never_shown(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operator_key_is_read_from_the_environment_and_hidden(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPS_KEY", "pl-secret")
     done = run("wake", "a", "--key-env", "OPS_KEY")
     assert port.sent[0][2] == "pl-secret"
     assert "pl-secret" not in done.output
 
 
-def test_a_drain_waits_until_it_is_empty_and_says_each_change(port: Port) -> None:
+def test_drain_waits_until_empty_and_prints_each_change(port: Port) -> None:
     port.held = [2, 2, 2, 1, 0]
     done = run("drain", "gpu0")
     assert done.output.splitlines() == [
@@ -106,7 +106,7 @@ def test_a_drain_waits_until_it_is_empty_and_says_each_change(port: Port) -> Non
     ]
 
 
-def test_a_drain_as_json_says_at_the_end_whether_it_is_empty(port: Port) -> None:
+def test_drain_json_output_reports_whether_the_device_is_empty(port: Port) -> None:
     port.held = [1, 1, 0]
     assert json.loads(run("drain", "gpu0", "--output", "json").output) == {
         "verb": "wake", "kind": "model", "name": "a", "says": "so it will be", "replicas": [], "empty": True,

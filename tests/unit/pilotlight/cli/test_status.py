@@ -67,7 +67,7 @@ def port(**paths: tuple[int, bytes]) -> Iterator[str]:
 STATUS = (200, msgspec.json.encode(ROWS))
 
 
-def test_every_column_is_filled_from_a_row_of_the_api() -> None:
+def test_status_columns_are_filled_from_api_rows() -> None:
     assert [show.format_cell(ROWS[0], column) for column in show.COLUMNS] == [
         "ada", "ready", "2 ready, 1 draining", "3", "4", "gpu0, gpu1", "2 min", "last used 2 s ago, idle window 60 s",
     ]  # fmt: skip
@@ -88,11 +88,11 @@ def test_every_column_is_filled_from_a_row_of_the_api() -> None:
     ("seconds", "text"),
     [(0.2, "0 s"), (59.9, "59 s"), (60, "1 min"), (3599, "59 min"), (7200, "2 h"), (200_000, "2 d")],
 )
-def test_times_are_told_in_their_unit(seconds: float, text: str) -> None:
+def test_age_is_formatted_in_its_largest_unit(seconds: float, text: str) -> None:
     assert show.format_age(seconds) == text
 
 
-def test_status_is_one_line_for_each_model_where_no_terminal_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_prints_one_line_per_model_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     with port(status=STATUS) as url:
         show.print_status(url, None, watch=False, output="text")
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
@@ -101,7 +101,7 @@ def test_status_is_one_line_for_each_model_where_no_terminal_is(capsys: pytest.C
     assert lines[1].endswith("last used 2 s ago, idle window 60 s")
 
 
-def test_status_lists_what_is_off_in_this_mode(capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_lists_disabled_features_and_degradation(capsys: pytest.CaptureFixture[str]) -> None:
     off = (200, b'{"sentences": ["nodes are not read", "agents"], "degraded": "plan: KeyError: 7"}')
     with port(status=STATUS, off=off) as url:
         show.print_status(url, None, watch=False, output="text")
@@ -122,7 +122,7 @@ def test_status_shows_a_failed_reload(capsys: pytest.CaptureFixture[str]) -> Non
         assert told.endswith("the last valid documents stay in force")
 
 
-def test_status_of_one_model_and_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_of_one_model_prints_json_and_unknown_model_fails(capsys: pytest.CaptureFixture[str]) -> None:
     nobody = (404, b'{"error":"no such model; there are: ada, bob"}')
     with port(status=STATUS, **{"models/eve": nobody}) as url:
         show.print_status(url, "bob", watch=False, output="json")
@@ -132,7 +132,9 @@ def test_status_of_one_model_and_as_json(capsys: pytest.CaptureFixture[str]) -> 
             show.print_status(url, "eve", watch=False, output="text")
 
 
-def test_a_watch_ends_quietly_with_ctrl_c(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_watch_ends_without_error_on_interrupt(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     looks: list[float] = []
 
     def sleep(seconds: float) -> None:
@@ -147,7 +149,7 @@ def test_a_watch_ends_quietly_with_ctrl_c(monkeypatch: pytest.MonkeyPatch, capsy
     assert "ada" in capsys.readouterr().out
 
 
-def test_status_of_a_model_by_its_alias(capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_finds_a_model_by_its_alias(capsys: pytest.CaptureFixture[str]) -> None:
     with port(status=STATUS, **{"models/al-bob": (200, msgspec.json.encode(BOB_VIEW))}) as url:
         show.print_status(url, "al-bob", watch=False, output="json")
         assert [row["model"] for row in json.loads(capsys.readouterr().out)] == ["bob"]
@@ -173,7 +175,7 @@ LOOKS = [[ADA, BOB], [LATER, BOB], [IDLE, BOB], [IDLE, BOB], [IDLE]]
 """Three that differ: time alone is no change."""
 
 
-def test_a_watch_that_no_terminal_shows_is_one_table_for_each_change(
+def test_text_watch_prints_one_table_per_change(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     watched(monkeypatch, LOOKS, "text")
@@ -181,7 +183,7 @@ def test_a_watch_that_no_terminal_shows_is_one_table_for_each_change(
     assert lines == [["model"], ["ada"], ["bob"], ["model"], ["ada"], ["bob"], ["model"], ["ada"]]
 
 
-def test_a_watch_as_json_is_one_object_on_a_line_for_each_change(
+def test_json_watch_prints_one_line_per_change(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     watched(monkeypatch, LOOKS, "json")
@@ -201,7 +203,7 @@ def test_an_explanation_is_printed_as_sentences(capsys: pytest.CaptureFixture[st
         assert json.loads(capsys.readouterr().out)["sentences"] == ["One.", "Two."]
 
 
-def test_that_nothing_was_decided_yet_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_last_without_decisions_prints_a_notice(capsys: pytest.CaptureFixture[str]) -> None:
     with port(**{"explain/last": (200, b'{"sentences":[]}')}) as url:
         show.print_explanation(url, "last", Sentences, "text")
         assert capsys.readouterr().out == "Nothing was decided yet.\n"
@@ -214,25 +216,25 @@ def test_that_nothing_was_decided_yet_is_said(capsys: pytest.CaptureFixture[str]
         ((404, b'{"error":{"message":"no such path on the inference port"}}'), ops_client.INFERENCE),
     ],
 )
-def test_what_the_port_says_is_wrong_is_one_clear_error(answer: tuple[int, bytes], said: str) -> None:
+def test_error_response_of_the_port_is_shown_as_one_error(answer: tuple[int, bytes], said: str) -> None:
     with port(status=answer) as url, pytest.raises(click.ClickException) as caught:
         show.print_status(url, None, watch=False, output="text")
     assert caught.value.message.startswith(said)
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "127.0.0.1:1"])
-def test_nobody_there_is_one_clear_error(url: str) -> None:
+def test_unreachable_port_error_names_the_fix(url: str) -> None:
     with pytest.raises(click.ClickException, match="start `pilotlight serve`, or correct --ops"):
         ops_client.fetch(url, "/api/v1/status", object)
 
 
-def test_a_proxy_of_the_environment_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proxy_variables_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     with port(status=STATUS) as url:
         assert len(ops_client.fetch(url, "/api/v1/status", tuple[Row, ...])) == 2
 
 
-def test_no_color_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_color_variable_disables_colors(monkeypatch: pytest.MonkeyPatch) -> None:
     def shown() -> str:
         console = Console(width=120)
         with console.capture() as capture:

@@ -79,19 +79,19 @@ CRO = "    cro: {model: A100}"
         (CRO, f"composable resources (CRO): {CRO_KINDS} of cro.hpsys.ibm.ie.com/v1alpha1 are not served"),
     ],
 )
-def test_definitions_that_are_not_there_are_named(entry: str, says: str) -> None:
+def test_missing_provider_crds_are_a_blocker(entry: str, says: str) -> None:
     one = found(cluster(), settings(entry))
     assert (one.grade, one.says) == ("blocker", says)
     assert one.fix.startswith("install it with its definitions, or leave out `capacity[].")
 
 
-def test_of_a_group_without_the_very_kind_that_is_said() -> None:
+def test_missing_kind_in_a_served_api_group_is_reported() -> None:
     played = cluster("provisioningRequest")
     played.objects["/apis/autoscaling.x-k8s.io/v1"] = {"resources": [{"name": "capacitybuffers"}]}
     assert found(played, settings(DWS % "x.example")).says.startswith("ProvisioningRequest: provisioningrequests of")
 
 
-def test_a_node_pool_is_there_ready_and_its_nodes_are_described() -> None:
+def test_missing_unready_or_undescribed_node_pool_is_reported() -> None:
     played, path = cluster("karpenter"), "/apis/karpenter.sh/v1/nodepools/g4-nodepool"
     missing = found(played, settings(KARPENTER))
     assert (missing.grade, missing.says) == ("blocker", "there is no NodePool g4-nodepool: Settings `capacity` name it")
@@ -103,7 +103,7 @@ def test_a_node_pool_is_there_ready_and_its_nodes_are_described() -> None:
     assert found(played, settings(KARPENTER)).says == "NodePool g4-nodepool is not ready: no NodeClass"
 
 
-def test_a_node_pool_that_could_add_nodes_is_fine() -> None:
+def test_node_pool_that_can_add_nodes_passes() -> None:
     played = cluster("karpenter")
     pool = node_pool()
     pool["spec"]["template"].setdefault("metadata", {}).setdefault("labels", {})["example.com/group"] = "g4"
@@ -112,7 +112,7 @@ def test_a_node_pool_that_could_add_nodes_is_fine() -> None:
     assert (one.grade, one.says[:12]) == ("ok", "it offers g4")
 
 
-def test_a_local_queue_is_there_and_takes_somebody() -> None:
+def test_missing_or_stopped_local_queue_is_a_blocker() -> None:
     played, path = cluster("kueue"), f"/apis/{NEWEST}/namespaces/engines/localqueues/gpus"
     missing = found(played, settings(QUEUE))
     assert (missing.grade, missing.says) == ("blocker", "there is no LocalQueue gpus in namespace engines")
@@ -124,7 +124,7 @@ def test_a_local_queue_is_there_and_takes_somebody() -> None:
     assert found(played, settings(QUEUE)).grade == "ok"
 
 
-def test_a_node_group_needs_its_priority_class_and_to_be_described() -> None:
+def test_node_group_requires_priority_class_and_settings_entry() -> None:
     played = cluster()
     missing = found(played, settings(GROUP))
     assert missing.says == "there is no PriorityClass pilotlight-placeholder: no pod could wait for a node"
@@ -136,7 +136,7 @@ def test_a_node_group_needs_its_priority_class_and_to_be_described() -> None:
     assert "add its nodeLabels to Settings `nodes`" in found(played, settings(GROUP, "nodes: []")).says
 
 
-def test_a_provisioning_class_that_nobody_is_known_to_serve_is_said() -> None:
+def test_unknown_provisioning_class_is_a_warning() -> None:
     played = cluster("provisioningRequest")
     known = found(played, settings(DWS % "queued-provisioning.gke.io"))
     assert known.grade == "ok"
@@ -154,9 +154,7 @@ def test_a_provisioning_class_that_nobody_is_known_to_serve_is_said() -> None:
         ("kueue", QUEUE, "add one with its nodes' `selector` and `device`"),
     ],
 )
-def test_a_queue_of_which_nobody_says_what_it_brings_is_no_queue_that_others_have(
-    kind: str, entry: str, fix: str
-) -> None:
+def test_queue_without_node_description_in_settings_is_a_blocker(kind: str, entry: str, fix: str) -> None:
     played = cluster(kind)
     played.objects[f"/apis/{NEWEST}/namespaces/engines/localqueues/gpus"] = {"metadata": {"name": "gpus"}, "spec": {}}
     assert found(played, settings(entry)).grade == "ok"
@@ -167,7 +165,7 @@ def test_a_queue_of_which_nobody_says_what_it_brings_is_no_queue_that_others_hav
         assert one.says.endswith(fix)
 
 
-def test_of_a_fabric_behind_an_operator_it_is_said_which_nodes_may_have_more() -> None:
+def test_cro_check_lists_nodes_that_can_attach_more_devices() -> None:
     played = cluster("cro")
     played.objects["/api/v1/nodes/w1"] = node("w1", "g4")
     assert found(played, settings(CRO)).says == "no node that is ready says by an annotation how many GPUs it can have"
@@ -177,7 +175,7 @@ def test_of_a_fabric_behind_an_operator_it_is_said_which_nodes_may_have_more() -
     assert found(played, settings(CRO.replace("A100", "A100-PCIE-40GB"), more)) == one, "its name says how much it has"
 
 
-def test_of_a_model_of_a_fabric_whose_memory_nobody_says_that_is_said() -> None:
+def test_unknown_memory_of_a_cro_gpu_model_is_a_warning() -> None:
     played = cluster("cro")
     played.objects["/api/v1/nodes/w1"] = node("w1", "g4")
     one = found(played, settings(CRO, NODES.replace("    device:", "    devicesMax: 4\n    device:")))
@@ -192,7 +190,7 @@ def node(name: str, group: str) -> Object:
     return {"metadata": {"name": name, "labels": labels}, "spec": {}, "status": {"conditions": conditions}}
 
 
-def test_what_may_not_be_read_is_no_blocker() -> None:
+def test_forbidden_api_read_is_a_warning() -> None:
     played = cluster("kueue")
     played.refused["GET"] = AnswerError(403, "Forbidden", "User x cannot get")
     one = found(played, settings(QUEUE))
@@ -236,7 +234,7 @@ def redfish(
 
 
 @pytest.mark.standard
-def test_a_service_that_lets_us_in_is_fine_by_a_secret_of_the_api_server_or_a_mounted_one(tmp_path: Path) -> None:
+def test_redfish_login_accepts_secret_from_api_server_or_mount(tmp_path: Path) -> None:
     one, _ = redfish(secret(**{"username": USER, "password": PASSWORD, "ca.crt": authority()}))
     says = "the service lets in the user of Secret fabric of namespace home; it has 3 GPUs and 1 of our nodes"
     assert (one.grade, one.says) == ("ok", says)
@@ -247,7 +245,7 @@ def test_a_service_that_lets_us_in_is_fine_by_a_secret_of_the_api_server_or_a_mo
 
 
 @pytest.mark.standard
-def test_a_secret_that_is_not_there_or_lacks_keys_is_named() -> None:
+def test_missing_or_incomplete_redfish_secret_is_a_blocker() -> None:
     for data in (None, secret(**{"username": USER, "ca.crt": authority()})):
         one, fabric = redfish(data)
         assert (one.grade, one.says) == ("blocker", "Secret fabric is not there, or has no username and password")
@@ -256,7 +254,7 @@ def test_a_secret_that_is_not_there_or_lacks_keys_is_named() -> None:
 
 
 @pytest.mark.standard
-def test_a_password_that_is_not_taken_is_a_blocker() -> None:
+def test_rejected_redfish_password_is_a_blocker() -> None:
     one, _ = redfish(secret(**{"username": USER, "password": "another", "ca.crt": authority()}))
     assert one.grade == "blocker"
     assert one.says.startswith("the service does not let it in: the fabric answers 401")
@@ -264,7 +262,7 @@ def test_a_password_that_is_not_taken_is_a_blocker() -> None:
 
 
 @pytest.mark.standard
-def test_an_authority_that_is_not_the_services_and_one_that_is_none() -> None:
+def test_wrong_or_invalid_redfish_ca_is_reported() -> None:
     other = certificates.pem("somebody else")
     one, _ = redfish(secret(**{"username": USER, "password": PASSWORD, "ca.crt": other}))
     assert one.says == "the service gives no answer from here (ClientConnectorCertificateError)"
@@ -278,14 +276,14 @@ def test_an_authority_that_is_not_the_services_and_one_that_is_none() -> None:
 
 
 @pytest.mark.standard
-def test_what_people_write_beside_certificates_ends_no_look() -> None:
+def test_ca_certificate_with_comments_is_accepted() -> None:
     commented = f"# Autorité de la salle\n{authority()}"
     one, _ = redfish(secret(**{"username": USER, "password": PASSWORD, "ca.crt": commented}))
     assert one.grade == "ok"
 
 
 @pytest.mark.standard
-def test_a_service_that_is_away_and_one_that_composes_nothing() -> None:
+def test_unreachable_redfish_warns_and_missing_composition_blocks() -> None:
     good = secret(**{"username": USER, "password": PASSWORD, "ca.crt": authority()})
     away, _ = redfish(good, url="https://127.0.0.1:1")
     assert (away.grade, away.says) == ("warning", "the service gives no answer from here (ClientConnectorError)")
@@ -295,7 +293,7 @@ def test_a_service_that_is_away_and_one_that_composes_nothing() -> None:
 
 
 @pytest.mark.standard
-def test_a_system_that_the_service_does_not_have_is_named_by_its_node() -> None:
+def test_unknown_redfish_system_is_reported_by_node_name() -> None:
     one, _ = redfish(secret(**{"username": USER, "password": PASSWORD, "ca.crt": authority()}), systems=("1", "7"))
     assert (one.grade, one.says) == ("blocker", "the service has no such system for w7")
     assert "capacity[].redfish.systems" in one.fix

@@ -36,7 +36,7 @@ def grades(findings: list[Finding]) -> dict[str, str]:
 # --- one machine ----------------------------------------------------------------------------------------------------
 
 
-def test_gpus_are_told_and_a_driver_without_them_is_noticed(tmp_path: Path) -> None:
+def test_driver_check_lists_gpus_and_reports_driver_faults(tmp_path: Path) -> None:
     nvml = FakeNvml()
     assert machine.check_driver(lambda: nvml, NONE).says == "2 GPUs: NVIDIA H200 140Gi, NVIDIA H200 140Gi"
     nvml.found = (NvmlGpu("GPU-a", "H200", 1, healthy=False),)
@@ -52,7 +52,7 @@ def test_gpus_are_told_and_a_driver_without_them_is_noticed(tmp_path: Path) -> N
     assert "version mismatch" in machine.check_driver(fails, NONE).says
 
 
-def test_a_machine_without_an_engine_is_blocked() -> None:
+def test_missing_engine_is_a_blocker() -> None:
     assert machine.check_engines({"vllm": "/usr/bin/vllm"}) == Finding("engines", "ok", "vllm")
     none = machine.check_engines({})
     assert (none.grade, "pilotlight[llama]" in none.fix) == ("blocker", True)
@@ -67,20 +67,18 @@ def test_a_machine_without_an_engine_is_blocked() -> None:
         ({}, True, "ok"),
     ],
 )
-def test_a_wheel_that_computes_on_the_cpu_is_told_where_there_are_gpus(
-    found: dict[str, str], cpu_only: bool, grade: str
-) -> None:
+def test_cpu_only_llama_wheel_on_gpu_machine_is_a_warning(found: dict[str, str], cpu_only: bool, grade: str) -> None:
     assert machine.check_llama_on_gpu(found, lambda _: cpu_only).grade == grade
 
 
-def test_few_open_files_are_told() -> None:
+def test_low_open_file_limit_is_a_warning() -> None:
     assert machine.check_open_files(4096).grade == "warning"
     assert machine.check_open_files(resource.RLIM_INFINITY).says == "no limit"
     assert machine.check_open_files(1 << 20).says == "1,048,576"
 
 
 @pytest.mark.standard
-def test_a_port_is_free_taken_or_ours() -> None:
+def test_taken_port_is_a_blocker_unless_held_by_own_process() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen(1)
@@ -91,7 +89,7 @@ def test_a_port_is_free_taken_or_ours() -> None:
     assert machine.check_port("inference port", "--listen", address, "").grade == "ok"
 
 
-def test_the_state_directory_is_there_can_be_made_or_is_in_the_way(tmp_path: Path) -> None:
+def test_state_directory_check_reports_unusable_paths(tmp_path: Path) -> None:
     assert machine.check_state_directory(tmp_path / "a" / "b").says.endswith("will be made")
     assert not (tmp_path / "a").exists(), "nothing was made"
     (tmp_path / "file").touch()
@@ -104,7 +102,7 @@ def test_the_state_directory_is_there_can_be_made_or_is_in_the_way(tmp_path: Pat
 
 
 @pytest.mark.parametrize(("platform", "grade"), [("linux", "ok"), ("darwin", "info"), ("win32", "blocker")])
-def test_the_system(platform: str, grade: str) -> None:
+def test_system_grade_depends_on_platform(platform: str, grade: str) -> None:
     assert machine.check_system(platform).grade == grade
 
 
@@ -123,20 +121,20 @@ def node(name: str = "n1", gpus: int = 1, *, taints: tuple[str, ...] = (), **lab
 TOLD: dict[str, Any] = {"gpu_product": "H100", "gpu_memory": "81559"}
 
 
-def test_a_cluster_without_gpus_is_told_how_to_get_them() -> None:
+def test_cluster_without_gpus_is_a_warning() -> None:
     (only,) = nodes.check_gpu_nodes([node(gpus=0)], dra=False)
     assert (only.grade, only.says) == ("warning", "none of 1 node offers nvidia.com/gpu")
     (with_dra,) = nodes.check_gpu_nodes([], dra=True)
     assert "DRA is there" in with_dra.says
 
 
-def test_labelled_whole_gpus_are_all_fine() -> None:
+def test_labelled_whole_gpus_pass_all_checks() -> None:
     found = nodes.check_gpu_nodes([node(gpus=8, taints=("nvidia.com/gpu",), **TOLD), node("cpu", 0)], dra=False)
     assert set(grades(found).values()) == {"ok"}
     assert found[0].says == "8 on 1 node"
 
 
-def test_labels_taints_sharing_and_mps_are_each_one_line_with_a_fix() -> None:
+def test_labels_taints_sharing_and_mps_are_separate_findings() -> None:
     shared = node("n2", 4, taints=("dedicated", "node.kubernetes.io/unschedulable"), gpu_replicas="4", **TOLD)
     by_mps = node("n3", 10, gpu_sharing_strategy="mps", gpu_replicas="10", **TOLD)
     found = {one.check: one for one in nodes.check_gpu_nodes([node("n1"), shared, by_mps], dra=False)}
@@ -147,7 +145,7 @@ def test_labels_taints_sharing_and_mps_are_each_one_line_with_a_fix() -> None:
     assert found["MPS daemon"].says.endswith("on n3")
 
 
-def test_nodes_whose_labels_do_not_tell_how_gpus_are_shared_are_named() -> None:
+def test_unknown_gpu_sharing_of_a_node_is_a_warning() -> None:
     hidden = node("n2", 4, gpu_count="1", **TOLD)
     found = {one.check: one for one in nodes.check_gpu_nodes([node("n1", **TOLD), hidden], dra=False)}
     assert found["sharing"].grade == "warning"
@@ -163,7 +161,7 @@ def policy(told: object = None, strategy: str = "mixed") -> dict[str, Any]:
     return {"metadata": {"name": "cluster-policy"}, "spec": spec}
 
 
-def test_a_policy_that_names_our_config_map_is_fine() -> None:
+def test_cluster_policy_with_expected_config_map_passes() -> None:
     (only,) = gpu_operator.check_cluster_policies([policy()], "ours")
     assert (only.grade, only.says) == ("ok", "the ClusterPolicy names ConfigMap ours, with strategy mixed")
 
@@ -178,16 +176,14 @@ def test_a_policy_that_names_our_config_map_is_fine() -> None:
         ([policy({"config": {"name": "ours"}, "enabled": False})], "has mig-manager off", '"enabled":true'),
     ],
 )  # fmt: skip
-def test_what_keeps_mig_manager_from_our_config_map_is_told_with_its_fix(
-    found: list[dict[str, Any]], says: str, fix: str
-) -> None:
+def test_mig_manager_misconfiguration_is_a_warning_with_fix(found: list[dict[str, Any]], says: str, fix: str) -> None:
     (only,) = gpu_operator.check_cluster_policies(found, "ours")
     assert only.grade == "warning"
     assert says in only.says
     assert fix in only.fix
 
 
-async def test_the_policy_is_looked_at_only_where_nodes_are_cut() -> None:
+async def test_cluster_policy_is_read_only_with_repartitioning_enabled() -> None:
     class Paper(Api):
         asked: ClassVar[list[str]] = []
 
@@ -222,7 +218,7 @@ class Leases(Api):
         yield ListPage("1", "", items, [])
 
 
-async def test_namespaces_whose_models_another_installation_serves_are_named() -> None:
+async def test_namespaces_served_by_another_installation_are_listed() -> None:
     api, scene = Leases(), cluster.Scene(engines="e", home="h", scope="cluster")
     found = await cluster.installations(api, scene)
     assert found == [
@@ -259,7 +255,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.standard
 @pytest.mark.usefixtures("short")
-def test_a_blocker_is_exit_status_1_and_its_fix_is_shown(tmp_path: Path) -> None:
+def test_blocker_exits_with_status_1_and_shows_the_fix(tmp_path: Path) -> None:
     assert run(tmp_path)[0] == 0
     StateDirectory.open(tmp_path).close()
     (tmp_path / "version").write_text("99")
@@ -272,19 +268,19 @@ def test_a_blocker_is_exit_status_1_and_its_fix_is_shown(tmp_path: Path) -> None
 
 @pytest.mark.standard
 @pytest.mark.usefixtures("short")
-def test_programs_get_json(tmp_path: Path) -> None:
+def test_json_output_lists_findings(tmp_path: Path) -> None:
     status, shown = run(tmp_path, "--output", "json")
     rows = json.loads(shown)
     assert status == 0
     assert {"check": "system", "grade": "ok", "says": "Linux", "fix": ""} in rows
 
 
-def test_an_account_is_named_with_its_namespace(tmp_path: Path) -> None:
+def test_account_without_namespace_is_a_usage_error(tmp_path: Path) -> None:
     status, shown = run(tmp_path, "--driver", "kubernetes", "--account", "x")
     assert (status, shown) == (2, "pilotlight: --account: expected NAMESPACE:NAME of a service account\n")
 
 
-def test_a_kubeconfig_that_is_not_there_is_a_blocker(tmp_path: Path) -> None:
+def test_missing_kubeconfig_is_a_blocker(tmp_path: Path) -> None:
     status, shown = run(tmp_path, "--driver", "kubernetes", "--kubeconfig", str(tmp_path / "none"))
     assert (status, shown.startswith("blocker  API server")) == (1, True)
     assert f"there is no kubeconfig at {tmp_path / 'none'}\n" in shown
@@ -293,7 +289,7 @@ def test_a_kubeconfig_that_is_not_there_is_a_blocker(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("told", "where"), [("", "~/.kube/config"), ("/secret/a:/secret/b", "any path of $KUBECONFIG")]
 )
-def test_without_any_kubeconfig_one_line_says_so_and_the_client_says_nothing(
+def test_no_default_kubeconfig_prints_one_blocker_and_logs_nothing(
     told: str, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
@@ -306,7 +302,9 @@ def test_without_any_kubeconfig_one_line_says_so_and_the_client_says_nothing(
     assert not caplog.records
 
 
-def test_without_the_extra_the_fix_is_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_kubernetes_extra_suggests_installing_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "kubernetes.aio", None)
     _, shown = run(tmp_path, "--driver", "kubernetes")
     assert "the extra `kubernetes` is not installed" in shown
@@ -316,7 +314,7 @@ def test_without_the_extra_the_fix_is_to_install_it(tmp_path: Path, monkeypatch:
 # --- rights ---------------------------------------------------------------------------------------------------------
 
 
-def test_with_scope_namespace_no_right_is_needed_in_the_whole_cluster() -> None:
+def test_namespace_scope_requires_no_cluster_wide_rights() -> None:
     assert {one.where for one in list_required_rights("namespace")} == {"engines", "home"}
     assert {one.where for one in list_required_rights("cluster")} == {"cluster", "engines", "home"}
     assert {one.where for one in list_required_rights("cluster", ("team-a",), cordons=True)} - {"adopted"} == {
@@ -328,7 +326,7 @@ def test_with_scope_namespace_no_right_is_needed_in_the_whole_cluster() -> None:
         assert not [one for one in list_required_rights("cluster") if one.resource == changes and "patch" in one.verbs]
 
 
-def test_no_right_stands_in_the_list_twice() -> None:
+def test_required_rights_have_no_duplicates() -> None:
     named = [
         (one.group, one.resource, verb, one.where, one.name)
         for one in list_required_rights("cluster")
@@ -354,15 +352,13 @@ CAPACITY = "capacity: [{name: rack, cro: {model: A100}, headroom: 2}]\n"
     ],
     ids=["a document", "without its head", "values of the chart"],
 )  # fmt: skip
-def test_settings_are_read_as_people_have_them(tmp_path: Path, text: str) -> None:
+def test_settings_load_from_document_bare_mapping_or_chart_values(tmp_path: Path, text: str) -> None:
     (file := tmp_path / "settings.yaml").write_text(text)
     (one,) = load_settings(file).capacity
     assert (one.name, one.headroom) == ("rack", 2)
 
 
-def test_where_settings_publish_what_a_fabric_has_the_rights_to_that_are_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_publish_setting_adds_publish_to_the_checked_rights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scenes = list[cluster.Scene]()
 
     async def seen(_: Api, scene: cluster.Scene) -> list[Finding]:
@@ -383,14 +379,14 @@ def test_where_settings_publish_what_a_fabric_has_the_rights_to_that_are_asked_f
     ("text", "says"),
     [("capacty: []", "capacty: unknown key"), ("settings: 3", "kind"), ("a: [", "line 1")],
 )
-def test_what_is_no_settings_is_named(tmp_path: Path, text: str, says: str) -> None:
+def test_invalid_settings_file_is_a_usage_error(tmp_path: Path, text: str, says: str) -> None:
     (file := tmp_path / "settings.yaml").write_text(text)
     with pytest.raises(click.UsageError, match=says):
         load_settings(file)
 
 
 @pytest.mark.parametrize("words", [["--settings", "values.yaml"], ["--capacity", "cro"], ["--account", "a:b"]])
-def test_of_one_machine_nothing_is_left_unlooked_at(words: list[str], tmp_path: Path) -> None:
+def test_cluster_options_without_kubernetes_driver_are_rejected(words: list[str], tmp_path: Path) -> None:
     (tmp_path / "values.yaml").write_text(CAPACITY)
     told = [str(tmp_path / word) if word.endswith(".yaml") else word for word in words]
     done = CliRunner().invoke(cli, ["doctor", *told])

@@ -51,12 +51,12 @@ NODES = ProviderSettings(name="g4", karpenter=Karpenter(node_pool="g4-nodepool")
 GROUP = ProviderSettings(name="t4", cluster_autoscaler=ClusterAutoscaler(node_labels={"pool": "t4"}))
 
 
-def test_each_kind_that_is_in_force_can_be_made_and_no_other() -> None:
+def test_every_supported_provider_kind_has_a_factory() -> None:
     assert supplies.KINDS.keys() == set(KINDS)
 
 
 @pytest.mark.parametrize("entry", [RACK, NODES, GROUP], ids=["cro", "karpenter", "clusterAutoscaler"])
-def test_a_kind_is_made_of_its_entry(entry: ProviderSettings) -> None:
+def test_provider_is_built_from_its_settings_entry(entry: ProviderSettings) -> None:
     async def scenario() -> None:
         server = PlayedServer(lambda: 0.0)
         server.put("/apis/karpenter.sh", {"versions": [{"version": "v1"}]})
@@ -68,7 +68,7 @@ def test_a_kind_is_made_of_its_entry(entry: ProviderSettings) -> None:
 
 
 @pytest.mark.parametrize(("mode", "fits"), [("machine", False), ("namespace", False), ("cluster", True)])
-def test_a_provider_that_cannot_work_here_is_refused_with_where_it_can(mode: Mode, fits: bool) -> None:
+def test_provider_unsupported_in_this_mode_is_rejected(mode: Mode, fits: bool) -> None:
     settings = Settings(capacity=(RACK,))
     if fits:
         check_provider_modes(settings, mode)
@@ -138,7 +138,7 @@ class House:
         of.on_step(LoopStep(before, self.world, Plan(), (), (), 0.0, 0.0, 0.0))
 
 
-def test_orders_go_to_the_provider_that_the_settings_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_orders_are_sent_to_the_provider_named_in_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         house = House(monkeypatch)
         one = house.supplies()
@@ -158,7 +158,7 @@ def test_orders_go_to_the_provider_that_the_settings_name(monkeypatch: pytest.Mo
     run(scenario())
 
 
-def test_what_came_of_an_entry_that_is_taken_out_is_listed_and_given_back_and_nothing_more_is_offered_of_it(
+def test_removed_provider_releases_its_orders_and_offers_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def scenario() -> None:
@@ -192,7 +192,7 @@ def test_what_came_of_an_entry_that_is_taken_out_is_listed_and_given_back_and_no
     run(scenario())
 
 
-def test_an_entry_that_closes_offers_nothing_and_is_known_whoever_leads_next(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_provider_offers_nothing_and_lists_its_orders(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         house = House(monkeypatch)
         one = house.supplies()
@@ -212,7 +212,7 @@ def fabric_of(url: str, **systems: str) -> Redfish:
 
 
 @pytest.mark.standard
-def test_a_redfish_entry_that_is_called_otherwise_keeps_what_it_has_and_its_nodes_until_that_is_given_back() -> None:
+def test_renamed_redfish_entry_keeps_its_nodes_until_release() -> None:
     """With a real service: of each system one Provider writes the links."""
 
     async def scenario() -> None:
@@ -248,7 +248,7 @@ def test_a_redfish_entry_that_is_called_otherwise_keeps_what_it_has_and_its_node
     asyncio.run(scenario())
 
 
-def test_a_system_has_one_entry_that_writes_it_though_others_are_named_for_it() -> None:
+def test_each_fabric_system_is_written_by_one_provider_only() -> None:
     house = House(None)
     east = ProviderSettings(name="east", redfish=fabric_of("https://fabric.example", w1="1", w2="2", w3="3"))
     west = ProviderSettings(name="west", redfish=fabric_of("https://fabric.example", w1="1", w2="2"))
@@ -271,7 +271,7 @@ def test_a_system_has_one_entry_that_writes_it_though_others_are_named_for_it() 
     assert made(closes, west) == [["w1", "w3"], ["w2"]], "so it is where it closes and is named still"
 
 
-def test_claims_of_a_fabric_that_was_named_once_are_told_and_no_other_installations(
+def test_claims_of_a_removed_fabric_are_reported_but_no_foreign_claims(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def scenario() -> None:
@@ -295,7 +295,7 @@ def test_claims_of_a_fabric_that_was_named_once_are_told_and_no_other_installati
     run(scenario())
 
 
-def test_other_settings_end_what_was_made_of_the_former(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_settings_close_the_previous_provider(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         house = House(monkeypatch)
         one = house.supplies()

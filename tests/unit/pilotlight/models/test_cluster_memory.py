@@ -55,7 +55,7 @@ def of(one: Model, *said: WeightsReport, at: Sizes | None = None) -> Model:
     return found
 
 
-def test_a_model_waits_until_its_header_is_read_or_says_nothing(header: str) -> None:
+def test_model_waits_until_its_header_is_read_or_unavailable(header: str) -> None:
     assert of(model()).unread_s == T0
     assert of(model(), look()).unread_s == T0, "it was looked at as an image, without its header"
     assert of(model(), look(no_header="truncated")) == model(), "it takes whole Devices"
@@ -64,7 +64,7 @@ def test_a_model_waits_until_its_header_is_read_or_says_nothing(header: str) -> 
     assert sized.memory_bytes > 0
 
 
-def test_since_when_it_waits_stays_while_it_is_the_same_model() -> None:
+def test_wait_start_is_kept_while_the_model_is_unchanged() -> None:
     now_s = T0
     at = Sizes(lambda: now_s)
     of(model(), at=at)
@@ -82,11 +82,11 @@ def test_since_when_it_waits_stays_while_it_is_the_same_model() -> None:
         replace(model(gpu=Gpu(memory_bytes=BytesOrAuto(1 << 30))), memory_bytes=1 << 30),
     ],
 )
-def test_who_takes_what_no_header_says_waits_for_none(one: Model) -> None:
+def test_model_that_needs_no_header_does_not_wait(one: Model) -> None:
     assert of(one) == one
 
 
-def test_without_the_size_of_an_adapter_a_model_is_not_counted_as_if_it_had_none(header: str) -> None:
+def test_unknown_adapter_size_delays_the_memory_estimate(header: str) -> None:
     one = model(adapters=(Adapter(name="x", artifact=LORA),))
     assert of(one, look(header=header)).memory_bytes == 0
     assert of(one, look(header=header)).unread_s == T0
@@ -97,7 +97,7 @@ def test_without_the_size_of_an_adapter_a_model_is_not_counted_as_if_it_had_none
     assert of(elastic, look(header=header)) == elastic, "nor is its cache said to be all that it could lose"
 
 
-def test_what_was_worked_out_is_not_worked_out_again(header: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_estimates_are_cached_per_model(header: str, monkeypatch: pytest.MonkeyPatch) -> None:
     worked, at, before = list[str](), Sizes(lambda: T0), documents.fill_memory_estimate
 
     def completed(model: Model, *known: Any, gpus: bool) -> Model:
@@ -131,7 +131,7 @@ def test_a_model_that_raises_does_not_affect_the_others(header: str, monkeypatch
     assert found.models[1].memory_bytes > 0
 
 
-async def test_what_is_read_of_many_at_once_is_told_together(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_header_reads_of_many_models_are_reported_together(monkeypatch: pytest.MonkeyPatch) -> None:
     at, told, slept, go_on = Sizes(lambda: T0), list[int](), asyncio.Event(), asyncio.Event()
 
     async def sleep(_: float) -> None:
@@ -162,7 +162,7 @@ def called(one: Model, **fields: Any) -> World:
     return world([one], [device(memory_gi=24)], gateways=calls, leading_since_s=T0, **fields)
 
 
-def test_who_leads_anew_gives_no_whole_device_to_a_model_whose_header_is_being_read() -> None:
+def test_new_leader_waits_for_a_header_before_using_a_whole_device() -> None:
     at = called(replace(model(), unread_s=T0 - 600))
     made = plan(at, T0 + READ_S_MAX - 0.1)
     assert (made.actions, [one.reason for one in made.unmet]) == ((), [UNREAD])
@@ -171,7 +171,7 @@ def test_who_leads_anew_gives_no_whole_device_to_a_model_whose_header_is_being_r
     assert isinstance(start, StartReplica), "nobody reads it: it is counted with all of one"
 
 
-def test_what_could_not_be_looked_at_keeps_nobody_waiting() -> None:
+def test_failed_inspection_does_not_delay_the_start() -> None:
     lora = model(adapters=(Adapter(name="x", artifact=LORA),))
     for one, artifact in ((model(), ADA), (lora, LORA)):
         (start,) = plan(called(replace(one, unread_s=T0), unbrought={artifact: "away"}), T0).actions

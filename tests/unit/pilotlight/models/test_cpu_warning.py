@@ -43,7 +43,7 @@ class House:
         self.stepped.step(Synced())
 
 
-async def test_a_model_on_a_gpu_is_told_once_with_the_fix() -> None:
+async def test_cpu_bound_model_on_a_gpu_is_reported_once_with_fix() -> None:
     house = House(WHEEL)
     running = asyncio.create_task(house.cpu_bound.run())
     command = Model(name=ModelName("other"), spec=ModelSpec(engine="command", command=("x", "{port}")))
@@ -57,7 +57,7 @@ async def test_a_model_on_a_gpu_is_told_once_with_the_fix() -> None:
     running.cancel()
 
 
-async def test_a_folder_of_models_is_one_line() -> None:
+async def test_many_cpu_bound_models_are_reported_in_one_line() -> None:
     house = House(WHEEL)
     running = asyncio.create_task(house.cpu_bound.run())
     house.begin(*(llama(f"m{number:03}") for number in range(NAMED_MAX + 90)))
@@ -68,7 +68,7 @@ async def test_a_folder_of_models_is_one_line() -> None:
     running.cancel()
 
 
-async def test_nothing_is_asked_where_no_model_would_hold_a_gpu_and_use_the_wheel() -> None:
+async def test_wheel_is_not_probed_unless_a_gpu_model_uses_the_wheel() -> None:
     houses = [House(WHEEL, gpus=False), House({}), House({**WHEEL, "llama-server": "/bin/llama-server"})]
     for house in houses:
         house.begin(llama("ada"))
@@ -82,7 +82,7 @@ async def test_nothing_is_asked_where_no_model_would_hold_a_gpu_and_use_the_whee
     assert [(house.asked, house.said) for house in (*houses, no_gpu)] == [([], [])] * 4
 
 
-async def test_a_wheel_that_finds_a_gpu_is_asked_once_and_nothing_is_said() -> None:
+async def test_gpu_capable_wheel_is_probed_once_without_warning() -> None:
     house = House(WHEEL, cpu_only=False)
     house.begin(llama("ada"))
     await asyncio.wait_for(house.cpu_bound.run(), 60)

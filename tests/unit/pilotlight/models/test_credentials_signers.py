@@ -28,7 +28,7 @@ def loaded(weights: str) -> Signatures:
     return parse_documents([("a.yaml", text)]).settings.weights.signatures
 
 
-def test_keys_stand_in_the_settings_or_in_files(tmp_path: Path) -> None:
+def test_signature_keys_are_read_inline_or_from_files(tmp_path: Path) -> None:
     (tmp_path / "ours.pub").write_bytes(pem(OURS))
     inline = pem(OTHERS).decode().replace("\n", "\\n")
     written = loaded(f'{{signatures: {{policy: enforce, keys: [{tmp_path}/ours.pub, "{inline}"]}}}}')
@@ -36,7 +36,7 @@ def test_keys_stand_in_the_settings_or_in_files(tmp_path: Path) -> None:
     assert credentials.load_signature_policy(loaded("{}")) == Policy("off", ())
 
 
-def test_identities_come_with_a_trusted_root(tmp_path: Path) -> None:
+def test_identities_require_a_valid_trusted_root(tmp_path: Path) -> None:
     root = tmp_path / "root.json"
     root.write_text(json.dumps(Sigstore().trusted()))
     whom = f"identities: [{{subject: me@acme.example, issuer: https://login.example}}], trustedRoot: {root}"
@@ -68,13 +68,13 @@ def test_identities_come_with_a_trusted_root(tmp_path: Path) -> None:
         ("policies: off", "policies: unknown key"),
     ],
 )
-def test_what_is_wrong_in_the_document_is_named(signatures: str, line: str) -> None:
+def test_invalid_signature_settings_error_names_the_key(signatures: str, line: str) -> None:
     with pytest.raises(DocumentError) as caught:
         loaded(f"{{signatures: {{{signatures}}}}}")
     assert str(caught.value).startswith(f"a.yaml: Settings: weights.signatures.{line}")
 
 
-def test_a_key_that_cannot_be_read_leaves_no_policy(tmp_path: Path) -> None:
+def test_unreadable_signature_key_is_an_error(tmp_path: Path) -> None:
     private = OURS.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     (tmp_path / "private").write_bytes(private)
     (tmp_path / "huge").write_bytes(b"x" * (1 << 20))

@@ -49,20 +49,20 @@ def wrong(folder: Path, *paths: Path, configs: tuple[Path, ...] = ()) -> str:
     return caught.value.message
 
 
-def test_a_file_becomes_a_model_named_by_its_stem_with_memory_from_its_header(folder: Path) -> None:
+def test_gguf_file_becomes_a_model_named_by_its_stem(folder: Path) -> None:
     (model,) = gather_documents([folder / "models" / "ada.gguf"], [], folder).models
     assert (model.name, model.spec.engine, model.spec.context_tokens) == ("ada", "llama.cpp", 512)
     assert model.spec.artifact == f"file://{folder}/models/ada.gguf"
     assert model.memory_bytes > (folder / "models" / "ada.gguf").stat().st_size
 
 
-def test_a_folder_gives_all_its_models_in_order(folder: Path) -> None:
+def test_directory_yields_its_models_in_order(folder: Path) -> None:
     (folder / "models" / "notes.txt").write_text("not a model")
     models = gather_documents([folder / "models"], [], folder).models
     assert [(model.name, model.order) for model in models] == [("ada", 0), ("bob", 1)]
 
 
-def test_what_was_gathered_is_written_and_read_again_by_the_autoscaler_alike(folder: Path) -> None:
+def test_gathered_documents_round_trip_through_yaml(folder: Path) -> None:
     documents = gather_documents([folder / "models"], [written(folder / "t.yaml", ACME)], folder)
     path = written(folder / "documents.yaml", to_yaml(documents))
     again = read_documents(path)
@@ -72,7 +72,7 @@ def test_what_was_gathered_is_written_and_read_again_by_the_autoscaler_alike(fol
     assert again.tenants == documents.tenants
 
 
-def test_a_model_that_was_known_keeps_the_time_at_which_it_was_made(folder: Path) -> None:
+def test_known_model_keeps_its_creation_time(folder: Path) -> None:
     path = written(folder / "d.yaml", to_yaml(gather_documents([folder / "models"], [], folder)))
     ada, bob = read_documents(path).models
     old = {ada.name: parse_documents([("x", path.read_text())]).models[0]}  # made at 0
@@ -88,18 +88,18 @@ def test_a_model_that_was_known_keeps_the_time_at_which_it_was_made(folder: Path
         ("text.gguf", b"hello there", "text.gguf: not a GGUF file"),
     ],
 )
-def test_a_file_that_is_no_model_is_named(folder: Path, name: str, content: bytes | None, said: str) -> None:
+def test_invalid_model_file_error_names_the_file(folder: Path, name: str, content: bytes | None, said: str) -> None:
     if content is not None:
         (folder / name).write_bytes(content)
     assert said in wrong(folder, folder / name)
 
 
-def test_what_lies_in_a_registry_is_said_to_need_a_document(folder: Path) -> None:
+def test_registry_reference_on_the_command_line_is_rejected(folder: Path) -> None:
     said = wrong(folder, Path("oci://r.example/a:1"))
     assert said == "oci://r.example/a:1: name it in a document (`-c`), as spec.artifact of a Model"
 
 
-def test_a_path_that_cannot_be_looked_at_is_named_in_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_path_is_a_one_line_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     long = folder / ("a" * 300 + ".gguf")
     assert wrong(folder, long) == f"{long}: File name too long"
     assert "File name too long" in wrong(folder, configs=(folder / ("a" * 300 + ".yaml"),))
@@ -111,21 +111,21 @@ def test_a_path_that_cannot_be_looked_at_is_named_in_one_line(folder: Path, monk
     assert wrong(folder, folder / "x.gguf") == f"{folder}/x.gguf: Permission denied"
 
 
-def test_two_files_of_one_name_are_refused_naming_both(folder: Path) -> None:
+def test_duplicate_model_name_error_names_both_files(folder: Path) -> None:
     ada, other = folder / "models" / "ada.gguf", folder / "other" / "ada.gguf"
     other.parent.mkdir()
     other.hardlink_to(ada)
     assert wrong(folder, ada.parent, other) == f"{other}: a Model named ada is already made of {ada}: rename one"
 
 
-def test_two_files_that_would_become_one_name_are_refused_naming_both(folder: Path) -> None:
+def test_colliding_normalized_names_error_names_both_files(folder: Path) -> None:
     one, two = folder / "models" / "my model.gguf", folder / "models" / "my-model.gguf"
     one.hardlink_to(folder / "models" / "ada.gguf")
     two.hardlink_to(folder / "models" / "ada.gguf")
     assert wrong(folder, folder / "models") == f"{two}: a Model named my-model is already made of {one}: rename one"
 
 
-def test_a_file_named_like_a_model_of_the_documents_is_refused(folder: Path) -> None:
+def test_file_with_the_name_of_a_documented_model_is_rejected(folder: Path) -> None:
     spec = "{engine: command, command: ['x', '{port}']}"
     other = written(folder / "x.yaml", HEAD + f"kind: Model\nmetadata: {{name: ada}}\nspec: {spec}\n")
     ada = folder / "models" / "ada.gguf"
@@ -146,14 +146,14 @@ def test_a_file_named_like_a_model_of_the_documents_is_refused(folder: Path) -> 
         ("日本", ""),
     ],
 )
-def test_any_file_name_becomes_a_name_for_a_model(stem: str, name: str) -> None:
+def test_file_name_is_normalized_to_a_valid_model_name(stem: str, name: str) -> None:
     assert model_name(Path(f"{stem}.gguf")) == name
     if name:
         check_name(name, ())
         assert model_name(Path(f"{name}.gguf")) == name, "a name stays as it is"
 
 
-def test_a_file_with_a_space_is_served_under_the_name_it_becomes(folder: Path) -> None:
+def test_file_with_a_space_is_served_under_its_normalized_name(folder: Path) -> None:
     file = folder / "models" / "my model.gguf"
     (folder / "models" / "ada.gguf").rename(file)
     documents = gather_documents([folder / "models"], [], folder)
@@ -162,7 +162,7 @@ def test_a_file_with_a_space_is_served_under_the_name_it_becomes(folder: Path) -
     assert build_launcher()(again, "127.0.0.1", 1).argv
 
 
-def test_of_a_folder_only_the_file_without_a_name_is_left_out(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_file_without_a_usable_name_is_skipped_in_a_directory(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     odd = folder / "models" / "日本.gguf"
     odd.hardlink_to(folder / "models" / "ada.gguf")
     assert [model.name for model in gather_documents([folder / "models"], [], folder).models] == ["ada", "bob"]
@@ -173,7 +173,7 @@ def test_of_a_folder_only_the_file_without_a_name_is_left_out(folder: Path, capf
     assert wrong(folder, folder / "models") == f"{folder}/models: no .gguf file has a usable name: rename them"
 
 
-def test_a_file_that_is_named_like_an_alias_is_refused(folder: Path) -> None:
+def test_file_with_the_name_of_an_alias_is_rejected(folder: Path) -> None:
     spec = "{engine: command, command: ['x', '{port}'], aliases: [ada]}"
     other = written(folder / "x.yaml", HEAD + f"kind: Model\nmetadata: {{name: x}}\nspec: {spec}\n")
     ada = folder / "models" / "ada.gguf"
@@ -181,24 +181,24 @@ def test_a_file_that_is_named_like_an_alias_is_refused(folder: Path) -> None:
     assert said == f"{ada}: Model ada: metadata.name: `ada` is already an alias of Model x in {other}"
 
 
-def test_documents_given_without_c_are_told_so(folder: Path) -> None:
+def test_document_without_config_option_suggests_the_option(folder: Path) -> None:
     two = written(folder / "two.yaml", ACME)
     assert wrong(folder, two) == f"{two}: not a GGUF file; documents are given with `-c {two}`"
 
 
-def test_an_empty_folder_is_refused(folder: Path) -> None:
+def test_empty_directory_is_rejected(folder: Path) -> None:
     (folder / "empty").mkdir()
     assert wrong(folder, folder / "empty") == f"{folder}/empty: no .gguf file in this folder"
 
 
-def test_documents_that_cannot_be_read_are_named(folder: Path) -> None:
+def test_unreadable_document_error_names_the_file(folder: Path) -> None:
     assert wrong(folder, configs=(folder / "none.yaml",)) == f"{folder}/none.yaml: No such file or directory"
     (folder / "odd.yaml").write_bytes(b"\xff\xfe\xfd")
     assert wrong(folder, configs=(folder / "odd.yaml",)) == f"{folder}/odd.yaml: not UTF-8"
     assert "unknown" in wrong(folder, configs=(written(folder / "k.yaml", ACME + "x: 1\n"),)).lower()
 
 
-def test_memory_is_the_whole_device_where_the_file_cannot_be_read_yet(folder: Path) -> None:
+def test_model_with_unreadable_file_uses_the_whole_device(folder: Path) -> None:
     spec = f"{{engine: llama.cpp, artifact: 'file://{folder}/later.gguf'}}"
     path = written(folder / "d.yaml", HEAD + f"kind: Model\nmetadata: {{name: later}}\nspec: {spec}\n")
     (model,) = read_documents(path).models
@@ -207,7 +207,7 @@ def test_memory_is_the_whole_device_where_the_file_cannot_be_read_yet(folder: Pa
         build_launcher()(model, "127.0.0.1", 1)
 
 
-def test_an_adapter_that_is_yet_to_come_is_no_obstacle_to_a_start(folder: Path) -> None:
+def test_adapter_not_yet_fetched_does_not_block_a_start(folder: Path) -> None:
     spec = f"{{engine: llama.cpp, artifact: 'file://{folder}/models/ada.gguf', adapters: [{{name: x, artifact: 'oci://r.io/x:1'}}]}}"
     path = written(folder / "d.yaml", HEAD + f"kind: Model\nmetadata: {{name: ada}}\nspec: {spec}\n")
     (found,) = read_documents(path).models
@@ -215,7 +215,7 @@ def test_an_adapter_that_is_yet_to_come_is_no_obstacle_to_a_start(folder: Path) 
     assert "/weights:0" in build_launcher()(found, "127.0.0.1", 1).argv
 
 
-def test_adapters_count_into_the_memory_and_a_missing_one_is_said_before_the_start(folder: Path) -> None:
+def test_adapters_add_memory_and_a_missing_one_fails_the_start(folder: Path) -> None:
     tiny_gguf.make_adapter(folder / "a.gguf", "one two three", "one three")
     files = (folder / "models" / "ada.gguf", folder / "a.gguf", folder / "gone.gguf")
 
@@ -245,13 +245,13 @@ def test_a_stored_key_is_added_to_the_tenant_of_the_documents(folder: Path) -> N
     assert acme.spec.models == ("ada",), "what the document allows stays as it is"
 
 
-def test_a_stored_key_of_a_tenant_without_document_makes_the_tenant(folder: Path) -> None:
+def test_stored_key_without_tenant_document_creates_the_tenant(folder: Path) -> None:
     keys.store_key(folder, "lab", keys.generate_key("tenant", "x")[1])
     tenants = gather_documents([], [written(folder / "t.yaml", ACME)], folder).tenants
     assert [(tenant.name, len(tenant.spec.keys)) for tenant in tenants] == [("acme", 1), ("lab", 1)]
 
 
-def test_a_key_that_was_pasted_as_well_as_stored_counts_once(folder: Path) -> None:
+def test_key_both_pasted_and_stored_is_listed_once(folder: Path) -> None:
     _, entry = keys.generate_key("tenant", "ci")
     keys.store_key(folder, "acme", entry)
     pasted = ACME.replace("a" * 64, entry.sha256)
@@ -259,7 +259,7 @@ def test_a_key_that_was_pasted_as_well_as_stored_counts_once(folder: Path) -> No
     assert [key.sha256 for key in acme.spec.keys] == [entry.sha256]
 
 
-def test_a_key_of_two_tenants_is_refused(folder: Path) -> None:
+def test_key_of_two_tenants_is_rejected(folder: Path) -> None:
     _, entry = keys.generate_key("tenant", "ci")
     (folder / "state").mkdir()
     keys.store_key(folder / "state", "lab", entry)
@@ -277,7 +277,9 @@ def test_a_key_of_two_tenants_is_refused(folder: Path) -> None:
         ("keys", 0, False, False),
     ],
 )
-def test_a_listener_that_anybody_reaches_needs_a_tenant(auth: str, tenants: int, loopback: bool, refused: bool) -> None:
+def test_non_loopback_listener_with_auto_auth_requires_a_tenant(
+    auth: str, tenants: int, loopback: bool, refused: bool
+) -> None:
     with_tenants = parse_documents([("t", ACME)]).tenants[:tenants]
     documents = Documents(
         tenants=with_tenants, settings=parse_documents([("s", HEAD + f"kind: Settings\nauth: {auth}\n")]).settings

@@ -32,7 +32,7 @@ def wrong(engine: EngineName, path: Path) -> str:
     return ""
 
 
-def test_a_good_file_is_good_for_everybody(tmp_path: Path) -> None:
+def test_valid_file_is_accepted_for_every_engine(tmp_path: Path) -> None:
     good, weights = tmp_path / "good.gguf", tmp_path / "weights"
     tiny_gguf.make_model(good, "Good.")
     weights.mkdir()
@@ -41,12 +41,12 @@ def test_a_good_file_is_good_for_everybody(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", ["llama.cpp", "vllm", "sglang", "command"])
-def test_a_file_that_is_not_there_is_named_with_what_to_do(tmp_path: Path, engine: EngineName) -> None:
+def test_missing_file_error_names_the_path_and_fix(tmp_path: Path, engine: EngineName) -> None:
     for path in (tmp_path / "m.gguf", tmp_path / "no" / "folder" / "m.gguf"):
         assert wrong(engine, path) == f"there is no {path}; put the model there, {CORRECT}"
 
 
-def test_llama_cpp_needs_a_gguf_however_it_is_called(tmp_path: Path) -> None:
+def test_llama_cpp_rejects_a_file_without_gguf_content(tmp_path: Path) -> None:
     path = tmp_path / "model.bin"
     path.write_bytes(b"hello there")
     assert wrong("llama.cpp", path) == f"{path}: not a GGUF file; put a whole GGUF file there, {CORRECT}"
@@ -55,11 +55,11 @@ def test_llama_cpp_needs_a_gguf_however_it_is_called(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", ["command", "ollama"])
-def test_what_a_command_makes_of_its_artifact_is_its_own_affair(tmp_path: Path, engine: EngineName) -> None:
+def test_non_gguf_artifact_of_a_custom_command_is_not_checked(tmp_path: Path, engine: EngineName) -> None:
     assert wrong(engine, tmp_path / "made-by-the-engine") == ""
 
 
-def test_a_file_that_may_not_be_read_is_told_although_it_was_read_before(
+def test_lost_read_permission_is_reported_despite_cached_header(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever runs the tests may be root, who may read everything."""
@@ -70,7 +70,7 @@ def test_a_file_that_may_not_be_read_is_told_although_it_was_read_before(
     assert wrong("llama.cpp", path) == f"{path} may not be read; let the user that runs pilotlight read it"
 
 
-def test_a_header_is_read_once_and_again_when_the_file_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_header_is_cached_until_the_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, reads, read = tmp_path / "m.gguf", list[Path](), gguf.load_gguf_info
     tiny_gguf.make_model(path, "Good.")
 
@@ -85,7 +85,7 @@ def test_a_header_is_read_once_and_again_when_the_file_changed(tmp_path: Path, m
     assert len(reads) == 2
 
 
-def test_a_part_of_a_split_model_that_goes_is_noticed(tmp_path: Path) -> None:
+def test_missing_part_of_a_split_model_is_reported(tmp_path: Path) -> None:
     first, second = (tmp_path / f"[x] m-0000{part}-of-00002.gguf" for part in (1, 2))
     tiny_gguf.make_model(first, "Good.")
     shutil.copy(first, second)
@@ -94,7 +94,7 @@ def test_a_part_of_a_split_model_that_goes_is_noticed(tmp_path: Path) -> None:
     assert wrong("llama.cpp", first).startswith(f"{first}: part 2 of 2 is missing: {second.name}; put a whole GGUF")
 
 
-def test_an_engine_that_is_installed_meanwhile_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_installed_later_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, found = tmp_path / "m.gguf", dict[str, str]()
     tiny_gguf.make_model(path, "Good.")
     monkeypatch.setattr(documents, "find_installed_programs", lambda: dict(found))

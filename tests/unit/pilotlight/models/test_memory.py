@@ -67,7 +67,7 @@ def test_flags_and_variables_that_change_memory_are_counted(file: Path) -> None:
     assert told("--cache-ram") == plain
 
 
-def test_what_is_counted_for_checkpoints_and_prompts_is_what_the_engine_is_told(file: Path) -> None:
+def test_engine_command_matches_the_counted_checkpoints_and_cache(file: Path) -> None:
     of = model(file, context_tokens=1024)
     ours = build_launch_command(of, None, "127.0.0.1", 1, {"xllamacpp": "/bin/python"})
     assert ours.argv[ours.argv.index("--ctx-checkpoints") + 1] == str(read_serving_options(of).checkpoints)
@@ -80,7 +80,7 @@ def test_what_is_counted_for_checkpoints_and_prompts_is_what_the_engine_is_told(
     assert own.env["LLAMA_ARG_CACHE_RAM"] == "64"
 
 
-def test_a_command_that_is_llama_server_is_counted_as_that_does_by_itself(file: Path) -> None:
+def test_llama_server_command_is_counted_with_its_own_defaults(file: Path) -> None:
     words = ("/usr/bin/llama-server", "--model", "{model_path}", "--port", "{port}")
     assert read_serving_options(model(file, "command", command=words)).checkpoints == 32
     assert read_serving_options(model(file, "command", command=words)).prompts_bytes == 8192 * MIB
@@ -88,14 +88,14 @@ def test_a_command_that_is_llama_server_is_counted_as_that_does_by_itself(file: 
     assert read_serving_options(model(file, "command", command=("other", "{port}"))).checkpoints == 0
 
 
-def test_what_is_in_the_hosts_memory_is_counted_where_that_is_the_device(file: Path) -> None:
+def test_host_memory_is_counted_only_without_gpus(file: Path) -> None:
     of = model(file, context_tokens=1024)
     host, gpu = fill_memory_estimate(of).memory_bytes, fill_memory_estimate(of, gpus=True).memory_bytes
     assert host - gpu == part(of, "checkpoints") > 0
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
-def test_an_engine_that_pages_takes_its_share_whatever_slots_and_context_are(file: Path, engine: EngineName) -> None:
+def test_paged_engine_estimate_ignores_slots_and_context(file: Path, engine: EngineName) -> None:
     """Not slots x context: a document's gpu.memory or the whole Device is what it takes."""
     for context in (None, 512):
         of = model(file, engine, context_tokens=context)
@@ -113,7 +113,7 @@ def auto(folder: Path, **spec: Any) -> Model:
 
 
 @pytest.mark.parametrize("engine", sorted(PAGED))
-def test_with_memory_auto_an_engine_that_pages_is_counted_by_config_json(tmp_path: Path, engine: EngineName) -> None:
+def test_memory_auto_of_paged_engine_is_read_from_config_json(tmp_path: Path, engine: EngineName) -> None:
     of = auto(tmp_path)
     of = fill_memory_estimate(replace(of, memory_bytes=0, spec=replace(of.spec, engine=engine)))
     items = {item.name: item.bytes for item in made(of).items}
@@ -124,17 +124,17 @@ def test_with_memory_auto_an_engine_that_pages_is_counted_by_config_json(tmp_pat
     assert auto(tmp_path, gpu=Gpu()).memory_bytes == 0, "else it takes a whole Device, as ever"
 
 
-def test_of_several_devices_each_has_its_part_of_weights_and_cache(tmp_path: Path) -> None:
+def test_cache_is_split_across_several_devices(tmp_path: Path) -> None:
     one, two = auto(tmp_path), auto(tmp_path, gpu=Gpu(count=2, memory_bytes=BytesOrAuto(0)))
     assert part(two, "cache") == part(one, "cache") // 2
     assert part(two, "activation") == part(one, "activation")
 
 
-def test_engines_that_page_are_known_as_such_where_sizes_are_decided() -> None:
+def test_paged_engines_match_the_engine_registry() -> None:
     assert {name for name, engine in ENGINES.items() if engine.pages} == PAGED
 
 
-def test_with_memory_auto_it_is_told_its_part_of_a_shared_device_and_explained(tmp_path: Path) -> None:
+def test_memory_auto_sets_the_device_fraction_and_is_explained(tmp_path: Path) -> None:
     of = auto(tmp_path)
     mine = replica(of, "a1", memory_bytes=of.memory_bytes)
     assert compute_engine_limits(of, mine, 0.25).memory_fraction == 0.25
@@ -151,7 +151,7 @@ def test_with_memory_auto_it_is_told_its_part_of_a_shared_device_and_explained(t
     assert not explained(of, gib=2).places[0].fits
 
 
-def test_what_says_how_much_to_take_is_refused_beside_auto() -> None:
+def test_memory_auto_rejects_an_explicit_utilization_flag() -> None:
     at = {"engine": "vllm", "artifact": "file:///a", "gpu": {"memory": "auto"}}
     check_model(decode_value(at, ModelSpec))
     with pytest.raises(WrongKeyError, match=r"gpu.memory: auto: it says how much to take"):
@@ -167,7 +167,7 @@ def explained(of: Model, gib: int = 24) -> Fit:
     return explain_fit(world([of], [device("gpu0", gib)]), of, load_memory_needs(of), T0)
 
 
-def test_it_explains_part_by_part_and_device_by_device(file: Path) -> None:
+def test_fit_explanation_lists_memory_parts_and_devices(file: Path) -> None:
     told = explained(fill_memory_estimate(model(file, context_tokens=1024)))
     assert (told.basis, told.needs.share) == ("artifact", 0.0)
     assert told.sentences[0].startswith("ada is counted with ")
@@ -184,7 +184,7 @@ def test_it_explains_part_by_part_and_device_by_device(file: Path) -> None:
     assert (told.places[0].fits, told.places[0].calls) == (True, None)
 
 
-def test_it_explains_that_a_document_decides_and_what_is_too_small(file: Path) -> None:
+def test_fit_explanation_names_document_memory_and_small_devices(file: Path) -> None:
     of = replace(model(file), memory_bytes=30 << 30)
     of = replace(of, spec=replace(of.spec, gpu=replace(of.spec.gpu, memory_bytes=BytesOrAuto(30 << 30))))
     told = explained(of)
@@ -194,7 +194,7 @@ def test_it_explains_that_a_document_decides_and_what_is_too_small(file: Path) -
     assert not told.places[0].fits
 
 
-def test_of_pages_it_explains_how_many_calls_have_room(file: Path) -> None:
+def test_fit_explanation_of_paged_engine_shows_request_capacity(file: Path) -> None:
     told = explained(model(file, "vllm", context_tokens=4096, args=("--gpu-memory-utilization", "0.5")))
     assert told.basis == "device"
     assert told.sentences[0].startswith("ada is counted with the whole of each of its Devices. ")
@@ -207,7 +207,7 @@ def test_of_pages_it_explains_how_many_calls_have_room(file: Path) -> None:
     assert "too little for one Call" in small.words
 
 
-def test_what_cannot_be_read_is_said_in_a_sentence(tmp_path: Path) -> None:
+def test_unreadable_artifact_is_explained_in_one_sentence(tmp_path: Path) -> None:
     long = tmp_path / ("a" * 300 + ".gguf")
     for file, why in ((tmp_path / "none.gguf", "No such file"), (long, "File name too long")):
         told = explained(model(file))
@@ -220,7 +220,7 @@ def test_what_cannot_be_read_is_said_in_a_sentence(tmp_path: Path) -> None:
     assert "of no kind that says more" in folder.sentences[0]
 
 
-def test_nothing_is_placed_for_a_model_without_a_device(file: Path) -> None:
+def test_fit_of_a_model_without_device_lists_no_placement(file: Path) -> None:
     of = model(file)
     of = replace(of, spec=replace(of.spec, gpu=replace(of.spec.gpu, count=0)))
     told = explained(of)
@@ -240,7 +240,7 @@ def test_nothing_is_placed_for_a_model_without_a_device(file: Path) -> None:
         (None, (), False),
     ],
 )
-def test_the_store_brings_all_but_what_an_engine_is_to_run_code_of(
+def test_store_fetches_weights_unless_the_engine_runs_remote_code(
     tmp_path: Path, artifact: str | None, args: tuple[str, ...], brought: bool
 ) -> None:
     wants = replace(model(tmp_path), spec=ModelSpec(engine="vllm", artifact=artifact, args=args))

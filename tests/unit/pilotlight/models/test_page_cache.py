@@ -32,7 +32,7 @@ def called(of: Model, waiting: int = 1, state: ReplicaState | None = None) -> Wo
     return replace(world([of], [device("g1", 80)], replicas), loads={of.name: ModelLoad(waiting=waiting)})
 
 
-def test_the_first_call_counts_and_no_later_one() -> None:
+def test_only_the_first_waiting_request_triggers_read_ahead() -> None:
     one = at("file:///a.gguf")
     idle, waits, waits_more = called(one, 0), called(one, 1), called(one, 7)
     assert list_parked_models(idle, waits) == [one]
@@ -41,13 +41,13 @@ def test_the_first_call_counts_and_no_later_one() -> None:
     assert list_parked_models(waits, idle) == []
 
 
-def test_who_starts_has_its_weights_read_and_who_answers_has_not() -> None:
+def test_starting_replica_triggers_read_ahead_and_ready_one_does_not() -> None:
     one = at("file:///a.gguf")
     assert list_parked_models(World(epoch=1), called(one, state=ReplicaState.STARTING)) == [one]
     assert list_parked_models(World(epoch=1), called(one, state=ReplicaState.READY)) == []
 
 
-def test_all_files_of_a_folder_are_meant_and_what_is_elsewhere_is_not(tmp_path: Path) -> None:
+def test_only_local_weight_files_are_listed(tmp_path: Path) -> None:
     for name in ("b.safetensors", "a/config.json"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
@@ -56,9 +56,7 @@ def test_all_files_of_a_folder_are_meant_and_what_is_elsewhere_is_not(tmp_path: 
     assert list_weight_files(at("oci://r.example/a:1")) == []
 
 
-async def test_the_files_are_read_ahead_within_a_share_of_the_free_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_read_ahead_is_limited_to_a_share_of_free_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=1000))
     (tmp_path / "a.gguf").touch()
     done, read = asyncio.Event(), list[tuple[Sequence[Path], int]]()

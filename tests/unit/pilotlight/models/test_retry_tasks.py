@@ -43,7 +43,7 @@ class Doing:
             await asyncio.sleep(0)
 
 
-async def test_each_is_done_once_while_it_is_wanted() -> None:
+async def test_task_runs_once_while_wanted() -> None:
     one = Doing()
     await one.want(A)
     await one.want(A, B)
@@ -54,7 +54,7 @@ async def test_each_is_done_once_while_it_is_wanted() -> None:
     assert one.began == [A, B, A], "it was forgotten"
 
 
-async def test_one_that_is_under_way_is_not_begun_twice_and_outlives_a_change_of_mind() -> None:
+async def test_running_task_is_not_started_twice_after_being_unwanted() -> None:
     one = Doing()
     one.go.clear()
     await one.want(A)
@@ -65,7 +65,7 @@ async def test_one_that_is_under_way_is_not_begun_twice_and_outlives_a_change_of
     assert one.began == [A]
 
 
-async def test_a_failure_is_warned_of_told_and_tried_again_after_its_back_off(caplog: pytest.LogCaptureFixture) -> None:
+async def test_failed_task_is_logged_and_retried_after_backoff(caplog: pytest.LogCaptureFixture) -> None:
     one = Doing()
     one.raises = UnreachableError("r: it did not answer")
     with caplog.at_level(logging.WARNING):
@@ -89,7 +89,7 @@ async def test_a_failure_is_warned_of_told_and_tried_again_after_its_back_off(ca
     assert one.errands.failed() == {}
 
 
-async def test_what_nobody_foresaw_is_the_event_loops_to_tell_and_is_not_tried_at_once() -> None:
+async def test_unexpected_error_goes_to_loop_handler_and_is_retried_later() -> None:
     one, told = Doing(), list[object]()
     asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context["exception"]))
     one.raises = ZeroDivisionError()
@@ -104,7 +104,7 @@ async def test_what_nobody_foresaw_is_the_event_loops_to_tell_and_is_not_tried_a
     assert told == [one.raises] * 2
 
 
-async def test_the_end_waits_for_what_is_under_way_to_end() -> None:
+async def test_close_cancels_and_awaits_running_tasks() -> None:
     one = Doing()
     one.go.clear()
     await one.want(A)
@@ -112,5 +112,5 @@ async def test_the_end_waits_for_what_is_under_way_to_end() -> None:
     assert one.changes == 1
 
 
-def test_the_back_off_doubles_up_to_its_bound() -> None:
+def test_backoff_doubles_up_to_its_limit() -> None:
     assert [backoff_s(failures) for failures in (1, 2, 3, 7, 8, 1000)] == [5.0, 10.0, 20.0, 320.0, LAST_S, LAST_S]

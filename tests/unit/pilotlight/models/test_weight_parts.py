@@ -23,7 +23,7 @@ def model(artifact: str | None, *found: str, **spec: object) -> Model:
     return Model(name=ModelName("m"), spec=ModelSpec(engine="vllm", artifact=artifact, adapters=named, **spec))  # type: ignore[arg-type]  # a test's own words
 
 
-def test_the_store_brings_what_does_not_lie_here_each_once_and_as_its_model_allows() -> None:
+def test_remote_parts_are_listed_once_with_the_model_permission() -> None:
     one = model("oci://r.io/m:1", "oci://r.io/m:1", "file:///a", "s3://b/k", "hf://o/n", allow_unsafe=True)
     expected = [Part(text, unsafe=True) for text in ("oci://r.io/m:1", "s3://b/k", "hf://o/n")]
     assert list(list_parts(one)) == expected
@@ -41,9 +41,7 @@ def test_the_store_brings_what_does_not_lie_here_each_once_and_as_its_model_allo
         (["x/adapter_config.json", "x/adapter_model.safetensors", "README.md"], "x"),
     ],
 )
-def test_an_adapter_is_the_gguf_file_that_is_called_so_or_the_folder_of_its_config(
-    paths: list[str], found: str
-) -> None:
+def test_adapter_path_is_the_named_gguf_or_the_config_directory(paths: list[str], found: str) -> None:
     one = model("file:///m", "oci://r.io/a:1")
     spec = use_local_files(one, {Part("oci://r.io/a:1"): (Path("/c/files"), paths)}).spec
     assert (spec.artifact, spec.adapters[0].artifact) == ("file:///m", f"file://{Path('/c/files') / found}")
@@ -62,12 +60,12 @@ def test_an_adapter_is_the_gguf_file_that_is_called_so_or_the_folder_of_its_conf
         (["x,y.gguf"], "adapter a0: x,y.gguf has one of"),
     ],
 )
-def test_an_artifact_that_is_no_adapter_is_said_with_its_name(paths: list[str], said: str) -> None:
+def test_artifact_without_a_single_adapter_is_rejected_by_name(paths: list[str], said: str) -> None:
     with pytest.raises(EngineError, match=said):
         use_local_files(model("file:///m", "oci://r.io/a:1"), {Part("oci://r.io/a:1"): (Path("/c"), paths)})
 
 
-def test_for_a_look_at_a_start_adapters_that_are_yet_to_come_are_somewhere() -> None:
+def test_adapters_not_yet_fetched_get_a_placeholder_path() -> None:
     one = use_placeholder_adapters(model("file:///m", "oci://r.io/a:1", "file:///b"), "/there")
     assert [each.artifact for each in one.spec.adapters] == ["file:///there", "file:///b"]
     here = model("file:///m", "file:///b")

@@ -78,7 +78,7 @@ def at(tmp_path: Path, ways: Registries | None = None) -> Supply:
         (["a.gguf", "config.json"], "vllm", "a.gguf"),
     ],
 )
-def test_an_engine_is_given_the_one_gguf_file_or_the_folder(paths: list[str], engine: str, chosen: str) -> None:
+def test_load_path_is_the_single_gguf_file_or_the_directory(paths: list[str], engine: str, chosen: str) -> None:
     folder = Path("/c/files")
     assert weight_parts.select_load_path(folder, paths, model("oci://r.io/a:1", engine=engine)) == folder / chosen
 
@@ -90,19 +90,19 @@ def test_an_engine_is_given_the_one_gguf_file_or_the_folder(paths: list[str], en
         (["model.safetensors"], "oci://r.io/a:1 holds no GGUF file, and llama.cpp loads no other"),
     ],
 )
-def test_what_llama_cpp_cannot_load_is_said(paths: list[str], said: str) -> None:
+def test_llama_cpp_without_a_single_gguf_file_is_an_error(paths: list[str], said: str) -> None:
     with pytest.raises(EngineError, match=said):
         weight_parts.select_load_path(Path("/c"), paths, model("oci://r.io/a:1"))
 
 
-def test_files_of_this_machine_are_no_matter_of_ours(tmp_path: Path) -> None:
+def test_local_files_bypass_the_store(tmp_path: Path) -> None:
     one, here = at(tmp_path), model("file:///models/a.gguf")
     assert one(here, lambda _: None) is None
     assert one.located(here) is here
     assert not (tmp_path / "weights").exists()
 
 
-def test_settings_say_whom_to_ask_first_and_whom_to_believe() -> None:
+def test_weights_settings_configure_mirrors_and_ca() -> None:
     mirrors = (WeightsMirror(host="m:5000/hub", registry="docker.io"), WeightsMirror(host="near"))
     found = build_registries(Weights(mirrors=mirrors, ca_file="/ca.pem"))
     assert found.mirrors == {
@@ -112,7 +112,7 @@ def test_settings_say_whom_to_ask_first_and_whom_to_believe() -> None:
     assert found.ca == Path("/ca.pem")
 
 
-def test_copies_are_folded_as_a_whole() -> None:
+def test_observed_copies_replace_the_previous_set() -> None:
     copies = frozenset({Copy(artifact="oci://r.io/a:1", node=NodeId("n1"))})
     before = world([], [device("g1", 80)], [])
     after, _ = fold(before, [CopiesSeen(copies=copies)], T0)
@@ -121,7 +121,7 @@ def test_copies_are_folded_as_a_whole() -> None:
     assert fold(after, [CopiesSeen(copies=frozenset())], T0)[0].copies == frozenset()
 
 
-def test_who_waits_and_who_is_always_wanted_has_weights_brought() -> None:
+def test_waiting_and_always_on_models_need_weights() -> None:
     called, idle, always = (
         replace(model(f"oci://r.io/{name}:1"), name=ModelName(name)) for name in ("called", "idle", "always")
     )
@@ -148,7 +148,7 @@ def step(after: World) -> LoopStep:
     return LoopStep(World(epoch=1), after, Plan(), (), (), T0, T0, T0)
 
 
-async def test_weights_come_while_calls_wait_for_room_and_are_told_with_their_memory(tmp_path: Path) -> None:
+async def test_weights_are_pulled_and_reported_while_requests_wait(tmp_path: Path) -> None:
     source = packed.model(tmp_path / "model", {"a.gguf": b"GGUF"})
     packed.packed(source, tmp_path / "layout")
     with packed.served(tmp_path / "layout") as host:
@@ -179,7 +179,7 @@ async def test_weights_come_while_calls_wait_for_room_and_are_told_with_their_me
         assert not Store(tmp_path / "weights").rows()[0].in_use
 
 
-async def test_a_copy_that_does_not_fit_the_engine_is_let_go(tmp_path: Path) -> None:
+async def test_copy_unusable_by_the_engine_is_released(tmp_path: Path) -> None:
     packed.packed(packed.model(tmp_path / "model", {"a.gguf": b"GGUF 1", "b.gguf": b"GGUF 2"}), tmp_path / "layout")
     with packed.served(tmp_path / "layout") as host:
         one, wants = at(tmp_path, Registries()), model(f"oci://{host}/{packed.NAME}:v1")
@@ -192,7 +192,7 @@ async def test_a_copy_that_does_not_fit_the_engine_is_let_go(tmp_path: Path) -> 
             await one(missing, lambda _: None)  # type: ignore[misc]  # it is in a registry
 
 
-def test_a_meaning_without_its_copy_locates_nothing(tmp_path: Path) -> None:
+def test_cached_tag_without_its_copy_locates_nothing(tmp_path: Path) -> None:
     one, of = at(tmp_path), reference.parse_reference("oci://r.example/a:1")
     store = Store(tmp_path / "weights").open()
     Meanings(store).remember(of, CopyKey(of.host, digest.compute_digest(b"x")))
@@ -201,7 +201,7 @@ def test_a_meaning_without_its_copy_locates_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["hf", "s3"])
-async def test_weights_of_the_hub_and_of_buckets_come_for_a_start_and_stay(tmp_path: Path, scheme: str) -> None:
+async def test_hub_and_bucket_weights_are_fetched_for_a_start_and_kept(tmp_path: Path, scheme: str) -> None:
     async with (
         FakeHub({"README.md": b"#"}, {"a.gguf": b"GGUF"}).both() as hub,
         FakeS3({"a.gguf": b"GGUF"}).serving() as s3,
@@ -229,7 +229,7 @@ def adapted(model_at: str, *adapters: str, **spec: object) -> Model:
     )
 
 
-async def test_adapters_come_beside_their_model_and_all_are_held_until_it_ends(tmp_path: Path) -> None:
+async def test_adapters_are_fetched_and_held_together_with_their_model(tmp_path: Path) -> None:
     for name, files in (("m", {"a.gguf": b"GGUF", "adapter-x.gguf": b"GGUF MINE"}), ("l", {"lora.gguf": b"GGUF LORA"})):
         packed.packed(packed.model(tmp_path / name, files), tmp_path / f"{name}.layout")
     with packed.served(tmp_path / "m.layout") as host, packed.served(tmp_path / "l.layout") as other:
@@ -256,7 +256,7 @@ async def test_adapters_come_beside_their_model_and_all_are_held_until_it_ends(t
         beside.close()
 
 
-async def test_an_adapter_that_does_not_come_fails_the_start_with_its_name_and_lets_the_rest_go(tmp_path: Path) -> None:
+async def test_missing_adapter_fails_the_start_and_releases_the_copies(tmp_path: Path) -> None:
     packed.packed(packed.model(tmp_path / "m", {"a.gguf": b"GGUF"}), tmp_path / "layout")
     with packed.served(tmp_path / "layout") as host:
         one, own = at(tmp_path, Registries()), f"oci://{host}/{packed.NAME}:v1"
@@ -267,7 +267,7 @@ async def test_an_adapter_that_does_not_come_fails_the_start_with_its_name_and_l
         assert one.located(wants).spec.adapters[1] == wants.spec.adapters[1]
 
 
-async def test_where_one_of_several_fails_what_came_of_the_others_is_let_go() -> None:
+async def test_failed_fetch_releases_the_copies_of_its_siblings() -> None:
     closed, gone, began = list[str](), list[str](), asyncio.Event()
 
     class Came:
@@ -294,7 +294,7 @@ async def test_where_one_of_several_fails_what_came_of_the_others_is_let_go() ->
     assert (closed, gone) == (["came"], ["waits"])
 
 
-def test_how_far_several_pulls_are_is_one_sum() -> None:
+def test_progress_of_several_pulls_is_summed() -> None:
     said, now_s = list[str](), [0.0]
     telling = Telling(said.append, lambda: now_s[0])
     telling.of(Part("a"))(Came(1 << 20, 4 << 20, 1 << 20))
@@ -307,7 +307,7 @@ def test_how_far_several_pulls_are_is_one_sum() -> None:
 UNSAFE = {"model.safetensors": as_safetensors(b""), "config.json": b"{}", "modeling.py": b"print()"}
 
 
-async def test_what_is_unsafe_comes_for_a_model_that_allows_it_and_for_no_other(tmp_path: Path) -> None:
+async def test_unsafe_weights_are_used_only_by_models_that_allow_them(tmp_path: Path) -> None:
     folder = packed.model(tmp_path / "m", UNSAFE)
     oci_layout.write_layout(tmp_path / "layout", plan_artifact(folder, allow_unsafe=True), "modelpack", "v1")
     with packed.served(tmp_path / "layout") as host:
@@ -327,7 +327,7 @@ async def test_what_is_unsafe_comes_for_a_model_that_allows_it_and_for_no_other(
         assert strict.spec_hash() != allows.spec_hash()
 
 
-async def test_code_of_the_hub_is_left_out_for_one_model_and_taken_for_another(tmp_path: Path) -> None:
+async def test_hub_code_is_fetched_only_for_models_that_allow_unsafe(tmp_path: Path) -> None:
     async with FakeHub(UNSAFE, {}).both() as hub:
         ways = Registries(pace=StillClock())
         one = Supply(tmp_path / "weights", Weights(), ways, {**hub.env(), "HF_HOME": str(tmp_path)})
@@ -342,7 +342,7 @@ async def test_code_of_the_hub_is_left_out_for_one_model_and_taken_for_another(t
             held.close()
 
 
-async def test_a_header_that_cannot_be_asked_for_is_asked_for_again_and_told_meanwhile(tmp_path: Path) -> None:
+async def test_failed_header_read_is_reported_and_retried(tmp_path: Path) -> None:
     """The registry answers nothing at first: the reason is told, and the memory is known as soon as it does."""
     (tmp_path / "m").mkdir()
     tiny_gguf.make_model(tmp_path / "m" / "a.gguf", "one two")
@@ -375,7 +375,7 @@ async def test_a_header_that_cannot_be_asked_for_is_asked_for_again_and_told_mea
         assert (one.located(wants).spec.artifact or "").startswith("file://")
 
 
-async def test_weights_that_are_gone_where_they_came_from_come_as_they_are_now(tmp_path: Path) -> None:
+async def test_weights_replaced_at_the_source_are_fetched_again(tmp_path: Path) -> None:
     async with FakeHub({}, {"a.gguf": b"GGUF"}).both() as hub:
         hub.gated = "auto"
         env = {**hub.env(TOKEN), "HF_HOME": str(tmp_path)}

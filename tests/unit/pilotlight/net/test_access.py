@@ -98,7 +98,7 @@ async def let_in(url: str, given: Access) -> bool:
         return False
 
 
-async def test_a_gateway_with_a_token_in_force_is_let_in(token: Path, tmp_path: Path) -> None:
+async def test_gateway_with_any_valid_token_is_admitted(token: Path, tmp_path: Path) -> None:
     written(token, OTHER, TOKEN)
     async with autoscaler(Access(token=token)) as (url, _):
         assert await let_in(url, Access(token=token)), "it shows the first of them"
@@ -106,7 +106,7 @@ async def test_a_gateway_with_a_token_in_force_is_let_in(token: Path, tmp_path: 
 
 
 @pytest.mark.parametrize(("bound", "status"), [("n1", 200), ("", 200), ("n2", 403)])
-async def test_a_token_that_is_bound_to_a_node_speaks_for_no_other(bound: str, status: int) -> None:
+async def test_node_bound_token_is_rejected_for_other_nodes_with_403(bound: str, status: int) -> None:
     async def admits(_: str) -> Authenticated | None:
         return Authenticated(node=bound)
 
@@ -140,14 +140,14 @@ def permitted(roles: Roles) -> dict[str, int]:
     return {path: 200 if role in roles else 403 for path, role in ENDPOINTS.items()}
 
 
-def test_each_endpoint_of_the_contract_is_for_one_role() -> None:
+def test_each_contract_endpoint_has_a_role() -> None:
     stepped = SteppedLoop(world([A], [device()]))
     app = ContractServer(stepped.loop).application()
     assert {one.canonical for one in app.router.resources()} == ENDPOINTS.keys()
 
 
 @pytest.mark.parametrize("roles", [GATEWAY, AGENT, BOTH])
-async def test_a_service_account_reaches_the_endpoints_of_its_roles_only(roles: Roles) -> None:
+async def test_service_account_can_use_only_endpoints_of_its_roles(roles: Roles) -> None:
     async def admits(_: str) -> Authenticated | None:
         return Authenticated(roles=roles)
 
@@ -155,7 +155,7 @@ async def test_a_service_account_reaches_the_endpoints_of_its_roles_only(roles: 
         assert await statuses(url, OTHER) == permitted(roles)
 
 
-async def test_with_two_token_files_each_token_reaches_the_endpoints_of_its_role_only(
+async def test_each_token_file_grants_only_endpoints_of_its_role(
     token: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with autoscaler(Access(token=token)) as (url, _):
@@ -182,7 +182,7 @@ async def test_with_two_token_files_each_token_reaches_the_endpoints_of_its_role
         ("pilotlight-agent", "", BOTH),
     ],
 )
-async def test_a_client_certificate_has_the_role_of_its_name(
+async def test_client_certificate_name_determines_its_roles(
     tmp_path: Path, name: str, given: str, roles: Roles
 ) -> None:
     pair = write(tmp_path, "client", leaf(OURS, name))
@@ -191,7 +191,7 @@ async def test_a_client_certificate_has_the_role_of_its_name(
         assert await statuses(url, tls=certificates.build_client_context(shown)) == permitted(roles)
 
 
-async def test_a_certificate_and_a_token_of_different_roles_open_nothing(tmp_path: Path, token: Path) -> None:
+async def test_certificate_and_token_of_different_roles_get_403(tmp_path: Path, token: Path) -> None:
     pair = write(tmp_path, "client", leaf(OURS, "pilotlight-agent"))
     shown = Identity(cert=pair.cert, key=pair.key, ca=write_authority(tmp_path, OURS))
     both = Access(
@@ -214,13 +214,11 @@ async def test_a_certificate_and_a_token_of_different_roles_open_nothing(tmp_pat
         ({}, GATEWAY),
     ],
 )
-def test_the_common_name_counts_only_without_dns_names(certificate: dict[str, Any], roles: Roles) -> None:
+def test_common_name_is_used_only_without_dns_names(certificate: dict[str, Any], roles: Roles) -> None:
     assert auth.read_certificate_roles(certificate, "a") == roles
 
 
-async def test_a_token_that_somebody_else_vouches_for_is_let_in_beside_the_shared_secret(
-    token: Path, tmp_path: Path
-) -> None:
+async def test_token_approved_by_external_authenticator_is_admitted(token: Path, tmp_path: Path) -> None:
     asked = list[str]()
 
     async def admits(shown: str) -> Authenticated | None:
@@ -240,7 +238,7 @@ async def test_a_token_that_somebody_else_vouches_for_is_let_in_beside_the_share
     assert set(asked) == {OTHER, "0" * 32, ""}
 
 
-async def test_a_wrong_token_or_none_is_refused_without_a_detail_and_told_once_on_each_side(
+async def test_invalid_token_gets_401_and_one_log_line_per_side(
     token: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     wrong = written(tmp_path / "wrong", OTHER)
@@ -268,7 +266,7 @@ async def test_a_wrong_token_or_none_is_refused_without_a_detail_and_told_once_o
     assert OTHER not in caplog.text
 
 
-async def test_who_is_sent_away_is_told_at_most_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+async def test_rejected_clients_are_logged_at_most_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     times_s = iter((0.0, 1.0, auth.SAY_EVERY_S - 1, auth.SAY_EVERY_S, auth.SAY_EVERY_S + 1))
     one = ContractAuth(lambda: (TOKEN,), lambda: next(times_s))
     assert one.roles(f"Bearer {TOKEN}") == BOTH
@@ -281,7 +279,7 @@ async def test_who_is_sent_away_is_told_at_most_once_a_minute(caplog: pytest.Log
     assert [record.getMessage().rpartition(" ")[2] for record in caplog.records] == ["times=1", "times=3"]
 
 
-async def test_a_new_token_is_in_force_without_a_restart(
+async def test_rotated_token_takes_effect_without_restart(
     token: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(renewal, "LOOK_S", 0.01)
@@ -303,7 +301,7 @@ async def test_a_new_token_is_in_force_without_a_restart(
         assert not await let_in(url, Access(token=old))
 
 
-async def test_mutual_tls_lets_in_whom_the_authority_has_certified(
+async def test_mutual_tls_admits_only_certificates_of_its_authority(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with autoscaler(Access(identity=mutual(tmp_path))) as (url, _):
@@ -318,7 +316,7 @@ async def test_mutual_tls_lets_in_whom_the_authority_has_certified(
         assert not await let_in(url, Access(identity=mutual(tmp_path, THEIRS, OURS))), "a foreign one"
 
 
-async def test_tls_and_a_token_need_both(tmp_path: Path, token: Path) -> None:
+async def test_tls_with_token_file_still_requires_a_token(tmp_path: Path, token: Path) -> None:
     pair = write(tmp_path, "server", leaf(OURS))
     believed = Identity(ca=write_authority(tmp_path, OURS))
     async with autoscaler(Access(identity=Identity(cert=pair.cert, key=pair.key), token=token)) as (url, _):
@@ -326,7 +324,7 @@ async def test_tls_and_a_token_need_both(tmp_path: Path, token: Path) -> None:
         assert not await let_in(url, Access(identity=believed))
 
 
-async def test_an_autoscaler_that_is_not_believed_hears_no_token(
+async def test_client_sends_no_token_to_an_untrusted_autoscaler(
     tmp_path: Path, token: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     pair = write(tmp_path, "server", leaf(THEIRS))
@@ -339,7 +337,7 @@ async def test_an_autoscaler_that_is_not_believed_hears_no_token(
     ]
 
 
-async def test_a_new_certificate_of_the_autoscaler_is_shown_to_new_connections(
+async def test_renewed_autoscaler_certificate_serves_new_connections(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(renewal, "LOOK_S", 0.01)
@@ -366,7 +364,7 @@ async def test_a_new_certificate_of_the_autoscaler_is_shown_to_new_connections(
         (LOOPBACK, Access(token=Path("t"), agent_name="a"), "no client shows a certificate: give --contract-ca-file"),
     ],
 )
-def test_a_port_that_anybody_could_use_or_read_is_refused(address: Address, given: Access, says: str) -> None:
+def test_unauthenticated_or_unencrypted_contract_port_is_rejected(address: Address, given: Access, says: str) -> None:
     with pytest.raises(click.UsageError, match=says):
         access.check_port(address, given)
 
@@ -383,16 +381,16 @@ def test_a_port_that_anybody_could_use_or_read_is_refused(address: Address, give
         "https://h:1/x",
     ],
 )
-def test_what_is_no_autoscaler_or_would_go_in_clear_is_refused(url: str) -> None:
+def test_invalid_or_unencrypted_autoscaler_url_is_rejected(url: str) -> None:
     with pytest.raises(click.UsageError, match=r"use https://|expected unix:PATH"):
         access.check_autoscalers([url])
 
 
-def test_what_is_fine() -> None:
+def test_unix_loopback_and_https_autoscaler_urls_are_accepted() -> None:
     access.check_autoscalers(["unix:/a", "http://127.0.0.1:80", "http://[::1]:80/", "https://pl.example:8443"])
 
 
-async def test_a_secret_that_others_can_read_is_said(token: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_token_file_readable_by_others_is_reported(token: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr(access, "write_stderr", said.append)
     token.chmod(0o644)

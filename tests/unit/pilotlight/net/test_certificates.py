@@ -29,7 +29,7 @@ def why(identity: Identity) -> str:
     return line
 
 
-def test_a_listener_is_strict(pair: Pair, tmp_path: Path) -> None:
+def test_server_context_requires_tls_1_2_and_certified_clients(pair: Pair, tmp_path: Path) -> None:
     context = certificates.build_server_context(Identity(cert=pair.cert, key=pair.key))
     assert context.minimum_version is ssl.TLSVersion.TLSv1_2
     assert context.options & ssl.OP_NO_RENEGOTIATION
@@ -38,20 +38,20 @@ def test_a_listener_is_strict(pair: Pair, tmp_path: Path) -> None:
     assert certificates.build_server_context(with_clients).verify_mode is ssl.CERT_REQUIRED
 
 
-def test_a_caller_always_verifies(tmp_path: Path) -> None:
+def test_client_context_always_verifies_the_server(tmp_path: Path) -> None:
     for identity in (Identity(), Identity(ca=write_authority(tmp_path, OURS))):
         context = certificates.build_client_context(identity)
         assert (context.verify_mode, context.check_hostname) == (ssl.CERT_REQUIRED, True)
     assert len(context.get_ca_certs()) == 1, "only whom the file names is believed"
 
 
-def test_a_certificate_and_its_key_may_stand_in_one_file_with_text_around_them(tmp_path: Path, pair: Pair) -> None:
+def test_certificate_and_key_load_from_one_file_with_comments(tmp_path: Path, pair: Pair) -> None:
     both = tmp_path / "both.pem"
     both.write_text(f"# für Möwe\n{pair.key.read_text()}\n{pair.cert.read_text()}")
     certificates.build_server_context(Identity(cert=both, key=both))
 
 
-def test_a_key_of_another_certificate(tmp_path: Path, pair: Pair) -> None:
+def test_key_of_another_certificate_is_rejected(tmp_path: Path, pair: Pair) -> None:
     other = write(tmp_path, "b", authority(OURS).issue_cert("b.example"))
     line = why(Identity(cert=pair.cert, key=other.key))
     assert line == (
@@ -59,14 +59,14 @@ def test_a_key_of_another_certificate(tmp_path: Path, pair: Pair) -> None:
     )
 
 
-def test_a_missing_file_and_a_folder(tmp_path: Path, pair: Pair) -> None:
+def test_missing_certificate_files_and_directories_are_rejected(tmp_path: Path, pair: Pair) -> None:
     gone = tmp_path / "gone.pem"
     assert why(Identity(cert=gone, key=pair.key)).startswith(f"{gone}: No such file or directory: ")
     assert why(Identity(cert=pair.cert, key=tmp_path)).startswith(f"{tmp_path}: Is a directory: ")
     assert "needed together" in why(Identity(cert=pair.cert))
 
 
-def test_files_that_are_no_pem_or_only_half(tmp_path: Path, pair: Pair) -> None:
+def test_invalid_or_truncated_pem_files_are_rejected(tmp_path: Path, pair: Pair) -> None:
     half = tmp_path / "half.pem"
     for text in ("hello", pair.cert.read_text()[:200], ""):
         half.write_text(text)
@@ -82,21 +82,21 @@ def test_files_that_are_no_pem_or_only_half(tmp_path: Path, pair: Pair) -> None:
 
 
 @pytest.mark.standard
-def test_an_encrypted_key_is_refused_and_nobody_is_asked_for_a_password(tmp_path: Path, pair: Pair) -> None:
+def test_encrypted_key_is_rejected_without_password_prompt(tmp_path: Path, pair: Pair) -> None:
     locked = tmp_path / "locked.key"
     words = ["openssl", "pkey", "-in", str(pair.key), "-aes128", "-passout", "pass:x", "-out", str(locked)]
     subprocess.run(words, check=True, capture_output=True)
     assert why(Identity(cert=pair.cert, key=locked)).startswith(f"{locked}: the key is encrypted: write it out with ")
 
 
-def test_a_key_that_others_can_read_is_told(tmp_path: Path, pair: Pair) -> None:
+def test_key_readable_by_others_is_reported(tmp_path: Path, pair: Pair) -> None:
     assert certificates.list_exposed_files(pair.key, None, tmp_path / "gone") == []
     pair.key.chmod(0o644)
     (line,) = certificates.list_exposed_files(pair.key, pair.key)
     assert line == f"{pair.key} can be read by other users of this machine: chmod 600 {pair.key}"
 
 
-def test_tokens_stand_one_on_a_line(tmp_path: Path) -> None:
+def test_tokens_are_read_one_per_line(tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text(f"{TOKEN}\n\n  {TOKEN[::-1]}\n")
     assert certificates.load_tokens(path) == (TOKEN, TOKEN[::-1])
@@ -112,7 +112,7 @@ def test_tokens_stand_one_on_a_line(tmp_path: Path) -> None:
         (f"{TOKEN}\n" * 17, "more than 16 tokens"),
     ],
 )
-def test_what_is_no_token_is_refused_without_being_shown(tmp_path: Path, text: str, says: str) -> None:
+def test_invalid_token_is_rejected_without_being_shown(tmp_path: Path, text: str, says: str) -> None:
     path = tmp_path / "token"
     path.write_text(text)
     with pytest.raises(FileError) as refused:

@@ -29,7 +29,7 @@ def of_gateway() -> web.Application:
 
 
 @pytest.mark.parametrize("app", [of_autoscaler, of_gateway])
-async def test_it_answers_three_questions_and_takes_no_orders(app: object) -> None:
+async def test_health_port_serves_only_health_readiness_and_metrics(app: object) -> None:
     assert callable(app)
     address = Address("127.0.0.1", free_port())
     runner = await http_server.open_port(address, app())
@@ -45,7 +45,7 @@ async def test_it_answers_three_questions_and_takes_no_orders(app: object) -> No
         await runner.cleanup()
 
 
-async def test_without_an_address_nothing_listens() -> None:
+async def test_health_port_without_address_is_not_opened() -> None:
     runner = await http_server.open_port(None, of_gateway())
     assert runner.addresses == []
     await runner.cleanup()

@@ -43,12 +43,12 @@ FOREIGN = [
 
 
 @pytest.mark.parametrize("host", OURS)
-def test_names_of_the_loopback_are_ours(host: str) -> None:
+def test_loopback_host_names_are_recognized(host: str) -> None:
     assert http_server.is_loopback_host(host)
 
 
 @pytest.mark.parametrize("host", FOREIGN)
-def test_anything_else_is_not(host: str) -> None:
+def test_other_host_names_are_not_loopback(host: str) -> None:
     assert not http_server.is_loopback_host(host)
 
 
@@ -63,7 +63,7 @@ async def gateway(aiohttp_client: AiohttpClient) -> Client:
 
 @pytest.mark.parametrize("port", [autoscaler, gateway])
 @pytest.mark.parametrize("path", ["/healthz", "/metrics", "/no-such-path"])
-async def test_both_operations_ports_answer_to_no_foreign_name(
+async def test_operations_port_rejects_foreign_host_header_with_421(
     aiohttp_client: AiohttpClient, port: Opened, path: str
 ) -> None:
     client = await port(aiohttp_client)
@@ -85,7 +85,9 @@ async def test_both_operations_ports_answer_to_no_foreign_name(
         ("GET http://evil.example/healthz HTTP/1.1\r\nHost: evil.example\r\n", 421),
     ],
 )
-async def test_only_http_1_0_may_name_no_host(aiohttp_client: AiohttpClient, lines: str, status: int) -> None:
+async def test_host_header_is_optional_only_for_http_1_0(
+    aiohttp_client: AiohttpClient, lines: str, status: int
+) -> None:
     client = await gateway(aiohttp_client)
     reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
     writer.write(f"{lines}Connection: close\r\n\r\n".encode())
@@ -95,7 +97,7 @@ async def test_only_http_1_0_may_name_no_host(aiohttp_client: AiohttpClient, lin
     assert first.split()[1] == str(status).encode()
 
 
-async def test_a_unix_socket_may_be_given_any_name(tmp_path: Path) -> None:
+async def test_unix_socket_accepts_any_host_header(tmp_path: Path) -> None:
     runner = web.AppRunner(http_server.add_host_check(build_ops_application(Gateway(GatewayId("g"), "boot"))))
     await runner.setup()
     await web.UnixSite(runner, str(tmp_path / "g.sock")).start()
@@ -108,13 +110,13 @@ async def test_a_unix_socket_may_be_given_any_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("at", ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1"])
-def test_over_loopback_every_host_that_is_given_must_be_ours(at: str) -> None:
+def test_loopback_listener_requires_all_hosts_to_be_loopback(at: str) -> None:
     assert http_server.is_host_allowed((at, 8081), ["localhost:8081"])
     assert not http_server.is_host_allowed((at, 8081), ["ops.example"])
     assert not http_server.is_host_allowed((at, 8081), ["localhost", "ops.example"])
 
 
 @pytest.mark.parametrize("at", [("10.0.0.1", 8081), ("fd00::1", 8081, 0, 0), "/run/g.sock", "", None])
-def test_what_was_opened_to_others_and_unix_sockets_may_have_any_name(at: object) -> None:
+def test_non_loopback_and_unix_listeners_accept_any_host(at: object) -> None:
     assert http_server.is_host_allowed(at, ["ops.example"])
     assert http_server.is_host_allowed(at, [])

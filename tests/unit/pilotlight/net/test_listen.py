@@ -27,7 +27,7 @@ pytestmark = pytest.mark.standard
         ("gateway.example:80", Address("gateway.example", 80), False, "http://gateway.example:80"),
     ],
 )
-def test_an_address_is_read(text: str, address: Address, loopback: bool, url: str) -> None:
+def test_valid_listen_address_is_parsed(text: str, address: Address, loopback: bool, url: str) -> None:
     read = AddressType().convert(text, None, None)
     assert (read, read.loopback, read.url) == (address, loopback, url)
     assert AddressType().convert(read, None, None) is read
@@ -36,20 +36,20 @@ def test_an_address_is_read(text: str, address: Address, loopback: bool, url: st
 @pytest.mark.parametrize(
     "text", ["", "8080", "127.0.0.1", "127.0.0.1:", "a:-1", "a:65536", "a:http", "a:\u00b2", "a:1_0"]
 )
-def test_anything_else_is_refused_with_an_example(text: str) -> None:
+def test_invalid_listen_address_is_rejected_with_an_example(text: str) -> None:
     with pytest.raises(click.BadParameter, match=r"is not HOST:PORT such as 127\.0\.0\.1:8080"):
         AddressType().convert(text, None, None)
 
 
 @pytest.mark.parametrize("auth", ["auto", "keys"])
-def test_an_operations_port_stays_on_loopback(auth: str) -> None:
+def test_operations_port_requires_loopback_unless_auth_is_none(auth: str) -> None:
     check_operations(Address("127.0.0.1", 8081), auth)
     check_operations(Address("0.0.0.0", 8081), "none")
     with pytest.raises(click.UsageError, match=r"^--ops 0\.0\.0\.0:8081: others could reach"):
         check_operations(Address("0.0.0.0", 8081), auth)
 
 
-def test_several_processes_can_listen_on_one_port() -> None:
+def test_several_listeners_share_one_port() -> None:
     made = open_listeners(Address("127.0.0.1", 0), 3)
     try:
         ports = {one.getsockname()[1] for one in made}
@@ -62,7 +62,7 @@ def test_several_processes_can_listen_on_one_port() -> None:
             one.close()
 
 
-def test_a_taken_port_is_one_line_even_where_the_other_would_share_it() -> None:
+def test_taken_port_is_a_one_line_error() -> None:
     made = open_listeners(Address("127.0.0.1", 0), 1)
     port = made[0].getsockname()[1]
     try:
@@ -73,17 +73,17 @@ def test_a_taken_port_is_one_line_even_where_the_other_would_share_it() -> None:
     assert caught.value.message == f"127.0.0.1:{port} is taken: name another port"
 
 
-def test_an_address_of_another_machine_is_one_line() -> None:
+def test_address_of_another_machine_is_a_one_line_error() -> None:
     with pytest.raises(click.ClickException, match=r"^cannot listen on 192\.0\.2\.1:0: "):
         open_listeners(Address("192.0.2.1", 0), 1)
 
 
-def test_a_name_that_nobody_knows_is_one_line() -> None:
+def test_unknown_host_name_is_a_one_line_error() -> None:
     with pytest.raises(click.ClickException, match=r"^cannot listen on nowhere\.invalid:0: "):
         open_listeners(Address("nowhere.invalid", 0), 1)
 
 
-def test_several_connections_are_accepted_in_one_turn_of_the_loop() -> None:
+def test_event_loop_accepts_several_connections_per_iteration() -> None:
     """New clients do not wait for one busy turn each: it counts turns, not time."""
     clients = 4 * ACCEPTS
 

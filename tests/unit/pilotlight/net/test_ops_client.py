@@ -44,7 +44,7 @@ def _demand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", FOREIGN)
-def test_a_response_of_another_server_is_one_line_and_status_2(name: str) -> None:
+def test_response_of_foreign_server_prints_one_line_with_status_2(name: str) -> None:
     with serving(lambda link: link.sendall(FOREIGN[name])) as url:
         for words in COMMANDS:
             done = CliRunner().invoke(cli, [*words, "--ops", url], prog_name="pilotlight")
@@ -59,14 +59,14 @@ def test_a_response_of_another_server_is_one_line_and_status_2(name: str) -> Non
             assert done.stderr.count("\n") == 1, words
 
 
-def test_an_error_of_the_port_is_shown_with_status_1() -> None:
+def test_error_response_is_shown_with_exit_status_1() -> None:
     body = sized(b'{"error":"no such model; there are: \\u001b]0;a"}', b"404 Not Found")
     with serving(lambda link: link.sendall(body)) as url:
         done = CliRunner().invoke(cli, ["wake", "m", "--ops", url], prog_name="pilotlight")
     assert (done.exit_code, done.stderr) == (1, "pilotlight: no such model; there are: \\u001b]0;a\n")
 
 
-def test_sentences_reach_a_terminal_escaped_and_json_keeps_them() -> None:
+def test_sentences_are_escaped_on_terminal_and_intact_in_json() -> None:
     text = "\x1b]0;red\x07\x9b\u202e \x7f\nsecond"
     body = sized(json.dumps({"sentences": [text, "x" * 100_000]}).encode())
     with serving(lambda link: link.sendall(body)) as url:
@@ -80,7 +80,7 @@ def test_sentences_reach_a_terminal_escaped_and_json_keeps_them() -> None:
     assert json.loads(done.stdout)["sentences"] == [text, "x" * 100_000]
 
 
-def test_names_of_rows_are_neither_markup_nor_control_sequences() -> None:
+def test_status_rows_escape_markup_and_control_sequences() -> None:
     row = {"model": "[/x]\x1b]0;owned\x07", "state": "[red]zero", "replicas": {"\x9b": 1}}
     bodies = [sized(json.dumps([row]).encode()), sized(b'{"sentences":[]}'), sized(b"{}")]
     with serving(lambda link: link.sendall(bodies.pop(0))) as url:
@@ -102,7 +102,7 @@ def drip(link: socket.socket, first: bytes) -> None:
 @pytest.mark.parametrize(
     "first", [b"", HEAD, HEAD + b"x:", HEAD + b"\r\n[", HEAD + b"content-length: 9999999\r\n\r\n["]
 )
-def test_a_response_that_never_ends_is_given_up(first: bytes) -> None:
+def test_response_that_never_completes_times_out(first: bytes) -> None:
     with serving(partial(drip, first=first)) as url:
         began_s = time.monotonic()
         with pytest.raises(click.ClickException, match=r"no complete response within 0\.3 s"):
@@ -111,14 +111,14 @@ def test_a_response_that_never_ends_is_given_up(first: bytes) -> None:
 
 
 @pytest.mark.parametrize("ops", ["http://", "http://[::1", "127.0.0.1:99999", "127.0.0.1:x", "::::"])
-def test_an_address_that_is_none_is_a_usage_error(ops: str) -> None:
+def test_invalid_ops_address_is_a_usage_error(ops: str) -> None:
     done = CliRunner().invoke(cli, ["status", "--ops", ops], prog_name="pilotlight")
     assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
     assert done.stderr.startswith("pilotlight: --ops ")
     assert "expected http://HOST:PORT" in done.stderr
 
 
-def test_a_silent_server_is_given_up() -> None:
+def test_silent_server_times_out() -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -126,7 +126,7 @@ def test_a_silent_server_is_given_up() -> None:
             ops_client.fetch(f"127.0.0.1:{silent.getsockname()[1]}", "/", Sentences, timeout_s=0.2)
 
 
-def test_a_response_over_the_bound_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oversized_response_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ops_client, "BYTES_MAX", 1 << 20)
 
     def endless(link: socket.socket) -> None:

@@ -46,7 +46,7 @@ async def following(files: Files) -> AsyncIterator[None]:
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_a_new_file_is_in_force_soon_and_a_broken_one_never(tmp_path: Path, said: list[str]) -> None:
+async def test_changed_file_is_reloaded_and_broken_file_is_ignored(tmp_path: Path, said: list[str]) -> None:
     path, files = tmp_path / "n", Files()
     path.write_text("1")
     value = files.read(number(path), (path,))
@@ -65,7 +65,7 @@ async def test_a_new_file_is_in_force_soon_and_a_broken_one_never(tmp_path: Path
     assert said == [f"{path}: read again", kept, kept, f"{path}: read again"]
 
 
-async def test_what_is_still_being_written_is_not_read(
+async def test_file_still_being_written_is_not_reloaded(
     tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every look sees another file, until the last two."""
@@ -86,6 +86,6 @@ async def test_what_is_still_being_written_is_not_read(
     assert said == [f"{path}: read again"]
 
 
-def test_a_file_that_is_broken_at_the_start_is_wrong_usage(tmp_path: Path) -> None:
+def test_broken_file_at_startup_is_a_usage_error(tmp_path: Path) -> None:
     with pytest.raises(click.UsageError, match="no number"):
         Files().read(number(tmp_path / "none"), (tmp_path / "none",))

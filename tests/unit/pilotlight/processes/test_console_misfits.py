@@ -20,7 +20,7 @@ def step(before: World, after: World) -> LoopStep:
     return LoopStep(before, after, Plan(), (), (), 0.0, 0.0, 0.0)
 
 
-def test_it_is_said_once_the_devices_are_listed_and_once_only() -> None:
+def test_misfit_is_reported_once_after_devices_are_listed() -> None:
     said: list[str] = []
     listener = Misfits(raised, said.append)
     begun, listed = world([model("huge", 30)], synced=False), world([model("huge", 30)], [device(memory_gi=4)])
@@ -34,14 +34,14 @@ def test_it_is_said_once_the_devices_are_listed_and_once_only() -> None:
     assert len(said) == 1
 
 
-def test_it_is_said_also_when_nothing_changes_in_the_step_that_comes_first() -> None:
+def test_misfit_is_reported_in_an_unchanged_first_step() -> None:
     said: list[str] = []
     made = world([model("huge", 30)], [device(memory_gi=4)])
     Misfits(raised, said.append).on_step(step(made, made))
     assert len(said) == 1
 
 
-def test_a_device_that_comes_or_a_document_that_changes_is_said() -> None:
+def test_new_device_updates_the_reported_misfits() -> None:
     said: list[str] = []
     listener = Misfits(raised, said.append)
     small = world([model("huge", 30), model("b", 50)], [device(memory_gi=4)])
@@ -58,7 +58,7 @@ def test_a_device_that_comes_or_a_document_that_changes_is_said() -> None:
     assert len(said) == 2, "a Model that is gone from the documents is no news"
 
 
-def test_a_node_that_may_be_cut_or_no_longer_is_said() -> None:
+def test_change_of_node_repartitioning_updates_misfits() -> None:
     """No Slice and no document is another by that."""
     said: list[str] = []
     listener = Misfits(raised, said.append)
@@ -72,7 +72,7 @@ def test_a_node_that_may_be_cut_or_no_longer_is_said() -> None:
     assert len(said) == 3
 
 
-def test_a_hundred_of_them_are_not_a_hundred_lines() -> None:
+def test_number_of_misfit_lines_is_limited() -> None:
     said: list[str] = []
     listener = Misfits(raised, said.append)
     many = [model(f"m{number:03}", 30) for number in range(100)]

@@ -54,7 +54,7 @@ def lines(read: int) -> list[str]:
     return [match[1] for match in matches if match]
 
 
-def test_each_move_is_a_line_and_passing_states_are_left_out(pipe: tuple[int, int]) -> None:
+def test_transitions_are_printed_without_transient_states(pipe: tuple[int, int]) -> None:
     narrator = Narrator(pipe[1])
     narrator.on_step(step(("ada", S.PENDING), ("ada", S.STARTING), ("ada", S.SCRUBBING)))
     narrator.on_step(step(("barbara", S.READY), ("ada", S.GONE), reason="a line\nbroken"))
@@ -66,13 +66,13 @@ def test_each_move_is_a_line_and_passing_states_are_left_out(pipe: tuple[int, in
     os.close(pipe[0])
 
 
-def test_calls_that_are_refused_without_a_start_are_a_line(pipe: tuple[int, int]) -> None:
+def test_requests_rejected_without_a_start_are_printed(pipe: tuple[int, int]) -> None:
     Narrator(pipe[1]).refused([RefusedCalls(at_s=1.0, model=ModelName("huge"), reason="fits on no device: needs 30Gi")])
     assert lines(pipe[0]) == ["huge  refused    fits on no device: needs 30Gi"]
     os.close(pipe[0])
 
 
-def test_what_is_wrong_with_a_provider_is_a_line_once_until_it_is_something_else(pipe: tuple[int, int]) -> None:
+def test_provider_fault_is_printed_once_until_the_fault_changes(pipe: tuple[int, int]) -> None:
     narrator = Narrator(pipe[1])
     quiet = World(epoch=1, capacity=Capacity(providers=("g4",)))
 
@@ -89,7 +89,7 @@ def test_what_is_wrong_with_a_provider_is_a_line_once_until_it_is_something_else
     os.close(pipe[0])
 
 
-def test_a_reader_that_stops_costs_lines_and_never_time(pipe: tuple[int, int]) -> None:
+def test_stalled_reader_drops_lines_instead_of_blocking(pipe: tuple[int, int]) -> None:
     narrator = Narrator(pipe[1])
     for _ in range(3000):
         narrator.on_step(step(("ada", S.READY), reason="x" * 100))
@@ -100,6 +100,6 @@ def test_a_reader_that_stops_costs_lines_and_never_time(pipe: tuple[int, int]) -
     os.close(pipe[0])
 
 
-def test_a_reader_that_left_is_no_error(pipe: tuple[int, int]) -> None:
+def test_closed_pipe_raises_no_error(pipe: tuple[int, int]) -> None:
     os.close(pipe[0])
     Narrator(pipe[1]).on_step(step(("ada", S.READY)))

@@ -70,7 +70,7 @@ def house(monkeypatch: pytest.MonkeyPatch) -> House:
     return House()
 
 
-def test_it_says_what_is_in_the_way_once_and_when_it_no_longer_is(house: House) -> None:
+def test_obstacle_and_its_removal_are_each_reported_once(house: House) -> None:
     house.obstacles = {"b": WHY}
 
     async def scenario() -> None:
@@ -86,7 +86,7 @@ def test_it_says_what_is_in_the_way_once_and_when_it_no_longer_is(house: House) 
     house.play(scenario)
 
 
-def test_documents_that_change_are_looked_at_at_once(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_documents_are_checked_immediately(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "LOOK_EVERY_S", 3600.0)
 
     async def scenario() -> None:
@@ -98,7 +98,7 @@ def test_documents_that_change_are_looked_at_at_once(house: House, monkeypatch: 
     house.play(scenario)
 
 
-def test_it_looks_when_the_driver_knows_its_devices(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preflight_waits_for_the_device_inventory(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which program an engine is depends on them."""
     monkeypatch.setattr(preflight, "LOOK_EVERY_S", 3600.0)
     house.stepped.loop.world = replace(house.stepped.loop.world, synced=False)
@@ -114,7 +114,7 @@ def test_it_looks_when_the_driver_knows_its_devices(house: House, monkeypatch: p
     house.play(scenario)
 
 
-def test_a_file_that_comes_is_read_before_its_model_may_start(house: House) -> None:
+def test_new_model_file_is_read_before_its_obstacle_clears(house: House) -> None:
     """Else it would start with the whole device, and start again once its memory is known."""
     house.obstacles = {"b": WHY}
 
@@ -129,7 +129,7 @@ def test_a_file_that_comes_is_read_before_its_model_may_start(house: House) -> N
     assert known[0].obstacles == {"b": WHY}, "the memory first"
 
 
-def test_a_hundred_of_them_are_not_a_hundred_lines(house: House) -> None:
+def test_number_of_obstacle_lines_is_limited(house: House) -> None:
     many = tuple(model(f"m{number:03}", 1) for number in range(100))
     house.obstacles = {one.name: WHY for one in many}
 
@@ -142,9 +142,7 @@ def test_a_hundred_of_them_are_not_a_hundred_lines(house: House) -> None:
     house.play(scenario)
 
 
-def test_a_model_that_raises_is_quarantined_and_the_others_are_looked_at(
-    house: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_model_check_that_raises_quarantines_only_that_model(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     reported: list[tuple[str | None, str]] = []
     monkeypatch.setattr(loop, "report_fault", lambda name, what, reason: reported.append((name, what)))
     house.obstacles, house.raising = {"b": WHY}, {"a"}

@@ -43,7 +43,7 @@ TARGET = "AmazonEC2ContainerRegistry_V20150921.GetAuthorizationToken"
         ("s3.eu-central-1.amazonaws.com", None),
     ],
 )
-def test_which_hosts_are_theirs_and_who_is_asked(host: str, endpoint: str | None) -> None:
+def test_ecr_hosts_map_to_their_token_endpoints(host: str, endpoint: str | None) -> None:
     found = find_ecr_service(host)
     assert (None if found is None else found.endpoint) == endpoint
     assert Amazon({}, Path("/nobody")).applies(host) is (endpoint is not None)
@@ -63,7 +63,7 @@ def data(text: str, lasts_s: float = 43_200.0) -> dict[str, object]:
     return {"authorizationToken": token, "expiresAt": StillClock().unix_s() + lasts_s, "proxyEndpoint": "https://x"}
 
 
-async def test_the_token_is_asked_for_by_a_signed_request(tmp_path: Path) -> None:
+async def test_ecr_token_is_requested_with_a_signed_request(tmp_path: Path) -> None:
     async with Services().serving() as there:
         there.says["/"] = (200, {"authorizationData": [data("AWS:pass:word")]})
         login, lasts_s = await amazon(there, tmp_path, PLAIN).fetch(HOST)
@@ -82,7 +82,7 @@ async def test_the_token_is_asked_for_by_a_signed_request(tmp_path: Path) -> Non
         assert "s3cret-key" not in str(asked)
 
 
-async def test_the_public_registry_is_asked_where_it_is_and_answers_in_its_own_form(tmp_path: Path) -> None:
+async def test_public_ecr_uses_its_own_endpoint_and_response_format(tmp_path: Path) -> None:
     async with Services().serving() as there:
         there.says["/"] = (200, {"authorizationData": data("AWS:pw")})
         seen = list[Service]()
@@ -93,7 +93,7 @@ async def test_the_public_registry_is_asked_where_it_is_and_answers_in_its_own_f
         assert "/us-east-1/ecr-public/aws4_request" in there.asked[0].headers["authorization"]
 
 
-async def test_keys_of_the_container_are_taken_where_there_are_no_others(tmp_path: Path) -> None:
+async def test_container_keys_are_used_when_no_other_keys_exist(tmp_path: Path) -> None:
     async with Services().serving() as there:
         there.says["/"] = (200, {"authorizationData": [data("AWS:pw")]})
         there.says["/v1/credentials"] = (200, {"AccessKeyId": "ASIA7", "SecretAccessKey": "s", "Token": "session"})
@@ -106,7 +106,7 @@ async def test_keys_of_the_container_are_taken_where_there_are_no_others(tmp_pat
         assert (len(there.asked), login.whose) == (3, "AWS AKIA1")
 
 
-async def test_without_keys_there_is_no_login_and_a_note(tmp_path: Path) -> None:
+async def test_missing_keys_yield_an_empty_login_with_a_note(tmp_path: Path) -> None:
     async with Services().serving() as there:
         login, _ = await amazon(there, tmp_path, {}).fetch(HOST)
         assert login == Login(note=login.note)
@@ -114,7 +114,7 @@ async def test_without_keys_there_is_no_login_and_a_note(tmp_path: Path) -> None
         assert there.asked == []
 
 
-async def test_each_step_that_fails_says_which_and_the_fix(tmp_path: Path) -> None:
+async def test_failure_names_the_step_and_the_fix_without_secrets(tmp_path: Path) -> None:
     async with Services().serving() as there:
         role = {"AWS_WEB_IDENTITY_TOKEN_FILE": "/nobody", "AWS_ROLE_ARN": "models"}
         with pytest.raises(PolicyError, match=f"{HOST}: AWS: the keys to ask with: .*AWS_ROLE_ARN"):

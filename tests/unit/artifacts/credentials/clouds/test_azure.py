@@ -67,11 +67,11 @@ def form(there: Services, path: str) -> dict[str, str]:
         ("mcr.microsoft.com", False),
     ],
 )
-def test_which_hosts_are_theirs(host: str, *, applies: bool) -> None:
+def test_azure_provider_applies_only_to_acr_hosts(host: str, *, applies: bool) -> None:
     assert Azure({}).applies(host) is applies
 
 
-async def test_a_workloads_token_becomes_the_registrys(tmp_path: Path) -> None:
+async def test_workload_identity_token_is_exchanged_for_an_acr_token(tmp_path: Path) -> None:
     async with Services().serving() as there:
         refresh = web_token(StillClock().unix_s() + 5000)
         there.says[ENTRA] = (200, {"access_token": ACCESS, "expires_in": 86399, "token_type": "Bearer"})
@@ -90,7 +90,7 @@ async def test_a_workloads_token_becomes_the_registrys(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("client", ["", CLIENT])
-async def test_a_machines_identity(client: str) -> None:
+async def test_managed_identity_token_is_exchanged_for_an_acr_token(client: str) -> None:
     async with Services().serving() as there:
         there.says[IMDS] = (200, {"access_token": ACCESS, "expires_in": "86399"})
         there.says[EXCHANGE] = (200, {"refresh_token": "opaque"})
@@ -103,7 +103,7 @@ async def test_a_machines_identity(client: str) -> None:
         assert form(there, EXCHANGE) == {"grant_type": "access_token", "service": HOST, "access_token": ACCESS}
 
 
-async def test_an_identity_token_is_not_believed_for_longer_than_registries_give_one() -> None:
+async def test_acr_token_lifetime_is_clamped_to_zero_and_the_maximum() -> None:
     async with Services().serving() as there:
         there.says[IMDS] = (200, {"access_token": ACCESS})
         for exp, lasts_s in ((10**12, LASTS_S_MAX), (5.0, 0.0)):
@@ -111,7 +111,7 @@ async def test_an_identity_token_is_not_believed_for_longer_than_registries_give
             assert (await azure({}, there).fetch(HOST)).lasts_s == lasts_s
 
 
-async def test_without_an_identity_there_is_no_login_and_a_note() -> None:
+async def test_missing_identity_yields_an_empty_login_with_a_note() -> None:
     async with Services().serving() as there:
         login, _ = await azure({}, there).fetch(HOST)
         assert login == Login(note=login.note)
@@ -120,7 +120,7 @@ async def test_without_an_identity_there_is_no_login_and_a_note() -> None:
     assert "Azure: no identity is here; give the pod workload identity" in login.note
 
 
-async def test_each_step_that_fails_says_which_and_the_fix(tmp_path: Path) -> None:
+async def test_failure_names_the_step_and_the_fix_without_secrets(tmp_path: Path) -> None:
     async with Services().serving() as there:
         env = workload(tmp_path, there)
         there.says[ENTRA] = (401, {"error": "x", "error_description": f"AADSTS70021: {PROOF} does not match"})
@@ -136,7 +136,7 @@ async def test_each_step_that_fails_says_which_and_the_fix(tmp_path: Path) -> No
         assert not any("s3cret" in str(error.value) for error in (one, two, three))
 
 
-async def test_what_kubernetes_does_not_mount_or_would_be_sent_in_the_clear(tmp_path: Path) -> None:
+async def test_invalid_workload_identity_settings_send_no_request(tmp_path: Path) -> None:
     async with Services().serving() as there:
         env = workload(tmp_path, there)
         with pytest.raises(PolicyError, match="AZURE_AUTHORITY_HOST is not https"):
@@ -149,7 +149,7 @@ async def test_what_kubernetes_does_not_mount_or_would_be_sent_in_the_clear(tmp_
         assert there.asked == []
 
 
-async def test_the_registry_gives_tokens_for_it() -> None:
+async def test_identity_token_is_sent_as_a_refresh_token_grant() -> None:
     async with FakeRegistry().serving() as fake:
         fake.manifest(NAME, "v1", BODY)
         place = TokenPlace(fake)

@@ -42,7 +42,7 @@ async def password(clouds: Clouds, host: str = "own.example") -> str:
     return "-" if found is None else found.password
 
 
-async def test_other_hosts_get_nothing_and_each_host_its_own() -> None:
+async def test_logins_are_cached_per_host_and_absent_for_other_hosts() -> None:
     fake = Fake()
     clouds = Clouds([fake], StillClock())
     assert await password(clouds, "evil.example") == "-"
@@ -51,7 +51,7 @@ async def test_other_hosts_get_nothing_and_each_host_its_own() -> None:
 
 
 @pytest.mark.parametrize(("lasts_s", "good_s"), [(3600.0, 3300.0), (100.0, 80.0)])
-async def test_it_is_renewed_shortly_before_its_end(lasts_s: float, good_s: float) -> None:
+async def test_login_is_renewed_shortly_before_expiry(lasts_s: float, good_s: float) -> None:
     fake, clock = Fake(), StillClock()
     fake.lasts_s = lasts_s
     clouds = Clouds([fake], clock)
@@ -62,7 +62,7 @@ async def test_it_is_renewed_shortly_before_its_end(lasts_s: float, good_s: floa
     assert await password(clouds) == "token-2"
 
 
-async def test_many_who_want_it_at_once_ask_once() -> None:
+async def test_concurrent_requests_share_one_token_fetch() -> None:
     fake, clock = Fake(), StillClock()
     fake.go.clear()
     clouds = Clouds([fake], clock)
@@ -74,7 +74,7 @@ async def test_many_who_want_it_at_once_ask_once() -> None:
     assert len(fake.hosts) == 1
 
 
-async def test_who_asks_first_may_go_and_the_next_asks_on() -> None:
+async def test_second_request_fetches_when_the_first_is_cancelled() -> None:
     fake = Fake()
     fake.go.clear()
     clouds = Clouds([fake], StillClock())
@@ -86,7 +86,7 @@ async def test_who_asks_first_may_go_and_the_next_asks_on() -> None:
     assert await second == "token-2"
 
 
-async def test_a_failure_counts_for_those_who_waited_and_for_nobody_later() -> None:
+async def test_fetch_failure_is_shared_with_waiters_and_not_cached() -> None:
     fake, clock = Fake(), StillClock()
     clock.tick_s = 0.001
     fake.go.clear()
@@ -105,7 +105,7 @@ async def test_a_failure_counts_for_those_who_waited_and_for_nobody_later() -> N
         await password(clouds)
 
 
-async def test_while_the_cloud_is_away_a_login_is_used_to_its_end() -> None:
+async def test_login_is_used_until_expiry_while_the_cloud_is_unreachable() -> None:
     fake, clock = Fake(), StillClock()
     clouds = Clouds([fake], clock)
     await password(clouds)
@@ -117,7 +117,7 @@ async def test_while_the_cloud_is_away_a_login_is_used_to_its_end() -> None:
         await password(clouds)
 
 
-async def test_whom_the_cloud_refuses_has_no_login_for_a_while_and_a_note_with_the_reason() -> None:
+async def test_refused_login_is_cached_for_a_while_with_the_reason() -> None:
     fake, clock = Fake(), StillClock()
     fake.fails = DeniedError("own.example: AWS: refused; the keys need a right")
     clouds = Clouds([fake], clock)
@@ -128,7 +128,7 @@ async def test_whom_the_cloud_refuses_has_no_login_for_a_while_and_a_note_with_t
     assert await password(clouds) == "token-2"
 
 
-async def test_the_oldest_is_forgotten() -> None:
+async def test_oldest_cached_login_is_evicted() -> None:
     fake = Fake()
     clouds = Clouds([fake], StillClock())
     for number in range(KEPT_MAX + 1):
@@ -140,7 +140,7 @@ async def test_the_oldest_is_forgotten() -> None:
 
 
 @pytest.mark.standard
-async def test_without_an_identity_it_is_asked_without_a_login_and_the_note_says_why() -> None:
+async def test_missing_identity_pulls_anonymously_and_the_error_says_why() -> None:
     class Nobody(Fake):
         def applies(self, host: str) -> bool:
             return True
@@ -167,7 +167,7 @@ async def test_without_an_identity_it_is_asked_without_a_login_and_the_note_says
 KEY = b"of the store"
 
 
-def test_whose_a_login_is_stays_while_its_secret_changes() -> None:
+def test_fingerprint_of_a_login_with_an_owner_ignores_its_secret() -> None:
     assert fingerprint_login(Login("u", "one", whose="me"), KEY) == fingerprint_login(
         Login("u", "two", whose="me"), KEY
     )

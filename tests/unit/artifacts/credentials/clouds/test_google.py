@@ -31,11 +31,11 @@ TOKEN = "ya29.c.s3cret..."
         ("x-docker.pkg.dev.evil.example", False),
     ],
 )
-def test_which_hosts_are_theirs(host: str, *, applies: bool) -> None:
+def test_google_provider_applies_only_to_google_registry_hosts(host: str, *, applies: bool) -> None:
     assert Google().applies(host) is applies
 
 
-async def test_the_metadata_servers_token_is_the_password() -> None:
+async def test_metadata_server_token_becomes_the_password() -> None:
     async with Services().serving() as there:
         there.headers = {"Metadata-Flavor": "Google"}
         there.says[PATH] = (200, {"access_token": TOKEN, "expires_in": 3599, "token_type": "Bearer"})
@@ -45,7 +45,7 @@ async def test_the_metadata_servers_token_is_the_password() -> None:
         assert [(one.method, one.path) for one in there.asked] == [("GET", PATH)]
 
 
-async def test_elsewhere_nobody_is_asked_for_long_and_there_is_no_login() -> None:
+async def test_login_is_anonymous_without_a_google_metadata_server() -> None:
     login, _ = await Google("127.0.0.1:1", StillClock()).fetch(HOST)
     assert login.anonymous
     assert "Google Cloud: no metadata server is here; run as a service account" in login.note
@@ -55,7 +55,7 @@ async def test_elsewhere_nobody_is_asked_for_long_and_there_is_no_login() -> Non
         assert login == Login(note=login.note)
 
 
-async def test_a_machine_without_a_service_account_is_told_what_to_do() -> None:
+async def test_missing_service_account_is_denied_with_the_fix() -> None:
     async with Services().serving() as there:
         there.headers = {"Metadata-Flavor": "Google"}
         google = Google(there.host, StillClock())
@@ -67,7 +67,7 @@ async def test_a_machine_without_a_service_account_is_told_what_to_do() -> None:
         assert TOKEN not in str(refused.value)
 
 
-async def test_a_service_that_is_busy_is_asked_again() -> None:
+async def test_busy_metadata_server_is_tried_6_times_then_fails() -> None:
     clock = StillClock()
     async with Services().serving() as there:
         there.says[PATH] = (503, b"")
@@ -76,7 +76,7 @@ async def test_a_service_that_is_busy_is_asked_again() -> None:
         assert len(there.asked) == 6
 
 
-async def test_a_redirect_is_not_followed() -> None:
+async def test_metadata_server_redirect_is_not_followed() -> None:
     async with Services().serving() as there:
         there.headers = {"Metadata-Flavor": "Google", "Location": "/other"}
         there.says[PATH] = (302, b"")

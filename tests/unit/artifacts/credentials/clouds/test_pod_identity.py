@@ -18,7 +18,7 @@ PATH = "/v1/credentials"
 SAID = {"AccessKeyId": "ASIA1", "SecretAccessKey": "s3cret", "Token": "t", "AccountId": "123456789012"}
 
 
-async def test_eks_pod_identity(tmp_path: Path) -> None:
+async def test_pod_identity_keys_are_fetched_once_with_the_mounted_token(tmp_path: Path) -> None:
     async with Services().serving() as there:
         (tmp_path / "token").write_text("mounted\n")
         there.says[PATH] = (200, {**SAID, "Expiration": "2026-01-01T00:00:00Z"})
@@ -31,7 +31,7 @@ async def test_eks_pod_identity(tmp_path: Path) -> None:
         ]
 
 
-async def test_keys_that_end_are_asked_for_anew_with_the_token_of_then(tmp_path: Path) -> None:
+async def test_expiring_keys_are_fetched_again_with_the_current_token(tmp_path: Path) -> None:
     async with Services().serving() as there:
         token = tmp_path / "token"
         there.says[PATH] = (200, {**SAID, "Expiration": "1994-11-06T08:53:00Z"})  # within five minutes
@@ -42,7 +42,7 @@ async def test_keys_that_end_are_asked_for_anew_with_the_token_of_then(tmp_path:
         assert [one.headers["authorization"] for one in there.asked] == ["one", "two"]
 
 
-async def test_elsewhere_there_are_none() -> None:
+async def test_keys_are_none_without_pod_identity_settings() -> None:
     assert await PodKeys({}).keys() is None
 
 
@@ -61,7 +61,7 @@ async def test_elsewhere_there_are_none() -> None:
         ({FULL: "http://127.0.0.1:1/v1", FROM_FILE: "/nobody/token"}, "no token is in it"),
     ],
 )
-async def test_nobody_else_is_asked(env: dict[str, str], said: str) -> None:
+async def test_unsafe_pod_identity_urls_and_tokens_are_rejected(env: dict[str, str], said: str) -> None:
     with pytest.raises(PolicyError, match=said):
         await PodKeys(env, StillClock()).keys()
 
@@ -69,12 +69,12 @@ async def test_nobody_else_is_asked(env: dict[str, str], said: str) -> None:
 @pytest.mark.parametrize(
     "url", ["http://169.254.170.23/v1/credentials", "http://[fd00:ec2::23]/v1/credentials", "https://keys.example/v1"]
 )
-def test_whom_aws_allows_is_asked(url: str) -> None:
+def test_pod_identity_urls_allowed_by_aws_are_accepted(url: str) -> None:
     assert PodKeys({FULL: url})._url() == url
     assert PodKeys({FULL: url, RELATIVE: "/v2/credentials/1"})._url() == "http://169.254.170.2/v2/credentials/1"
 
 
-async def test_a_service_that_gives_none() -> None:
+async def test_pod_identity_service_failure_is_reported_without_secrets() -> None:
     async with Services().serving() as there:
         pod = PodKeys({FULL: f"{there.url}{PATH}"}, StillClock())
         there.says[PATH] = (403, b"s3cret")

@@ -72,7 +72,7 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
     return Stage(monkeypatch)
 
 
-async def test_what_is_measured_is_clean_at_once(stage: Stage) -> None:
+async def test_measurement_proves_cleanup_at_once(stage: Stage) -> None:
     proof = await stage.clear()
     await stage.looks()
     assert not proof.done()
@@ -81,7 +81,7 @@ async def test_what_is_measured_is_clean_at_once(stage: Stage) -> None:
     assert set(stage.asked) == {("r", 100.0)}, "only what was measured since its pod went"
 
 
-async def test_without_a_measurement_it_is_assumed_after_a_while(stage: Stage) -> None:
+async def test_cleanup_is_assumed_after_30_seconds_without_measurement(stage: Stage) -> None:
     proof = await stage.clear()
     stage.now_s += 29.9
     await stage.looks()
@@ -90,7 +90,7 @@ async def test_without_a_measurement_it_is_assumed_after_a_while(stage: Stage) -
     assert await proof == ASSUMED
 
 
-async def test_after_a_force_delete_what_is_measured_counts_at_once(stage: Stage) -> None:
+async def test_measurement_proves_cleanup_at_once_after_force_delete(stage: Stage) -> None:
     proof = await stage.clear(by_force=True)
     stage.now_s += 100.0
     await stage.looks()
@@ -99,7 +99,7 @@ async def test_after_a_force_delete_what_is_measured_counts_at_once(stage: Stage
     assert await proof == MEASURED
 
 
-async def test_after_a_force_delete_it_is_assumed_when_its_kubelet_has_long_had_the_time_to_end_it(
+async def test_force_deleted_pod_is_assumed_clean_after_grace_and_margin(
     stage: Stage,
 ) -> None:
     proof = await stage.clear(RUNS._replace(grace_s=600.0), by_force=True)
@@ -110,7 +110,7 @@ async def test_after_a_force_delete_it_is_assumed_when_its_kubelet_has_long_had_
     assert await proof == ASSUMED
 
 
-async def test_while_the_kubelet_is_not_heard_that_time_does_not_pass(stage: Stage) -> None:
+async def test_force_delete_timer_excludes_time_with_unknown_node_status(stage: Stage) -> None:
     proof = await stage.clear(by_force=True)
     stage.node = node("b1", "Unknown")
     stage.now_s += 100_000.0
@@ -125,7 +125,7 @@ async def test_while_the_kubelet_is_not_heard_that_time_does_not_pass(stage: Sta
 
 
 @pytest.mark.parametrize("now", [None, node("b2")])
-async def test_a_node_that_is_gone_or_was_started_anew_holds_nothing(stage: Stage, now: NodeSeen | None) -> None:
+async def test_pod_on_removed_or_rebooted_node_is_assumed_clean(stage: Stage, now: NodeSeen | None) -> None:
     proof = await stage.clear(by_force=True)
     stage.now_s += 60.0
     await stage.looks()
@@ -135,19 +135,19 @@ async def test_a_node_that_is_gone_or_was_started_anew_holds_nothing(stage: Stag
 
 
 @pytest.mark.parametrize(("ended", "proof"), [("ended with status 0", EXITED), ("", ASSUMED)])
-async def test_what_held_no_slice_is_not_measured_and_not_waited_for(stage: Stage, ended: str, proof: str) -> None:
+async def test_pod_without_slices_is_clean_without_measurement_or_wait(stage: Stage, ended: str, proof: str) -> None:
     told = await stage.clear(RUNS._replace(slices=(), ended=ended))
     assert (await told, stage.asked, stage.now_s) == (proof, [], 100.0)
 
 
-def test_who_ran_when_its_object_went_was_deleted_by_force() -> None:
+def test_pod_deleted_while_running_counts_as_force_deleted() -> None:
     assert is_force_deleted(RUNS)
     assert not is_force_deleted(RUNS._replace(ended="ended with status 0")), "its kubelet has told of its end"
     assert not is_force_deleted(RUNS._replace(started_unix_s=None)), "nothing ran"
     assert not is_force_deleted(RUNS._replace(slices=())), "it held nothing"
 
 
-async def test_of_a_claim_that_others_have_too_it_is_not_told_that_it_is_unprepared(stage: Stage) -> None:
+async def test_shared_resource_claim_does_not_prove_cleanup(stage: Stage) -> None:
     own = await stage.clear(RUNS._replace(claims=("r",)))
     assert await own == UNPREPARED
     for claims in (("mps-gpu-0-1",), ("r", "mps-gpu-0-1")):

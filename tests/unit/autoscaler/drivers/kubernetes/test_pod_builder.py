@@ -59,7 +59,7 @@ def lingers(inventory: Inventory | None, *slices: str) -> bool:
     return "preStop" in pod["spec"]["containers"][0].get("lifecycle", {})
 
 
-def test_with_hostpath_a_pod_with_a_security_context_of_its_model_is_not_made() -> None:
+def test_hostpath_mount_rejects_pod_with_security_context() -> None:
     """Its namespace admits privileged pods."""
 
     def made(mount: Literal["auto", "hostPath"]) -> Object:
@@ -73,7 +73,7 @@ def test_with_hostpath_a_pod_with_a_security_context_of_its_model_is_not_made() 
         made("hostPath")
 
 
-def test_with_hostpath_a_security_context_is_an_obstacle_before_any_start() -> None:
+def test_hostpath_mount_with_security_context_is_a_start_obstacle() -> None:
     ada = model("ada", command=("engine", "{port}"), pod=Pod(security_context={"runAsUser": 0}))
 
     def obstacle(mount: Literal["auto", "hostPath"]) -> str:
@@ -98,11 +98,11 @@ OWN, TAKEN = node("own"), node("taken", **{NODE_POOL: "gpus"})
     ],
     ids=["karpenters", "not karpenters", "the scheduler chooses", "the scheduler chooses of ours", "gone"],
 )
-async def test_an_engine_on_a_node_that_karpenter_may_take_hears_of_its_eviction_late(
+async def test_pod_on_possible_karpenter_node_has_pre_stop_sleep(
     nodes: tuple[Object, ...], slices: tuple[str, ...], late: bool
 ) -> None:
     assert lingers(await known(*nodes), *slices) is late
 
 
-def test_where_nodes_are_not_known_any_may_be_karpenters() -> None:
+def test_pod_has_pre_stop_sleep_when_nodes_are_unknown() -> None:
     assert lingers(None)

@@ -49,7 +49,7 @@ def event(reason: str, second: int, message: str = SECRET, version: int = 1, **m
         ((event("FailedMount", 3), event("SuccessfulAttachVolume", 9, "of another volume")), f"FailedMount: {SECRET}"),
     ],
 )
-def test_the_newest_event_counts(events: tuple[Object, ...], said: str) -> None:
+def test_newest_event_determines_volume_failure(events: tuple[Object, ...], said: str) -> None:
     assert find_volume_failure(events) == said
 
 
@@ -79,7 +79,7 @@ class Rig:
         return len(self.asked) - before
 
 
-async def test_a_pod_whose_volume_is_not_mounted_says_why() -> None:
+async def test_pod_with_failed_mount_reports_the_reason() -> None:
     rig = Rig(WAITS)
     assert await rig.look(0.0) == 1
     assert (rig.changed, rig.one.with_failure(WAITS)) == ([], WAITS)
@@ -93,7 +93,7 @@ async def test_a_pod_whose_volume_is_not_mounted_says_why() -> None:
     assert rig.one.with_failure(WAITS) == WAITS
 
 
-async def test_a_pod_is_asked_for_less_and_less_often() -> None:
+async def test_events_of_a_pod_are_polled_with_growing_intervals() -> None:
     rig = Rig(WAITS)
     asked_s = [second for second in range(200) if await rig.look(1.0 if second else 0.0)]
     pauses = [later - earlier for earlier, later in itertools.pairwise(asked_s)]
@@ -111,7 +111,7 @@ async def test_a_pod_is_asked_for_less_and_less_often() -> None:
         WAITS._replace(waits="ErrImagePull: no", patience_s=60.0),
     ],
 )
-async def test_other_pods_are_not_asked_for(pod: PodSeen) -> None:
+async def test_events_are_not_polled_for_pods_not_awaiting_volumes(pod: PodSeen) -> None:
     rig = Rig(pod)
     assert await rig.look(0.0) == 0
     assert rig.one.with_failure(pod) == pod

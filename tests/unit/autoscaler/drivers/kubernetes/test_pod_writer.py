@@ -121,7 +121,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(orders_, "RETRY_S", 0.0)
 
 
-async def test_a_mark_that_is_taken_away_is_made_again_and_the_pod_is_deleted() -> None:
+async def test_removed_drain_mark_is_written_again_before_pod_delete() -> None:
     server = Server(meddles=1)
     await orders(server).delete(server.one, 5.0)
     assert server.pod is None
@@ -129,7 +129,7 @@ async def test_a_mark_that_is_taken_away_is_made_again_and_the_pod_is_deleted() 
 
 
 @pytest.mark.parametrize(("lingers", "grace_s"), [(False, 5), (True, 1)])
-async def test_who_lingers_is_not_waited_for_once_its_end_was_ordered(lingers: bool, grace_s: int) -> None:
+async def test_pre_stop_sleep_shortens_grace_period_of_ordered_delete(lingers: bool, grace_s: int) -> None:
     server = Server()
     if lingers and server.pod is not None:
         pods.add_pre_stop_sleep(server.pod)
@@ -137,14 +137,14 @@ async def test_who_lingers_is_not_waited_for_once_its_end_was_ordered(lingers: b
     assert server.graces == [grace_s]
 
 
-async def test_after_many_tries_it_is_tried_again_after_a_pause() -> None:
+async def test_delete_is_retried_after_many_conflicts() -> None:
     server = Server(meddles=CONFLICTS_MAX + 3)
     await orders(server).delete(server.one, 5.0)
     assert server.pod is None
     assert server.asked == ["mark", "delete"] * (CONFLICTS_MAX + 4)
 
 
-async def test_a_mark_that_came_too_late_for_a_busy_pod_is_made_again() -> None:
+async def test_drain_mark_is_retried_after_conflict() -> None:
     server = Server()
     server.contended = 2
     await orders(server).delete(server.one, 5.0)
@@ -152,14 +152,14 @@ async def test_a_mark_that_came_too_late_for_a_busy_pod_is_made_again() -> None:
 
 
 @pytest.mark.parametrize("writes", [0, 1, 2, 3])
-async def test_who_may_not_write_any_more_leaves_it_to_who_may(writes: int) -> None:
+async def test_fenced_writer_stops_deleting_pod(writes: int) -> None:
     server = Server(meddles=2, writes=writes)
     await orders(server).delete(server.one, 5.0)
     assert server.pod is not None
     assert len(server.asked) == writes
 
 
-async def test_a_pod_that_cannot_begin_is_deleted_as_it_is_now_and_with_its_own_grace() -> None:
+async def test_pod_that_cannot_start_is_deleted_with_its_own_grace_period() -> None:
     """Its kubelet may have begun it meanwhile: then only the kubelet can end it, and takes the time."""
     server = Server()
     server.writing_kubelet = 2
@@ -170,7 +170,7 @@ async def test_a_pod_that_cannot_begin_is_deleted_as_it_is_now_and_with_its_own_
     assert server.graces == [None, None, None]
 
 
-async def test_a_namesake_of_a_pod_that_cannot_begin_stays() -> None:
+async def test_pod_with_same_name_and_other_uid_is_not_deleted() -> None:
     server = Server()
     pod = seen(server)
     await orders(server).remove(pod._replace(uid="another"))
@@ -202,7 +202,7 @@ class Queue(Server):
         raise ApiError(404, "NotFound", "it is gone")
 
 
-async def test_who_kept_its_place_goes_when_its_pod_is_made_whatever_the_server_answers_first() -> None:
+async def test_placeholder_pod_is_deleted_on_creation_despite_server_errors() -> None:
     server = Queue(deaf=1)
     assert server.pod is not None
     hears = Hearing()
@@ -260,7 +260,7 @@ class Hearing:
         (409, "AlreadyExists", "a pod of its name exists that another made", False),
     ],
 )
-async def test_a_start_waits_while_the_api_server_fails_and_ends_when_it_refuses(
+async def test_start_retries_transient_api_errors_and_fails_on_rejection(
     status: int, reason: str, message: str, passes: bool
 ) -> None:
     class Failing(Server):

@@ -59,7 +59,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_pod_has_its_weights_read_only_at_one_place(way: str) -> None:
+def test_pod_mounts_weights_read_only_at_one_path(way: str) -> None:
     of = model(f"{CLAIM if way == 'claim' else OCI}\nargs: ['-m']")
     made = pod(of, WAYS[way])
     agrees(f"volumes/{way}", [*WAYS[way].objects, made])
@@ -67,7 +67,7 @@ def test_a_pod_has_its_weights_read_only_at_one_place(way: str) -> None:
     assert (mount["mountPath"], mount["readOnly"]) == ("/weights", True)
 
 
-def test_the_engine_is_told_where_its_file_is() -> None:
+def test_artifact_resolves_to_the_mounted_file_path() -> None:
     assert {way: one.path for way, one in WAYS.items()} == {
         "volume": "/weights/llama.gguf", "image": "/weights/models/llama.gguf", "host-path": "/weights/llama.gguf",
         "claim": "/weights/llama/8b.gguf",
@@ -76,7 +76,7 @@ def test_the_engine_is_told_where_its_file_is() -> None:
     assert volumes.resolve_weight_paths(model(OCI), WAYS["volume"]).spec.artifact == "file:///weights/llama.gguf"
 
 
-def test_a_claim_says_all_that_its_engine_needs_by_itself() -> None:
+def test_pvc_artifact_is_mounted_without_pulled_weights() -> None:
     """Nobody pulls anything for it."""
     of = model(CLAIM)
     one = replica(of)
@@ -91,7 +91,7 @@ def test_a_claim_says_all_that_its_engine_needs_by_itself() -> None:
 
 
 @pytest.mark.parametrize("path", ["/weights", "/weights/", "/./weights"])
-def test_a_document_that_mounts_something_where_the_weights_are_is_an_error(path: str) -> None:
+def test_volume_mount_at_weights_path_is_rejected(path: str) -> None:
     of = model(
         f"{CLAIM}\npod:\n  volumes: [{{name: x, emptyDir: {{}}}}]\n  volumeMounts: [{{name: x, mountPath: {path}}}]"
     )
@@ -99,7 +99,7 @@ def test_a_document_that_mounts_something_where_the_weights_are_is_an_error(path
         pod(of, WAYS["claim"])
 
 
-def test_settings_that_use_the_name_of_the_weights_volume_are_an_error() -> None:
+def test_volume_with_name_of_weights_volume_is_rejected() -> None:
     """A document cannot say so; an older Model that is not read again may."""
     theirs = Pod(volumes=({"name": volumes.NAME, "emptyDir": {}},))
     with pytest.raises(CollisionError, match=f"the volume {volumes.NAME} is used by Pilotlight in this pod"):
@@ -116,7 +116,7 @@ def test_settings_that_use_the_name_of_the_weights_volume_are_an_error() -> None
         (Pod(), ("A",), PodFields(env={"A": "1"}), "environment variable A"),
     ],
 )
-def test_nothing_replaces_what_a_pod_asks_for_its_devices(
+def test_pod_override_of_device_fields_is_rejected(
     theirs: Pod, env: tuple[str, ...], asks: PodFields, what: str
 ) -> None:
     with pytest.raises(CollisionError, match=f"the {what} is used by Pilotlight in this pod"):
@@ -124,7 +124,7 @@ def test_nothing_replaces_what_a_pod_asks_for_its_devices(
     refuse_collisions(theirs, env, PodFields(), seen(CLAIM).pod)
 
 
-def test_with_hostpath_no_security_context_of_a_model_is_allowed() -> None:
+def test_hostpath_mount_rejects_security_context_of_model() -> None:
     privileged = Settings(weights=Weights(mount="hostPath"))
     for artifact in (OCI, CLAIM, ""):
         of = model(f"{artifact}\npod: {{securityContext: {{runAsUser: 0}}}}")
@@ -151,7 +151,7 @@ def with_loras(text: str) -> Model:
 
 
 @pytest.mark.parametrize(("own", "mount"), [(OCI, "auto"), (OCI, "hostPath"), (CLAIM, "auto"), ("", "auto")])
-def test_adapters_are_seen_beside_the_weights_each_below_its_name(own: str, mount: Any) -> None:
+def test_adapters_are_mounted_under_their_names_next_to_weights(own: str, mount: Any) -> None:
     of = with_loras(own or "artifact: file:///m")
     settings = Settings(weights=Weights(mount=mount))
     weights = mount_weights(of, "engines", NODE, COPY if own == OCI else None, FACTS, settings, CAME)
@@ -176,7 +176,7 @@ def test_adapters_are_seen_beside_the_weights_each_below_its_name(own: str, moun
     )
 
 
-def test_what_an_engine_fetches_itself_needs_no_volume_beside_its_adapters() -> None:
+def test_weights_fetched_by_engine_need_no_volume_except_for_adapters() -> None:
     of = with_loras(OCI)
     of = replace(of, spec=replace(of.spec, engine="vllm", artifact="hf://a/b"))
     weights = mount_weights(of, "engines", NODE, None, FACTS, Settings(), CAME)
@@ -184,12 +184,12 @@ def test_what_an_engine_fetches_itself_needs_no_volume_beside_its_adapters() -> 
     assert volumes.resolve_weight_paths(of, weights).spec.artifact == "hf://a/b"
 
 
-def test_an_adapter_that_is_nowhere_is_named() -> None:
+def test_error_names_adapter_missing_from_node() -> None:
     with pytest.raises(MountError, match="the weights of adapter near of Model ada are not on its node yet"):
         mount_weights(with_loras(OCI), "engines", NODE, COPY, FACTS, Settings(), {"near": ArtifactFacts()})
 
 
-def test_kubelets_change_nothing_in_a_store() -> None:
+def test_weight_store_volumes_are_read_only() -> None:
     """They give all files below a volume that is not read-only to the pod's fsGroup."""
     volume, claim = WAYS["volume"].objects
     assert volume["spec"]["mountOptions"] == ["ro"]
@@ -199,7 +199,7 @@ def test_kubelets_change_nothing_in_a_store() -> None:
     assert (volume["spec"]["accessModes"], claim["spec"]["accessModes"]) == (["ReadOnlyMany"], ["ReadOnlyMany"])
 
 
-def test_what_is_not_there_yet_or_impossible_is_one_line() -> None:
+def test_missing_or_unmountable_weights_raise_mount_error() -> None:
     with pytest.raises(MountError, match="the weights of Model ada are not on its node yet"):
         seen(found=None)
     with pytest.raises(MountError, match="what the weights of Model ada are is not known yet"):
@@ -221,7 +221,7 @@ def names(
     return volume["metadata"]["name"], claim["metadata"]["name"]
 
 
-def test_each_node_namespace_and_installation_has_a_volume_of_its_own() -> None:
+def test_volume_name_is_unique_per_node_namespace_and_installation() -> None:
     others = [
         names(), names("others"), names(node=NODE._replace(name="gpu-2")), names(store="/other"),
         names(node=NODE._replace(hostname="moved")), names(installation="blue-1"), names(installation="green-2"),
@@ -232,7 +232,7 @@ def test_each_node_namespace_and_installation_has_a_volume_of_its_own() -> None:
     assert names() == names()
 
 
-def test_of_a_node_it_is_kept_what_runs_its_containers() -> None:
+def test_node_facts_include_kubelet_and_container_runtime_versions() -> None:
     info = {"kubeletVersion": "v1.36.3", "containerRuntimeVersion": "containerd://2.1.4", "bootID": "b"}
     metadata = {"name": "n1", "labels": {"kubernetes.io/hostname": "host-1"}}
     found = nodes.read_node({"metadata": metadata, "spec": {}, "status": {"nodeInfo": info}})
@@ -282,7 +282,7 @@ OBJECTS = build_node_volume("engines", NODE, "/store")
 AT_FIRST = [f"GET /api/v1/nodes/{NODE.name}", "APPLY PersistentVolume", "APPLY PersistentVolumeClaim"]
 
 
-async def test_the_volume_of_a_node_takes_three_requests_and_then_none_for_a_minute() -> None:
+async def test_node_volume_takes_three_requests_then_none_for_a_minute() -> None:
     server, at = Server(), [0.0]
     made = making(server, at)
     await made.make(OBJECTS)
@@ -299,7 +299,7 @@ async def test_the_volume_of_a_node_takes_three_requests_and_then_none_for_a_min
     assert server.asked == AT_FIRST * 2, "somebody may have deleted it"
 
 
-async def test_a_volume_whose_claim_was_deleted_is_given_to_the_next() -> None:
+async def test_volume_of_deleted_claim_is_released_for_the_next_claim() -> None:
     server = Server()
     await making(server, [0.0]).make(OBJECTS)
     path = f"{volumes.VOLUMES}/{OBJECTS[0]['metadata']['name']}"
@@ -310,7 +310,7 @@ async def test_a_volume_whose_claim_was_deleted_is_given_to_the_next() -> None:
 
 
 @pytest.mark.parametrize("kind", ["PersistentVolume", "PersistentVolumeClaim"])
-async def test_what_is_just_being_deleted_is_waited_for(kind: str) -> None:
+async def test_volume_or_claim_being_deleted_raises_conflict_until_gone(kind: str) -> None:
     server = Server()
     made = making(server, [0.0])
     server.leaves = {kind}
@@ -321,7 +321,7 @@ async def test_what_is_just_being_deleted_is_waited_for(kind: str) -> None:
     await made.make(OBJECTS)
 
 
-async def test_a_right_that_is_not_there_is_named_with_its_fix() -> None:
+async def test_forbidden_volume_error_names_the_missing_permission_fix() -> None:
     server = Server()
     server.forbids = True
     with pytest.raises(ApiError, match=r"forbidden: it takes the rights that the chart gives with `agent\.enabled`"):
@@ -356,7 +356,7 @@ class Hears(Deaf):
         self.told.append(f"{one.id} refused: {reason}")
 
 
-async def test_a_pod_is_made_when_the_volume_that_it_names_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pod_is_created_after_its_volume_exists(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pod_writer, "RETRY_S", 0.0)
     server, hears, of = Starts(), Hears(), model(OCI)
     made = pod_writer.Orders(cast("Api", server), "/api/v1/namespaces/engines/pods", cast("Any", hears), hears)
@@ -393,7 +393,7 @@ class Says(Server):
         return {"status": {"allowed": True}}
 
 
-async def test_what_the_server_says_is_told_and_asked_again_where_it_does_not_answer() -> None:
+async def test_cluster_facts_are_reported_once_the_server_answers() -> None:
     server, heard = Says(), list[ClusterFacts]()
     assert await volumes.query_cluster_facts(cast("Api", server), "namespace") == ClusterFacts(False, (1, 35))
     assert server.asked == ["/version"], "with that scope nothing of the cluster may be made"

@@ -18,7 +18,7 @@ from tests.kit.fakenvml import FakeNvml
 A, B = SliceId("GPU-a"), SliceId("GPU-b")
 
 
-async def test_declared_devices_are_believed_and_nvml_is_not_asked() -> None:
+async def test_declared_devices_are_used_without_querying_nvml() -> None:
     nvml = FakeNvml()
     inventory = Devices((DeclaredDevice(name="gpu0", memory_bytes=Bytes(80 << 30), model="H100"),), lambda: nvml)
     (only,) = await inventory.open()
@@ -37,7 +37,7 @@ async def test_declared_devices_are_believed_and_nvml_is_not_asked() -> None:
     assert await inventory.look() is None
 
 
-async def test_gpus_become_one_shared_slice_each_and_engines_see_only_theirs() -> None:
+async def test_each_gpu_is_one_shared_slice_visible_only_to_its_engines() -> None:
     inventory = Devices((), FakeNvml)
     slices = await inventory.open()
     assert [(s.id, s.product, s.memory_bytes) for s in slices] == [
@@ -54,12 +54,12 @@ async def test_gpus_become_one_shared_slice_each_and_engines_see_only_theirs() -
     ("names", "found"),
     [(None, "abc"), ("0", "a"), ("2,0", "ca"), ("GPU-b", "b"), ("1,9,0", "b"), ("", ""), ("-1", ""), ("MIG-1", "")],
 )
-def test_only_gpus_that_the_environment_names_are_used(names: str | None, found: str) -> None:
+def test_only_gpus_named_in_the_environment_are_used(names: str | None, found: str) -> None:
     gpus = tuple(NvmlGpu(f"GPU-{name}", "T4", 1 << 30) for name in "abc")
     assert [one.uuid for one in filter_visible_gpus(gpus, names)] == [f"GPU-{name}" for name in found]
 
 
-async def test_without_nvml_there_is_the_hosts_memory() -> None:
+async def test_host_memory_is_used_without_nvml() -> None:
     (host,) = await Devices((), lambda: None).open()
     assert (host.id, host.product) == ("host", "")
     assert host.memory_bytes > 0
@@ -74,11 +74,11 @@ async def test_without_nvml_there_is_the_hosts_memory() -> None:
         (100 << 30, 8 << 30, 6 << 30),  # a container's limit counts
     ],
 )
-def test_the_host_keeps_a_reserve(total: int, limit: int | None, usable: int) -> None:
+def test_host_memory_keeps_a_reserve(total: int, limit: int | None, usable: int) -> None:
     assert host_bytes(total, limit) == usable
 
 
-async def test_a_lost_gpu_is_unhealthy_until_it_is_back() -> None:
+async def test_lost_gpu_is_unhealthy_until_recovery() -> None:
     nvml = FakeNvml()
     inventory = Devices((), lambda: nvml)
     await inventory.open()
@@ -92,7 +92,7 @@ async def test_a_lost_gpu_is_unhealthy_until_it_is_back() -> None:
     assert [s.healthy for s in await inventory.look() or ()] == [True, True]
 
 
-async def test_nvml_that_hangs_makes_its_devices_unhealthy_and_is_not_asked_twice(
+async def test_hanging_nvml_marks_devices_unhealthy_and_is_not_queried_twice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(devices, "ANSWER_SECONDS_MAX", 0.02)
@@ -108,7 +108,7 @@ async def test_nvml_that_hangs_makes_its_devices_unhealthy_and_is_not_asked_twic
     assert [s.healthy for s in await inventory.look() or ()] == [True, True]
 
 
-async def test_memory_is_told_of_the_processes_asked_for_only() -> None:
+async def test_memory_is_reported_only_for_requested_processes() -> None:
     nvml = FakeNvml()
     nvml.holders = {"GPU-a": {1: 100, 2: 50}, "GPU-b": {1: 10}}
     inventory = Devices((), lambda: nvml)

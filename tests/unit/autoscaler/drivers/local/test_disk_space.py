@@ -22,16 +22,16 @@ ENOUGH, LITTLE = Space(BYTES_MIN), Space(BYTES_MIN - 1)
     ("space", "full"),
     [(ENOUGH, False), (LITTLE, True), (Space(0), True), (Space(BYTES_MIN, 0), True), (Space(BYTES_MIN, 1), False)],
 )
-def test_a_disk_is_full_without_bytes_or_files(space: Space, full: bool) -> None:
+def test_disk_without_free_bytes_or_inodes_is_full(space: Space, full: bool) -> None:
     assert disk_space.is_full(space) == full
 
 
-def test_the_space_of_a_folder_is_read(tmp_path: Path) -> None:
+def test_free_space_of_directory_is_measured(tmp_path: Path) -> None:
     assert disk_space.measure_free_space(tmp_path).bytes > 0
     assert not disk_space.is_full(disk_space.measure_free_space(tmp_path / "none")), "a write there names the error"
 
 
-def test_only_writes_without_space_or_quota_are_refused_writes() -> None:
+def test_only_enospc_and_edquot_count_as_out_of_space() -> None:
     assert disk_space.is_out_of_space(OSError(errno.ENOSPC, "No space left on device"))
     assert disk_space.is_out_of_space(OSError(errno.EDQUOT, "Disk quota exceeded"))
     assert not disk_space.is_out_of_space(OSError(errno.EACCES, "Permission denied"))
@@ -39,7 +39,7 @@ def test_only_writes_without_space_or_quota_are_refused_writes() -> None:
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_a_wait_ends_with_space_or_with_an_order_to_stop(
+def test_wait_ends_when_space_is_free_or_stop_is_ordered(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stopped: bool
 ) -> None:
     found = [LITTLE, LITTLE] if stopped else [LITTLE, LITTLE, ENOUGH]
@@ -56,14 +56,14 @@ def test_a_wait_ends_with_space_or_with_an_order_to_stop(
     assert not found
 
 
-def test_a_reason_names_no_file_where_the_error_has_none() -> None:
+def test_error_reason_names_a_file_only_if_known() -> None:
     assert driver._said(OSError(errno.ENOSPC, "No space left on device")) == "No space left on device"
     assert driver._said(FileNotFoundError(errno.ENOENT, "No such file", "/engine")) == "/engine: No such file"
     assert driver._said(ValueError()) == "ValueError"
 
 
 @pytest.mark.parametrize("full", [False, True])
-def test_an_engine_that_ended_on_a_full_disk_has_no_failed_start(full: bool) -> None:
+def test_engine_exit_on_full_disk_is_not_a_failed_start(full: bool) -> None:
     """As the local driver observes it: LEAVING before EXITED."""
     start = replica(model("a", 20), "r1", state=ReplicaState.STARTING)
     before = world([model("a", 20)], [device()], [start])

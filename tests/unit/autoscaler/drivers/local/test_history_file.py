@@ -25,11 +25,11 @@ class Clock:
         return self.now_s
 
 
-def test_every_field_of_a_history_is_a_moment_or_known_not_to_be() -> None:
+def test_every_history_field_is_classified_as_timestamp_or_not() -> None:
     assert {f.name for f in msgspec.structs.fields(History)} == {*MOMENTS, *FORGOTTEN, *NOT_MOMENTS}
 
 
-def test_moments_are_moved_into_the_clock_of_the_next_process(tmp_path: Path) -> None:
+def test_timestamps_are_converted_to_the_clock_of_the_next_process(tmp_path: Path) -> None:
     state = StateDirectory.open(tmp_path)
     history = History(
         starts_s=(2.5, 3.0),
@@ -54,14 +54,14 @@ def test_moments_are_moved_into_the_clock_of_the_next_process(tmp_path: Path) ->
     state.close()
 
 
-def test_a_wall_clock_that_went_back_counts_as_no_time(tmp_path: Path) -> None:
+def test_wall_clock_set_back_counts_as_no_elapsed_time(tmp_path: Path) -> None:
     state = StateDirectory.open(tmp_path)
     HistoryFile(state, Clock(1000.0), Clock(5000.0)).save({M: History(last_activity_s=990.0)})
     assert HistoryFile(state, Clock(2000.0), Clock(1.0)).load()[0][M].last_activity_s == 1990.0
     state.close()
 
 
-def test_it_is_written_at_most_once_a_minute_unless_it_must_be(tmp_path: Path) -> None:
+def test_history_is_saved_at_most_once_a_minute_unless_forced(tmp_path: Path) -> None:
     state, clock = StateDirectory.open(tmp_path), Clock(1000.0)
     file = HistoryFile(state, clock, Clock(5000.0))
     assert file.save({})
@@ -73,7 +73,7 @@ def test_it_is_written_at_most_once_a_minute_unless_it_must_be(tmp_path: Path) -
     state.close()
 
 
-def test_a_broken_file_is_moved_aside_and_nothing_is_remembered(tmp_path: Path) -> None:
+def test_corrupt_history_file_is_moved_aside_and_history_is_empty(tmp_path: Path) -> None:
     state = StateDirectory.open(tmp_path)
     file = HistoryFile(state, Clock(1.0), Clock(1.0))
     assert file.load() == ({}, "")

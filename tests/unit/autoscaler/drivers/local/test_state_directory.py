@@ -15,7 +15,7 @@ def record(name: str) -> ReplicaRecord:
     return ReplicaRecord(id=ReplicaId(name), model=ModelName("m"), spec_hash="h", intent="i", slices=(), memory_bytes=1)
 
 
-def test_it_is_made_for_its_owner_only_and_keeps_its_name(tmp_path: Path) -> None:
+def test_directory_is_private_to_its_owner_and_keeps_its_mark_prefix(tmp_path: Path) -> None:
     state = StateDirectory.open(tmp_path / "a" / "b")
     assert stat.S_IMODE(state.path.stat().st_mode) == 0o700
     assert {p.name for p in state.path.iterdir()} == {"version", "installation", "lock", "replicas", "logs", "run"}
@@ -26,7 +26,7 @@ def test_it_is_made_for_its_owner_only_and_keeps_its_name(tmp_path: Path) -> Non
     again.close()
 
 
-def test_a_second_owner_is_refused_in_one_line_that_names_the_first(tmp_path: Path) -> None:
+def test_second_owner_is_rejected_with_pid_of_the_first(tmp_path: Path) -> None:
     state = StateDirectory.open(tmp_path / "s")
     with pytest.raises(InUseError) as refused:
         StateDirectory.open(tmp_path / "s")
@@ -39,7 +39,7 @@ def test_a_second_owner_is_refused_in_one_line_that_names_the_first(tmp_path: Pa
 @pytest.mark.parametrize(
     ("version", "why"), [("2", "newer Pilotlight (layout 2, this one knows 1)"), ("x", "not one of Pilotlight's")]
 )
-def test_a_newer_or_foreign_directory_is_refused_untouched(tmp_path: Path, version: str, why: str) -> None:
+def test_newer_or_foreign_directory_is_rejected_unchanged(tmp_path: Path, version: str, why: str) -> None:
     (tmp_path / "version").write_text(version)
     for use in (StateDirectory.open, StateDirectory.attach):
         with pytest.raises(StateError, match="--state") as refused:
@@ -51,7 +51,7 @@ def test_a_newer_or_foreign_directory_is_refused_untouched(tmp_path: Path, versi
 
 @pytest.mark.parametrize("name", ["version", "installation", EPOCH])
 @pytest.mark.parametrize("content", [b"", b"-1", b"0x1\n", b"\xff", b"0123456789abcdeg"])
-def test_a_broken_file_is_refused_by_its_name_and_left_as_it_is(tmp_path: Path, name: str, content: bytes) -> None:
+def test_corrupt_file_is_rejected_by_name_and_left_unchanged(tmp_path: Path, name: str, content: bytes) -> None:
     state = StateDirectory.open(tmp_path)
     assert [state.next_epoch(), state.next_epoch()] == [1, 2]
     state.close()
@@ -64,7 +64,7 @@ def test_a_broken_file_is_refused_by_its_name_and_left_as_it_is(tmp_path: Path, 
         assert (tmp_path / name).read_bytes() == content
 
 
-def test_epochs_go_on_and_one_that_cannot_be_written_down_is_not_given(tmp_path: Path) -> None:
+def test_epoch_increases_and_is_not_issued_if_write_fails(tmp_path: Path) -> None:
     state = StateDirectory.open(tmp_path)
     (tmp_path / EPOCH).write_text("1700000000\n")
     assert state.next_epoch() == 1700000001
@@ -74,7 +74,7 @@ def test_epochs_go_on_and_one_that_cannot_be_written_down_is_not_given(tmp_path:
     state.close()
 
 
-def test_one_that_cannot_be_written_is_refused_with_the_fix(tmp_path: Path) -> None:
+def test_unwritable_directory_is_rejected_with_the_fix(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "file", tmp_path / "file" / "below", "/proc/pilotlight"):
         with pytest.raises(StateError, match="name a writable one with --state") as refused:
@@ -83,12 +83,12 @@ def test_one_that_cannot_be_written_is_refused_with_the_fix(tmp_path: Path) -> N
         assert "\n" not in str(refused.value)
 
 
-def test_one_that_was_never_made_cannot_be_attached_to(tmp_path: Path) -> None:
+def test_attach_to_missing_directory_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(StateError, match="is not there"):
         StateDirectory.attach(tmp_path / "s")
 
 
-def test_records_come_back_whatever_their_names_are(tmp_path: Path) -> None:
+def test_records_with_any_name_are_read_back(tmp_path: Path) -> None:
     state = StateDirectory.open(tmp_path)
     names = ["a", "a/b", "..", "ns/name:tag", "x" * 500, "ä"]
     for name in names:
@@ -105,7 +105,7 @@ def test_records_come_back_whatever_their_names_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"id":"r1"}', b"\xff\xfe"])
-def test_a_broken_record_is_moved_aside_and_told_of_once(tmp_path: Path, content: bytes) -> None:
+def test_corrupt_record_is_moved_aside_and_reported_once(tmp_path: Path, content: bytes) -> None:
     state = StateDirectory.open(tmp_path)
     state.put(record("r2"))
     (tmp_path / "replicas" / "r1.json").write_bytes(content)

@@ -74,7 +74,7 @@ def convert(*texts: str) -> list[ConversionResult]:
     return models.convert_models([(f"{number}.yaml", text) for number, text in enumerate(texts)])
 
 
-def test_a_model_of_vllm() -> None:
+def test_vllm_model_is_converted() -> None:
     (taken,) = convert(CHAT)
     assert taken.document == {
         "apiVersion": "pilotlight.dev/v1alpha1",
@@ -105,7 +105,7 @@ def test_a_model_of_vllm() -> None:
     assert "chat-8b:sql, not chat-8b_sql" in told["spec.adapters[0]"]
 
 
-def test_every_key_of_a_model_is_written_or_told() -> None:
+def test_every_model_key_is_converted_or_noted() -> None:
     """Each one by itself makes a document another, or is named."""
     every: dict[str, object] = {
         "args": ["--x"], "env": {"A": "b"}, "envFrom": [{"secretRef": {"name": "s"}}], "image": "engine:1",
@@ -122,7 +122,7 @@ def test_every_key_of_a_model_is_written_or_told() -> None:
     assert known == {*every, "engine", "replicas"}, "an engine is another Model; replicas are KubeAI's own count"
 
 
-def test_ollama_serves_one_model_under_the_model_s_name() -> None:
+def test_ollama_model_is_served_under_the_model_name() -> None:
     (taken,) = convert(yaml.safe_dump(spec(engine="OLlama", url="ollama://gemma:2b", targetRequests=3)))
     found = written(taken)
     assert found["engine"] == "command"
@@ -141,7 +141,7 @@ def test_ollama_serves_one_model_under_the_model_s_name() -> None:
 
 @pytest.mark.standard
 @pytest.mark.skipif(shutil.which("sh") is None, reason="needs a shell")
-def test_the_shell_that_runs_ollama_ends_with_it_and_when_it_is_told_to(tmp_path: Path) -> None:
+def test_ollama_shell_command_exits_on_pull_failure_and_sigterm(tmp_path: Path) -> None:
     """A stand-in for Ollama writes down how it is called; `serve` runs until SIGTERM."""
     calls = tmp_path / "calls"
     stand_in = tmp_path / "ollama"
@@ -178,7 +178,7 @@ def test_the_shell_that_runs_ollama_ends_with_it_and_when_it_is_told_to(tmp_path
     assert clients == ["list", "pull gemma:2b", "run gemma:2b hi", "cp gemma:2b tiny"]
 
 
-def test_a_claim_is_mounted() -> None:
+def test_pvc_artifact_is_mounted_in_the_pod() -> None:
     (taken,) = convert(yaml.safe_dump(spec(url="pvc://weights/llama/8b")))
     found = written(taken)
     assert found["artifact"] == "file:///model"
@@ -191,7 +191,7 @@ def test_a_claim_is_mounted() -> None:
     assert "pull" not in str(ollama["command"])
 
 
-def test_infinity_is_a_command() -> None:
+def test_infinity_engine_is_converted_to_a_command() -> None:
     found = written(models.convert_model(spec(engine="Infinity", url="hf://acme/embed", features=["TextEmbedding"])))
     assert found["command"] == ["infinity_emb", "v2", "--host", "{host}", "--port", "{port}"]
     env = found["env"]
@@ -214,14 +214,14 @@ def test_infinity_is_a_command() -> None:
         ({"minReplicas": 5, "maxReplicas": 2}, "spec.replicas.min: expected at most replicas.max"),
     ],
 )
-def test_what_has_no_equal_says_why(keys: dict[str, object], said: str) -> None:
+def test_model_without_equivalent_is_rejected_with_a_reason(keys: dict[str, object], said: str) -> None:
     taken = models.convert_model(spec(**keys))
     assert taken.document is None
     assert said in taken.refused
     assert models.convert_live_model(spec(**keys))[:2] == (None, taken.refused)
 
 
-def test_a_fixed_number_of_replicas_stays_fixed() -> None:
+def test_fixed_replica_count_is_kept_when_autoscaling_is_disabled() -> None:
     fixed = written(models.convert_model(spec(autoscalingDisabled=True, replicas=2)))
     assert fixed["replicas"] == {"min": 2, "max": 2}
     none = written(models.convert_model(spec(autoscalingDisabled=True, replicas=0)))
@@ -229,7 +229,7 @@ def test_a_fixed_number_of_replicas_stays_fixed() -> None:
     assert written(models.convert_model(spec(replicas=7)))["replicas"] == {"min": 0, "max": 1000}
 
 
-def test_devices_are_not_multiplied_by_our_own_tensor_parallelism() -> None:
+def test_pipeline_parallel_model_sets_tensor_parallel_size_explicitly() -> None:
     """Pilotlight tells vLLM the number of GPUs; with pipelines that would be too many."""
     found = written(
         models.convert_model(spec(resourceProfile="nvidia-gpu-h100:4", args=["--pipeline-parallel-size=4"]))
@@ -249,7 +249,7 @@ def test_devices_are_not_multiplied_by_our_own_tensor_parallelism() -> None:
         ("nvidia-gpu-gh200", ["*gh200*"]),
     ],
 )
-def test_a_profile_s_name_says_which_devices(profile: str, products: list[str]) -> None:
+def test_resource_profile_name_selects_device_products(profile: str, products: list[str]) -> None:
     assert written(models.convert_model(spec(resourceProfile=f"{profile}:1")))["gpu"] == {
         "count": 1,
         "models": products,
@@ -279,7 +279,7 @@ CONFIG_MAP = yaml.safe_dump(
 
 
 @pytest.mark.parametrize("settings_text", [VALUES, CONFIG_MAP])
-def test_an_installation_s_own_profiles_and_images_hold(settings_text: str) -> None:
+def test_custom_resource_profiles_and_images_are_applied(settings_text: str) -> None:
     wide, l4, big = convert(
         yaml.safe_dump_all(
             spec(resourceProfile=profile) | {"metadata": {"name": profile.partition(":")[0]}}
@@ -301,7 +301,7 @@ def test_an_installation_s_own_profiles_and_images_hold(settings_text: str) -> N
     assert "needs example.com/disk" in big.refused
 
 
-def test_a_catalogue_gives_the_models_that_it_turns_on() -> None:
+def test_catalog_yields_only_enabled_models() -> None:
     entry = spec()["spec"]
     assert isinstance(entry, dict)
     catalogue = {"catalog": {"on": {"enabled": True, **entry}, "off": {"enabled": False, **entry}, "quiet": entry}}
@@ -309,7 +309,7 @@ def test_a_catalogue_gives_the_models_that_it_turns_on() -> None:
     assert len(convert(yaml.safe_dump({"all": {"enabled": True}} | catalogue))) == 3
 
 
-def test_a_list_as_kubectl_prints_it() -> None:
+def test_kubectl_list_is_converted() -> None:
     several = {"apiVersion": "v1", "kind": "List", "items": [spec(), spec() | {"metadata": {"name": "two"}}]}
     assert [taken.what for taken in convert(yaml.safe_dump(several))] == ["Model tiny", "Model two"]
 
@@ -326,14 +326,14 @@ def test_a_list_as_kubectl_prints_it() -> None:
         ([1], "0.yaml: document 1: expected keys with values"),
     ],
 )
-def test_what_is_no_model_is_named_in_one_line(value: object, said: str) -> None:
+def test_invalid_model_document_is_rejected_in_one_line(value: object, said: str) -> None:
     with pytest.raises(DocumentError) as caught:
         convert(yaml.safe_dump(value))
     assert str(caught.value).startswith(said)
     assert "\n" not in str(caught.value)
 
 
-def test_two_models_of_one_name_are_not_both_taken_over() -> None:
+def test_duplicate_model_name_is_rejected() -> None:
     first, second = refuse_duplicate_names(convert(CHAT, CHAT.replace("namespace: ai", "namespace: lab")))
     assert first.document is not None
     assert "`chat-8b` is already a name of Model chat-8b" in second.refused
@@ -350,7 +350,7 @@ ENGINES = st.sampled_from(["VLLM", "OLlama", "Infinity", "FasterWhisper"])
 
 @settings(derandomize=True, deadline=None, max_examples=examples(300))
 @given(engine=ENGINES, keys=st.dictionaries(st.sampled_from(KEYS), st.one_of(VALUE, st.dictionaries(WORDS, VALUE))))
-def test_whatever_a_model_says_its_document_can_be_read_or_it_has_none(engine: str, keys: dict[str, object]) -> None:
+def test_any_model_yields_a_valid_document_or_a_rejection(engine: str, keys: dict[str, object]) -> None:
     try:
         taken = models.convert_model(spec(**({"engine": engine} | keys)))
     except WrongKeyError:

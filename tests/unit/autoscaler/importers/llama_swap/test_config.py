@@ -79,7 +79,7 @@ def written(taken: ConversionResult) -> dict[str, object]:
     return found
 
 
-def test_a_configuration() -> None:
+def test_complete_configuration_is_converted() -> None:
     about, tenant, coder, pooled = convert(WHOLE)
     assert about.document is None
     assert not about.refused
@@ -119,19 +119,19 @@ def test_a_configuration() -> None:
     }
 
 
-def test_the_documents_together_are_an_installation() -> None:
+def test_converted_documents_load_together() -> None:
     documents = parse_documents([("printed", to_yaml(refuse_duplicate_names(convert(WHOLE))))])
     assert [one.name for one in documents.models] == ["coder:32b", "pooled"]
     assert [one.name for one in documents.tenants] == ["llama-swap"]
 
 
-def test_a_key_is_written_as_its_hash_only() -> None:
+def test_api_key_is_written_only_as_its_hash() -> None:
     text = to_yaml(convert(WHOLE))
     assert "sk-one" not in text
     assert "sk-two" not in text
 
 
-def test_every_key_of_a_model_is_written_or_told() -> None:
+def test_every_model_key_is_converted_or_noted() -> None:
     every: dict[str, object] = {
         "cmd": "engine --at={port}", "proxy": "http://localhost:80", "aliases": ["b"], "env": ["A=b"],
         "checkEndpoint": "/x", "ttl": 5, "unlisted": True, "useModelName": "n", "concurrencyLimit": 2,
@@ -146,7 +146,7 @@ def test_every_key_of_a_model_is_written_or_told() -> None:
     assert known <= every.keys()
 
 
-def test_every_key_of_the_whole_is_told() -> None:
+def test_every_unsupported_global_key_is_noted() -> None:
     models = {"m": {"cmd": "engine ${PORT}"}}
     for key in (*config.WHOLE, "unknown"):
         about, _ = convert(yaml.safe_dump({"models": models, key: {"a": 1}}))
@@ -163,7 +163,7 @@ def test_every_key_of_the_whole_is_told() -> None:
         ("engine serve", {"env": ["PORT=${PORT}"]}, ["env", "PORT={port}"]),
     ],
 )  # fmt: skip
-def test_where_a_command_listens_is_found(cmd: str, keys: dict[str, object], command: list[str]) -> None:
+def test_port_in_command_is_replaced_by_placeholder(cmd: str, keys: dict[str, object], command: list[str]) -> None:
     found = written(model(cmd, keys))
     assert found["engine"] == "command"
     assert found["command"] == command
@@ -178,17 +178,17 @@ def test_where_a_command_listens_is_found(cmd: str, keys: dict[str, object], com
         ("", {}, "cmd: expected the command"),
     ],
 )
-def test_what_has_no_equal_says_why(cmd: str, keys: dict[str, object], said: str) -> None:
+def test_model_without_equivalent_is_rejected_with_a_reason(cmd: str, keys: dict[str, object], said: str) -> None:
     taken = model(cmd, keys)
     assert taken.document is None
     assert said in taken.refused
 
 
-def test_a_name_that_clients_cannot_send_is_refused() -> None:
+def test_invalid_model_name_is_rejected() -> None:
     assert "metadata.name: expected" in model("engine ${PORT}", name="not a name!").refused
 
 
-def test_a_llama_server_without_parallel_takes_one_call_at_a_time() -> None:
+def test_llama_server_without_parallel_flag_gets_one_slot() -> None:
     taken = model("llama-server -m /a.gguf -c 4096 --port ${PORT} --api-key x --metrics --slots -a b --threads 2")
     assert written(taken)["slots"] == 1
     assert written(taken)["contextTokens"] == 4096
@@ -196,7 +196,7 @@ def test_a_llama_server_without_parallel_takes_one_call_at_a_time() -> None:
     assert dict(taken.notes).keys() == {"cmd", "cmd --api-key"}
 
 
-def test_a_llama_server_on_the_cpu_and_from_a_folder() -> None:
+def test_llama_server_cpu_flags_and_relative_path_are_converted() -> None:
     taken = model("/opt/llama-server-b5000 -m models/a.gguf --port ${PORT} -np 1 -ngl 0 -t 4 --embedding")
     assert written(taken)["artifact"] == "file:///srv/swap/models/a.gguf"
     assert written(taken)["gpu"] == {"count": 0}
@@ -204,16 +204,16 @@ def test_a_llama_server_on_the_cpu_and_from_a_folder() -> None:
     assert dict(taken.notes).keys() == {"cmd --model", "cmd /opt/llama-server-b5000"}
 
 
-def test_a_llama_server_without_a_file_stays_a_command() -> None:
+def test_llama_server_without_a_model_file_stays_a_command() -> None:
     found = written(model("llama-server -hf acme/tiny:Q4 --port ${PORT}"))
     assert found["command"] == ["llama-server", "-hf", "acme/tiny:Q4", "--port", "{port}"]
 
 
-def test_the_extra_s_flags_are_those_that_it_has() -> None:
+def test_extra_flags_are_supported_by_the_xllamacpp_server() -> None:
     assert set(xllamacpp_server.FLAGS) >= EXTRA_FLAGS
 
 
-def test_a_macro_alone_keeps_its_type() -> None:
+def test_value_of_a_single_macro_keeps_its_type() -> None:
     (taken,) = convert("macros: {idle: 30}\nmodels: {m: {cmd: 'engine ${PORT}', ttl: '${idle}'}}")
     assert written(taken)["idleSeconds"] == 30
 
@@ -233,14 +233,14 @@ def test_a_macro_alone_keeps_its_type() -> None:
         ("", "config.yaml: expected one document"),
     ],
 )
-def test_what_is_wrong_is_named_in_one_line(text: str, said: str) -> None:
+def test_invalid_configuration_is_rejected_in_one_line(text: str, said: str) -> None:
     with pytest.raises(DocumentError) as caught:
         convert(text)
     assert str(caught.value).startswith(said)
     assert "\n" not in str(caught.value)
 
 
-def test_a_name_of_another_model_is_not_given_twice() -> None:
+def test_duplicate_model_name_is_rejected() -> None:
     text = "models: {a: {cmd: 'e ${PORT}'}, b: {cmd: 'e ${PORT}', aliases: [a]}}"
     assert [taken.refused.partition(":")[0] for taken in refuse_duplicate_names(convert(text))] == [
         "",
@@ -260,9 +260,7 @@ EXTRA = st.dictionaries(
 
 @settings(derandomize=True, deadline=None, max_examples=examples(300))
 @given(words=st.lists(WORD, min_size=1, max_size=8), keys=EXTRA)
-def test_whatever_a_command_is_its_document_can_be_read_or_it_has_none(
-    words: list[str], keys: dict[str, object]
-) -> None:
+def test_any_command_yields_a_valid_document_or_a_rejection(words: list[str], keys: dict[str, object]) -> None:
     try:
         (taken,) = convert(yaml.safe_dump({"models": {"m": {"cmd": " ".join(words)} | keys}}))
     except DocumentError:

@@ -40,7 +40,7 @@ def one_of(**fields: Any) -> World:
 # --- what is told -----------------------------------------------------------------------------------------------------
 
 
-def test_a_start_is_told_when_it_is_ordered_and_when_it_is_done() -> None:
+def test_start_has_an_event_when_ordered_and_when_ready() -> None:
     at = world([DOC], [device()])
     at, first = told(at, StartReplica(replica=pending(), reason="wake m: 3 waiting, tenant acme"))
     assert first == [("Woken", "r: wake m: 3 waiting, tenant acme")]
@@ -51,12 +51,12 @@ def test_a_start_is_told_when_it_is_ordered_and_when_it_is_done() -> None:
     assert told(at, seen(Seen.UNREADY))[1] == [], "nor when its probes fail for a moment"
 
 
-def test_how_long_a_start_took_is_told() -> None:
+def test_started_event_states_the_start_duration() -> None:
     at = one_of(state=S.STARTING, created_s=T0 - 21.4, started_s=T0 - 20, wanted_s=None)
     assert told(at, seen(Seen.READY))[1] == [("Started", "r is ready after 21 s")]
 
 
-def test_what_fails_to_start_is_a_warning_and_its_end_is_no_second_event() -> None:
+def test_failed_start_has_exactly_one_event() -> None:
     at = one_of(state=S.STARTING)
     at, failed = told(at, seen(Seen.EXITED, reason="ended with status 3"))
     assert failed == [("StartFailed", "r: ended with status 3")]
@@ -64,21 +64,21 @@ def test_what_fails_to_start_is_a_warning_and_its_end_is_no_second_event() -> No
     assert ended == []
 
 
-def test_a_start_that_took_too_long_or_was_not_tried_failed() -> None:
+def test_timed_out_or_impossible_start_has_start_failed_event() -> None:
     late = told(one_of(state=S.STARTING), FailReplica(replica=R, reason="not ready after 900 s"))[1]
     assert late == [("StartFailed", "r: not ready after 900 s")]
     never = told(world([DOC], [device()]), FailStart(model=M, reason="no engine vllm"))[1]
     assert never == [("StartFailed", "cannot start: no engine vllm")]
 
 
-def test_what_breaks_while_it_serves_has_stopped() -> None:
+def test_serving_replica_that_exits_has_one_stopped_event() -> None:
     broke = [("Stopped", "r broke: was killed by SIGKILL")]
     assert told(one_of(), seen(Seen.EXITED, reason="was killed by SIGKILL"))[1] == broke
     at_once = seen(Seen.CLEAN, reason="was killed by SIGKILL", proof="exited")
     assert told(one_of(), at_once)[1] == broke, "and once, however fast it is gone"
 
 
-def test_an_idle_end_is_drained_and_stopped() -> None:
+def test_idle_replica_has_drained_and_stopped_events() -> None:
     at, begun = told(one_of(), DrainReplica(replica=R, reason="idle for 60 s"))
     assert begun == []
     at, ended = told(at, StopReplica(replica=R, grace_s=1.0, reason="idle for 60 s; nothing runs"))
@@ -86,14 +86,14 @@ def test_an_idle_end_is_drained_and_stopped() -> None:
     assert told(at, seen(Seen.CLEAN, proof="exited"))[1] == [("Stopped", "r: idle for 60 s")]
 
 
-def test_a_victim_is_evicted() -> None:
+def test_drain_of_victim_has_evicted_event() -> None:
     reason = "make room for ben: m was resident 40 s, 2 waiting"
     assert told(one_of(), DrainReplica(replica=R, reason=reason, victim_of=ModelName("ben")))[1] == [
         ("Evicted", f"r: {reason}")
     ]
 
 
-def test_capacity_is_told_when_it_is_asked_for_and_when_it_has_come() -> None:
+def test_capacity_has_events_when_requested_and_when_arrived() -> None:
     begin = surge(offer())
     ordered, _ = acted(begin)
     here = arrived(shown(ordered, T0 + 1), T0 + 30)
@@ -109,12 +109,12 @@ def test_capacity_is_told_when_it_is_asked_for_and_when_it_has_come() -> None:
     assert not between(begin, found), "another leader told that"
 
 
-def test_what_is_found_after_a_restart_is_no_news() -> None:
+def test_replicas_found_after_restart_cause_at_most_one_event() -> None:
     at = world([DOC], [device()])
     assert told(at, seen(Seen.STARTING), seen(Seen.READY, "r2"), seen(Seen.EXITED, "r3"))[1][1:] == []
 
 
-def test_events_are_about_the_models_own_object() -> None:
+def test_events_refer_to_the_model_object() -> None:
     ada = model("ada")
     assert event_log.find_involved_object(ada) is None, "of a file"
     assert event_log.find_involved_object(replace(ada, uid="u1")) == ADA
@@ -127,7 +127,7 @@ def test_events_are_about_the_models_own_object() -> None:
 # --- how much is told -------------------------------------------------------------------------------------------------
 
 
-def test_what_happens_again_before_it_was_sent_is_counted() -> None:
+def test_repeated_event_before_sending_is_counted() -> None:
     book = Book()
     for number in range(5):
         book.note(ADA, WOKEN._replace(note=f"{number} waiting"), T0 + number)
@@ -137,7 +137,7 @@ def test_what_happens_again_before_it_was_sent_is_counted() -> None:
     assert book.take(T0 + 5) is None
 
 
-def test_a_series_goes_on_for_ten_minutes() -> None:
+def test_event_series_lasts_ten_minutes() -> None:
     book = Book()
     book.note(ADA, WOKEN, T0)
     first = book.take(T0)
@@ -148,7 +148,7 @@ def test_a_series_goes_on_for_ten_minutes() -> None:
     assert book.series(first._replace(last_s=T0 + 600)) is None
 
 
-def test_a_model_that_flaps_costs_so_many_requests_a_minute_and_every_time_is_counted() -> None:
+def test_flapping_model_is_rate_limited_and_all_events_are_counted() -> None:
     book, other = Book(), ADA._replace(name="ben")
     times = requests = 0
     for tick in range(3000):  # ten times a second for five minutes
@@ -167,7 +167,7 @@ def test_a_model_that_flaps_costs_so_many_requests_a_minute_and_every_time_is_co
     assert book.take(T0 + 300 + wait_s + 0.01) is not None
 
 
-def test_a_flood_is_bounded_and_what_is_left_out_is_counted() -> None:
+def test_pending_events_are_bounded_and_dropped_ones_are_counted() -> None:
     book = Book()
     for number in range(PENDING_MAX + 7):
         book.note(ADA._replace(name=f"m{number}"), WOKEN, T0)
@@ -176,7 +176,7 @@ def test_a_flood_is_bounded_and_what_is_left_out_is_counted() -> None:
     assert (len(book), book.dropped) == (0, PENDING_MAX + 7)
 
 
-def test_what_could_not_be_sent_goes_first_with_what_came_since() -> None:
+def test_unsent_event_is_retried_first_with_newer_occurrences() -> None:
     book = Book()
     book.note(ADA, WOKEN, T0)
     book.note(ADA._replace(name="ben"), WOKEN, T0)
@@ -192,5 +192,5 @@ def test_what_could_not_be_sent_goes_first_with_what_came_since() -> None:
 
 
 @pytest.mark.parametrize("text", ["ä" * 900, "x" * 5000])
-def test_notes_are_no_longer_than_the_api_server_takes(text: str) -> None:
+def test_event_note_is_truncated_to_api_server_limit(text: str) -> None:
     assert 990 < len(event_log.truncate_note(text).encode()) <= 1000

@@ -35,7 +35,7 @@ class Told:
         return [one.name for one in self.documents[-1].models]
 
 
-def test_nothing_is_told_before_all_that_are_awaited_have_spoken() -> None:
+def test_documents_are_withheld_until_all_sources_reported() -> None:
     told = Told()
     one = Installation(told, (FILES, CUSTOMS))
     one.put(CUSTOMS, {X: model()}, statuses={X: {"learned": 1}})
@@ -46,7 +46,7 @@ def test_nothing_is_told_before_all_that_are_awaited_have_spoken() -> None:
     assert told.statuses == [{"x": {"learned": 1}}]
 
 
-def test_a_status_is_told_once_under_the_name_that_its_model_has() -> None:
+def test_status_is_delivered_once_under_the_resolved_model_name() -> None:
     told = Told()
     one = Installation(told, (CUSTOMS,))
     one.put(CUSTOMS, {X: model(1), Y: model(2, "b")}, statuses={X: {"n": 1}, Y: {"n": 2}})
@@ -56,7 +56,7 @@ def test_a_status_is_told_once_under_the_name_that_its_model_has() -> None:
     assert one.settled.names == {Y: "x"}
 
 
-def test_each_source_replaces_only_its_own() -> None:
+def test_each_source_replaces_only_its_own_models() -> None:
     told = Told()
     one = Installation(told, (FILES,))
     one.put_files(DocumentsSeen(models=(model(),)))

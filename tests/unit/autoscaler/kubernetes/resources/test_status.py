@@ -81,14 +81,14 @@ SITUATIONS = {
 
 
 @pytest.mark.parametrize("reason", SITUATIONS)
-def test_each_situation_has_its_reason(reason: str) -> None:
+def test_ready_condition_has_the_reason_of_each_situation(reason: str) -> None:
     of, status = SITUATIONS[reason]
     ready = said(of, "Ready")
     assert (ready.reason, ready.status) == (reason, status)
     assert ready.message
 
 
-def test_conditions_have_words_that_kubernetes_takes() -> None:
+def test_condition_fields_are_valid_for_kubernetes() -> None:
     quarantined = [case(fault="KeyError: 7"), case(fault="KeyError: 7", replicas=(replica(ADA, "r"),))]
     for of in (*(of for of, _ in SITUATIONS.values()), *quarantined):
         told = build_conditions(of)
@@ -106,40 +106,40 @@ def test_a_quarantined_model_is_faulty_and_stays_ready_while_it_serves() -> None
     assert said(case(), "Faulty")[1:3] == ("False", "NoFault")
 
 
-def test_to_wait_for_capacity_is_no_failure() -> None:
+def test_waiting_for_capacity_is_not_degraded() -> None:
     waits = starting(waits="Unschedulable: 0/3 nodes are available")
     assert said(waits, "Ready").message == "waiting for capacity: Unschedulable: 0/3 nodes are available"
     assert (said(waits, "Placed").status, said(waits, "Starting").status) == ("False", "True")
     assert said(waits, "Degraded").status == "False"
 
 
-def test_what_a_pod_waits_for_may_be_no_trouble() -> None:
+def test_pod_preparing_its_image_is_not_degraded() -> None:
     waits = starting(waits="node n1 gets its image and volumes ready")
     assert said(waits, "Ready")[1:] == ("False", "Starting", "node n1 gets its image and volumes ready")
     assert said(waits, "Degraded").status == "False"
     assert said(starting(waits="ErrImagePull: not found"), "Degraded").reason == "ImagePullBackOff"
 
 
-def test_a_first_exit_is_a_failed_start_and_the_next_ones_are_a_crash_loop() -> None:
+def test_first_exit_is_start_failed_and_repeated_exits_are_crash_loop() -> None:
     first = case(history=History(failure=EXITED, tries=1))
     assert said(first, "Ready").reason == "StartFailed"
     assert said(case(history=History(failure=EXITED, episodes=1)), "Ready").reason == "CrashLoop"
 
 
-def test_what_serves_while_its_next_start_fails_is_ready_and_degraded() -> None:
+def test_serving_model_with_failing_start_is_ready_and_degraded() -> None:
     of = case(replicas=(replica(ADA, "r"),), history=History(failure=EXITED, tries=1))
     assert said(of, "Ready").reason == "Serving"
     assert (said(of, "Degraded").status, said(of, "Degraded").reason) == ("True", "StartFailed")
 
 
-def test_messages_end() -> None:
+def test_long_condition_message_is_truncated() -> None:
     assert len(said(case(obstacle="x" * 5000), "Ready").message) == 1024
 
 
 # --- status -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_status_is_what_interfaces_say() -> None:
+def test_status_contains_replicas_demand_last_start_and_conditions() -> None:
     served = replica(ADA, "r1", created_s=T0 - 30, started_s=T0 - 25, ready_s=T0 - 9, wanted_s=T0 - 30.4,
                      reason="wake ada: 3 waiting, tenant acme")  # fmt: skip
     at = world(
@@ -162,7 +162,7 @@ def test_a_status_is_what_interfaces_say() -> None:
     }  # fmt: skip
 
 
-def test_the_definition_has_a_place_for_all_that_is_written() -> None:
+def test_crd_schema_matches_all_written_status_fields() -> None:
     """And for nothing else; where it has none, the API server refuses the whole."""
     full = History((1.0,), T0, tries=1, retry_at_s=T0, episodes=1, refused_until_s=T0, failure="x")
     made = sent(statuses.render_status(case(replicas=(replica(ADA, "r"),), history=full), NO_STATUS, NOW))
@@ -186,7 +186,7 @@ def places(schema: Any, at: tuple[str, ...] = ()) -> set[tuple[str, ...]]:
     return {path for key, one in inner["properties"].items() for path in places(one, (*at, key))}
 
 
-def test_times_move_only_when_the_status_of_a_condition_does() -> None:
+def test_transition_time_changes_only_with_condition_status() -> None:
     first = statuses.render_status(case(), NO_STATUS, NOW)
     later = ClockReading(T0 + 50, UNIX0 + 50)
     serving = statuses.render_status(case(replicas=(replica(ADA, "r"),)), first, later)
@@ -196,7 +196,7 @@ def test_times_move_only_when_the_status_of_a_condition_does() -> None:
     assert paused.conditions[0].last_transition_time == datetime.fromtimestamp(UNIX0 + 50, UTC)
 
 
-def test_the_last_start_is_kept_and_a_found_replica_had_none() -> None:
+def test_last_start_is_kept_and_omitted_for_found_replicas() -> None:
     seen = statuses.render_status(case(replicas=(replica(ADA, "r", started_s=T0 - 105),)), NO_STATUS, NOW)
     assert statuses.encode_status(seen)["lastStart"]
     assert statuses.render_status(case(), seen, NOW).last_start == seen.last_start
@@ -204,7 +204,7 @@ def test_the_last_start_is_kept_and_a_found_replica_had_none() -> None:
     assert "lastStart" not in statuses.encode_status(found)
 
 
-def test_objects_that_are_not_in_force_say_why_and_show_nobody_elses_replicas() -> None:
+def test_inactive_model_objects_show_the_reason_and_no_replicas() -> None:
     objects = {
         ObjectKey("default", "ada"): ModelObject("u1", 1, ADA, ""),
         ObjectKey("team-a", "ada"): ModelObject("u2", 2, ADA, ""),
@@ -225,7 +225,7 @@ def test_objects_that_are_not_in_force_say_why_and_show_nobody_elses_replicas() 
     assert told[1].conditions[0].message == "`ada` belongs to Model default/ada"
 
 
-def test_models_of_other_installations_are_subjects_once_it_is_known_whose_they_are() -> None:
+def test_models_of_other_installations_are_listed_once_holder_is_known() -> None:
     objects = {
         ObjectKey(name, "ada"): ModelObject(name, 1, None if name == "wrong" else ADA, "no" if name == "wrong" else "")
         for name in ("ours", "wrong", "theirs", "unknown")
@@ -238,7 +238,7 @@ def test_models_of_other_installations_are_subjects_once_it_is_known_whose_they_
     ]  # fmt: skip
 
 
-def test_the_condition_of_another_installation_is_no_part_of_a_status() -> None:
+def test_served_elsewhere_condition_is_ignored_when_status_is_read() -> None:
     said = {
         "type": "ServedElsewhere",
         "status": "True",
@@ -250,12 +250,12 @@ def test_the_condition_of_another_installation_is_no_part_of_a_status() -> None:
 
 
 @pytest.mark.parametrize("reason", SITUATIONS)
-def test_weight_is_of_a_status_what_it_is_of_its_case(reason: str) -> None:
+def test_input_and_rendered_status_have_equal_summaries(reason: str) -> None:
     of, _ = SITUATIONS[reason]
     assert statuses.summarize_input(of) == statuses.summarize_status(statuses.render_status(of, NO_STATUS, NOW))
 
 
-def test_messages_and_demand_weigh_nothing() -> None:
+def test_messages_and_demand_do_not_change_the_summary() -> None:
     light = case(unmet=unmet("r is resident 2 s"), load=ModelLoad(waiting=1))
     same = case(unmet=unmet("r is resident 3 s"), load=ModelLoad(waiting=7))
     assert statuses.summarize_input(light) == statuses.summarize_input(same)
@@ -274,9 +274,7 @@ HISTORIES = st.builds(
 
 @settings(derandomize=True, deadline=None, max_examples=examples(200))
 @given(HISTORIES, st.floats(1, 1e6), st.floats(-0.4, 0.4))
-def test_what_was_learned_comes_back_in_another_clock_and_is_not_news_there(
-    history: History, boot_s: float, jitter_s: float
-) -> None:
+def test_learned_history_survives_a_change_of_clock(history: History, boot_s: float, jitter_s: float) -> None:
     """Another machine's monotonic clock, an hour later, and a wall clock that is not quite the same."""
     written = statuses.render_status(case(history=history), NO_STATUS, NOW)
     known = statuses.read_status(statuses.encode_status(written))
@@ -291,20 +289,20 @@ def test_what_was_learned_comes_back_in_another_clock_and_is_not_news_there(
             assert now - boot_s + 3600 == pytest.approx(was - T0, abs=0.51)
 
 
-def test_a_new_try_of_an_episode_counts_on() -> None:
+def test_restored_history_continues_the_retry_count() -> None:
     known = statuses.render_status(case(history=History(tries=2, first_try_s=T0 - 9, failure=EXITED)), NO_STATUS, NOW)
     back = statuses.restore_history(known, 50.0, UNIX0 + 9)
     assert (back.tries, back.first_try_s) == (2, 50.0)
 
 
-def test_what_nobody_wrote_is_no_memory_and_what_is_none_is_an_error() -> None:
+def test_empty_status_restores_no_history_and_invalid_one_raises() -> None:
     assert statuses.restore_history(statuses.read_status({}), 1.0, UNIX0) == History()
     assert statuses.read_status({"conditions": [], "later": 1}) == Status()
     with pytest.raises(ValueError, match="tries"):
         statuses.read_status({"learned": {"tries": "many"}})
 
 
-def test_who_follows_takes_what_the_leader_remembers_and_who_leads_does_not() -> None:
+def test_follower_takes_history_from_status_and_leader_keeps_its_own() -> None:
     mine = History(starts_s=(9.0,), tries=2, first_try_s=T0 - 5, failure="x", last_activity_s=T0 - 1, regrets=1)
     known = statuses.render_status(
         case(history=History((3.0,), T0 - 4, episodes=2, refused_until_s=T0 + 60)), NO_STATUS, NOW
@@ -318,7 +316,7 @@ def test_who_follows_takes_what_the_leader_remembers_and_who_leads_does_not() ->
     )
 
 
-def test_a_status_that_is_none_costs_only_its_own_model_its_memory() -> None:
+def test_invalid_status_loses_history_of_its_own_model_only() -> None:
     known = sent(statuses.render_status(case(history=History(episodes=2)), NO_STATUS, NOW))
     seen, wrong = statuses.restore_histories({ADA.name: {"learned": 1}, ModelName("ben"): known}, T0, UNIX0)
     assert [(one.model, one.history.episodes) for one in seen] == [("ben", 2)]
@@ -329,7 +327,7 @@ def test_a_status_that_is_none_costs_only_its_own_model_its_memory() -> None:
 # --- what changed -----------------------------------------------------------------------------------------------------
 
 
-def test_changed_models_are_those_of_which_something_is_another() -> None:
+def test_changed_models_include_changes_of_any_input() -> None:
     ben, cleo, dora = model("ben"), model("cleo"), model("dora")
     before = world([ADA, ben, cleo, dora], replicas=[replica(ADA, "r")])
     assert statuses.list_changed_models(before, before) == set()

@@ -121,7 +121,7 @@ def step(at: World, *actions: FailStart) -> LoopStep:
 # --- whose turn it is -------------------------------------------------------------------------------------------------
 
 
-async def test_a_second_of_writes_is_the_budget_and_who_waits_longest_is_first() -> None:
+async def test_status_writes_are_rate_limited_and_ordered_by_waiting_time() -> None:
     house = House()
     assert len(house.due()) == int(PER_S)
     await house.settle()
@@ -136,7 +136,7 @@ async def test_a_second_of_writes_is_the_budget_and_who_waits_longest_is_first()
     assert not set(first) & set(second)
 
 
-async def test_a_model_that_another_installation_serves_gets_one_condition_and_no_status() -> None:
+async def test_model_of_other_installation_gets_one_condition_and_no_status() -> None:
     house = House()
     await house.settle()
     house.paper.wrote.clear()
@@ -153,7 +153,7 @@ async def test_a_model_that_another_installation_serves_gets_one_condition_and_n
     assert house.paper.owners[-1] == ("pilotlight-me", "false"), "of its own, and it takes nothing of the other's"
 
 
-async def test_the_condition_is_taken_away_once_when_this_installation_serves_the_model() -> None:
+async def test_served_elsewhere_condition_is_removed_once_after_takeover() -> None:
     house = House()
     await house.settle()
     house.paper.wrote.clear()
@@ -166,7 +166,7 @@ async def test_the_condition_is_taken_away_once_when_this_installation_serves_th
     assert (house.paper.wrote, house.paper.refusals, house.statuses.trouble) == ([], [], "")
 
 
-async def test_a_condition_that_was_refused_is_written_later() -> None:
+async def test_rejected_condition_is_written_after_retry_pause() -> None:
     house = House()
     await house.settle()
     house.paper.wrote.clear()
@@ -181,7 +181,7 @@ async def test_a_condition_that_was_refused_is_written_later() -> None:
     assert len(house.paper.wrote) == 1
 
 
-async def test_what_another_installation_wrote_last_counts_when_this_one_takes_the_model() -> None:
+async def test_status_of_previous_installation_is_read_after_takeover() -> None:
     house = House()
     await house.settle()
     theirs = SUBJECTS[0]._replace(model=None, elsewhere="b/x serves it", shown="b/x serves it")
@@ -212,7 +212,7 @@ async def test_a_model_whose_fit_raises_does_not_affect_the_others(monkeypatch: 
     assert house.readiness(huge) == ("False", "NoDeviceFits")
 
 
-async def test_what_fits_on_no_device_says_so_without_a_call_until_there_is_one_or_it_runs() -> None:
+async def test_model_that_fits_no_device_is_not_ready_until_one_fits() -> None:
     house, huge = House(), MODELS[0]
     small = world(MODELS, [device(memory_gi=4)])
     house.show(small)
@@ -230,7 +230,7 @@ async def test_what_fits_on_no_device_says_so_without_a_call_until_there_is_one_
     assert (house.readiness(huge), house.readiness(MODELS[1])) == (("True", "Serving"), ("False", "NoDeviceFits"))
 
 
-async def test_what_a_node_could_be_cut_into_is_no_reason_to_say_that_nothing_fits() -> None:
+async def test_possible_repartitioning_prevents_no_device_fits_condition() -> None:
     house, huge = House(), MODELS[0]
     cut = replace(town(), models=house.at.models, cuttable={})
     house.show(replace(cut, slices={"g": device("g", 4)}))
@@ -242,7 +242,7 @@ async def test_what_a_node_could_be_cut_into_is_no_reason_to_say_that_nothing_fi
     assert house.readiness(huge) == ("True", "Idle")
 
 
-async def test_who_changes_all_the_time_takes_nobodys_turn() -> None:
+async def test_frequently_changing_model_does_not_starve_others() -> None:
     house = House()
     await house.settle()
     asked = Counter[str]()
@@ -257,7 +257,7 @@ async def test_who_changes_all_the_time_takes_nobodys_turn() -> None:
     assert len(asked) == 2
 
 
-async def test_what_merely_changes_waits_for_its_minute_and_what_changed_back_is_not_written() -> None:
+async def test_minor_change_is_delayed_and_reverted_change_is_not_written() -> None:
     house = House()
     await house.settle()
     busy = {MODELS[0].name: ModelLoad(running=1)}
@@ -273,7 +273,7 @@ async def test_what_merely_changes_waits_for_its_minute_and_what_changed_back_is
     assert house.due() == []
 
 
-async def test_a_model_that_is_gone_is_forgotten_and_one_of_its_name_begins_anew() -> None:
+async def test_recreated_model_object_gets_a_new_status() -> None:
     house = House()
     house.statuses.put(SUBJECTS[:3])
     house.show(house.at)
@@ -307,7 +307,7 @@ async def house() -> House:
     return one
 
 
-async def test_what_a_leader_of_before_wrote_late_is_put_right(house: House) -> None:
+async def test_late_status_of_previous_leader_is_overwritten(house: House) -> None:
     ours, version = house.paper.wrote[-1]["status"], house.paper.version
     assert heard(house, version, ours) == [], "it is ours"
     assert heard(house, version - 1, {}) == [], "it is older than ours"
@@ -319,11 +319,11 @@ async def test_what_a_leader_of_before_wrote_late_is_put_right(house: House) -> 
     assert house.due() == []
 
 
-async def test_what_is_no_status_is_written_anew(house: House) -> None:
+async def test_invalid_status_is_overwritten(house: House) -> None:
     assert heard(house, house.paper.version + 1, {"replicas": "many"}) == ["m0"]
 
 
-async def test_what_is_heard_before_the_answer_to_our_write_counts_as_what_it_is(house: House) -> None:
+async def test_own_write_echo_is_ignored_and_later_foreign_write_is_corrected(house: House) -> None:
     """Our own words are nothing new; what another wrote after us is."""
 
     def echo(status: Mapping[str, object], later: int) -> None:
@@ -351,7 +351,7 @@ async def test_what_is_heard_before_the_answer_to_our_write_counts_as_what_it_is
 
 
 @pytest.mark.parametrize("late", [True, False])
-async def test_what_is_heard_while_all_is_listed_is_newer_than_the_list(house: House, late: bool) -> None:
+async def test_status_seen_during_listing_overrides_the_list(house: House, late: bool) -> None:
     """At the begin of a leadership."""
     uid, version = MODELS[0].uid, house.paper.version
     listed = status.read_status(house.paper.wrote[-1]["status"])
@@ -365,7 +365,7 @@ async def test_what_is_heard_while_all_is_listed_is_newer_than_the_list(house: H
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
 
-async def test_a_refusal_is_told_and_tried_again_later_and_stops_nobody_else() -> None:
+async def test_rejected_status_write_is_retried_and_does_not_block_others() -> None:
     house = House()
     house.paper.refusals = [REFUSED]
     await house.write()
@@ -379,14 +379,14 @@ async def test_a_refusal_is_told_and_tried_again_later_and_stops_nobody_else() -
 
 
 @pytest.mark.parametrize("code", [404, 409])
-async def test_a_model_that_was_deleted_or_replaced_is_no_trouble(code: int) -> None:
+async def test_write_to_deleted_or_replaced_model_is_not_an_error(code: int) -> None:
     house = House()
     house.paper.refusals = [ApiError(code, "x", "y")]
     await house.write()
     assert not house.statuses.trouble
 
 
-async def test_it_goes_on_when_the_server_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_status_writes_resume_after_server_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status_writer, "RETRY_S", 0.01)
     monkeypatch.setattr(status_writer, "PER_S", 1000.0)
     house = House()
@@ -401,7 +401,7 @@ async def test_it_goes_on_when_the_server_is_back(monkeypatch: pytest.MonkeyPatc
         await run
 
 
-async def test_who_does_not_lead_any_more_flushes_nothing() -> None:
+async def test_follower_flushes_no_statuses() -> None:
     house = House()
     house.statuses._epoch = house.at.epoch
     house.show(replace(house.at, leads=False))
@@ -439,16 +439,16 @@ async def told(refusals: list[Exception], *, leads: bool = True) -> tuple[list[s
 
 
 @pytest.mark.usefixtures("fast")
-async def test_an_event_that_is_refused_is_dropped_and_the_next_one_is_sent() -> None:
+async def test_rejected_event_is_dropped_and_the_next_one_is_sent() -> None:
     assert await told([ApiError(403, "Forbidden", "events")]) == (["m1"], 1)
 
 
 @pytest.mark.usefixtures("fast")
-async def test_events_wait_while_the_server_is_away() -> None:
+async def test_events_wait_while_the_server_is_unavailable() -> None:
     assert await told([AWAY, AWAY]) == (["m0", "m1"], 0)
 
 
 @pytest.mark.usefixtures("fast")
-async def test_who_may_not_write_any_more_has_nothing_to_tell() -> None:
+async def test_fenced_writer_drops_events_and_follower_has_none() -> None:
     assert await told([FencedError("another leads")]) == ([], 2)
     assert await told([], leads=False) == ([], 0)

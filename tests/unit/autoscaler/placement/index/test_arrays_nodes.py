@@ -19,7 +19,7 @@ def lanes(*sizes: int) -> tuple[SliceClass, ...]:
     return tuple(map(SliceClass, sizes))
 
 
-def test_a_request_takes_of_each_of_its_lanes_and_beside_them() -> None:
+def test_request_usage_covers_its_lanes_and_host_resources() -> None:
     node = NodeCapacity("a", (SliceClass(1000, "x"), SliceClass(2000, "y"), SliceClass(1000, "y")))
     kind = RequestShape(memory_bytes=300, devices=2, cpu_milli=7, host_bytes=9)
     assert compute_request_usage(kind, node, (1, 2)) == RequestUsage(
@@ -29,7 +29,7 @@ def test_a_request_takes_of_each_of_its_lanes_and_beside_them() -> None:
         compute_request_usage(RequestShape(memory_bytes=1001), node, (1, 2))
 
 
-def test_what_a_node_may_have_at_most_it_may_have() -> None:
+def test_node_at_the_maximum_capacity_is_valid() -> None:
     validate_node(
         NodeCapacity(
             "a", (SliceClass(BYTES_MAX, compute_percent=PERCENT_MAX, price=0.0),) * LANES_MAX, CPU_MAX, BYTES_MAX
@@ -55,6 +55,6 @@ def test_what_a_node_may_have_at_most_it_may_have() -> None:
         NodeCapacity("a", (SliceClass(1, price=float("inf")),)),
     ],
 )
-def test_what_no_node_is_like_is_one_clear_error(node: NodeCapacity) -> None:
+def test_invalid_node_capacity_is_rejected_with_a_clear_error(node: NodeCapacity) -> None:
     with pytest.raises(ValueError, match=r"^node a: lanes are 1 to "):
         validate_node(node)

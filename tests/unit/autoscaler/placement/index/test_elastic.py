@@ -56,7 +56,7 @@ def generous(budget: ElasticBudget) -> ElasticBudget:
 # --- by hand ----------------------------------------------------------------------------------------------------------
 
 
-def test_parts_of_one_device_are_elastic_and_nothing_else() -> None:
+def test_only_requests_for_part_of_one_device_are_elastic() -> None:
     assert make_elastic(RequestShape(memory_bytes=810)).least.memory_bytes == 729
     assert make_elastic(RequestShape(memory_bytes=815)).least.memory_bytes == 734, "at least nine tenths: 733.5"
     for one in (RequestShape(memory_bytes=0), RequestShape(devices=2, memory_bytes=500), RequestShape(devices=0)):
@@ -66,7 +66,7 @@ def test_parts_of_one_device_are_elastic_and_nothing_else() -> None:
             encode_request(wrong, (SliceClass(1000),))
 
 
-def test_one_gets_all_that_is_left_where_that_is_enough() -> None:
+def test_elastic_request_gets_all_remaining_memory_if_sufficient() -> None:
     one = Elastic(NodeArrays(nodes(1), build_untrained_estimate(SIZES)))
     generous(one.budget)
     assert granted(one.start(RequestShape(memory_bytes=570))) == (0, 570), "who is not elastic gets what it asks for"
@@ -74,7 +74,7 @@ def test_one_gets_all_that_is_left_where_that_is_enough() -> None:
     assert one.start(share(460)) is None
 
 
-def test_one_is_cut_where_that_leaves_room_for_another() -> None:
+def test_elastic_request_is_reduced_to_leave_room_for_another() -> None:
     """Learnt: 41 tens are of no use, 42 are filled."""
     waste = np.linspace(0, 0.1, LEVELS)
     waste[1:42] = 10.0 * np.arange(1, 42)
@@ -85,7 +85,7 @@ def test_one_is_cut_where_that_leaves_room_for_another() -> None:
     assert granted(one.start(share(460))) == (0, 415)
 
 
-def test_without_budget_nobody_is_cut_and_who_fits_whole_is_placed() -> None:
+def test_no_elastic_request_is_reduced_without_budget() -> None:
     one = Elastic(NodeArrays(nodes(2), build_untrained_estimate(SIZES)))
     assert granted(one.start(RequestShape(memory_bytes=570))) == (0, 570)
     first = one.start(share(460))
@@ -99,7 +99,7 @@ def test_without_budget_nobody_is_cut_and_who_fits_whole_is_placed() -> None:
     assert one.budget.count == 101
 
 
-def test_the_budget_counts_by_request_and_by_byte() -> None:
+def test_elastic_budget_limits_reductions_by_request_and_by_byte() -> None:
     budget = ElasticBudget()
     assert budget.allows(1000, 950)
     assert not budget.allows(1000, 949)
@@ -113,7 +113,7 @@ def test_the_budget_counts_by_request_and_by_byte() -> None:
     assert not large.allows(1000, 900), "by request 0.99, by byte 0.908"
 
 
-def test_the_residual_of_elastic_requests_counts_what_they_forgo_by_half() -> None:
+def test_residual_waste_counts_forgone_elastic_memory_by_half() -> None:
     waste = compute_residual_waste({600: 1.0}, {600: 540})
     assert waste[539] == 539
     assert waste[540] == pytest.approx(-30)
@@ -130,7 +130,7 @@ ASKED = st.builds(share, st.integers(1, 1000)) | st.builds(
 
 @settings(deadline=None)
 @given(st.lists(ASKED, max_size=60), st.data())
-def test_grants_are_enough_and_the_mean_is_kept(kinds: Sequence[RequestShape], data: st.DataObject) -> None:
+def test_elastic_grants_meet_the_minimum_and_keep_the_mean(kinds: Sequence[RequestShape], data: st.DataObject) -> None:
     one = Elastic(NodeArrays(nodes(3, 2), build_untrained_estimate(SIZES)))
     running: list[PlacedRequest] = []
     for kind in kinds:
@@ -154,7 +154,7 @@ def test_grants_are_enough_and_the_mean_is_kept(kinds: Sequence[RequestShape], d
 
 @settings(deadline=None, max_examples=examples(40))
 @given(st.lists(ASKED, max_size=40))
-def test_rows_say_what_is_said_anew(kinds: Sequence[RequestShape]) -> None:
+def test_cached_rows_choose_as_recomputed_rows(kinds: Sequence[RequestShape]) -> None:
     kept = Elastic(NodeArrays(nodes(3, 2), build_untrained_estimate(SIZES)))
     taken: list[PlacedRequest] = []
     for kind in kinds:
@@ -170,7 +170,7 @@ def test_rows_say_what_is_said_anew(kinds: Sequence[RequestShape]) -> None:
             taken.append(found)
 
 
-def test_lessons_make_elastic_ones_fill_more_and_are_the_same_twice() -> None:
+def test_elastic_training_is_deterministic_and_fills_more() -> None:
     def draws(seed: int) -> Draw:
         return random.Random(seed).randrange
 
@@ -195,7 +195,7 @@ def test_lessons_make_elastic_ones_fill_more_and_are_the_same_twice() -> None:
         (800, 720, "0.9000 and 0.9000"), (800, 0, "no grant for"),
     ],
 )  # fmt: skip
-def test_grants_that_are_too_small_are_caught(asked: int, milli: int, error: str) -> None:
+def test_replay_rejects_invalid_grants(asked: int, milli: int, error: str) -> None:
     class Miser:
         def choose(self, kind: Asked) -> tuple[int, int, int]:
             return 0, 0, milli
@@ -205,7 +205,7 @@ def test_grants_that_are_too_small_are_caught(asked: int, milli: int, error: str
         replay(round, lambda _: Miser())
 
 
-def test_the_referee_counts_what_was_asked_for_and_takes_what_was_granted() -> None:
+def test_replay_counts_requested_and_subtracts_granted_memory() -> None:
     seen: list[Cluster] = []
 
     class Fair:

@@ -48,14 +48,14 @@ def grants(packing: PackResult) -> list[tuple[str, float]]:
 # --- the packer -------------------------------------------------------------------------------------------------------
 
 
-def test_a_hole_that_is_a_little_small_is_filled() -> None:
+def test_elastic_request_is_placed_in_a_slightly_small_gap() -> None:
     hole = shelf(device("g0", 20), on("x", 10.5))
     assert grants(run([want("a")], [hole])) == [("a", 9.5)]
     rigid = run([want("a", spare_gi=0)], [hole]).unmet[0]
     assert rigid.reason.startswith("needs 10Gi on one device; the largest has 9.5Gi free of 20Gi")
 
 
-def test_who_fits_with_all_that_it_asks_for_is_not_cut_for_want_of_budget() -> None:
+def test_elastic_request_without_budget_keeps_its_full_size() -> None:
     small, large = shelf(device("g0", 20), on("x", 11)), shelf(device("g1", 24))
     assert grants(run([want("a")], [small, large])) == [("a", 10)], "alone with nine tenths all would have too little"
     alone = run([want("a")], [small]).unmet[0]
@@ -64,7 +64,7 @@ def test_who_fits_with_all_that_it_asks_for_is_not_cut_for_want_of_budget() -> N
     assert grants(run([want("a")], [small], generous=1)) == [("a", 9)]
 
 
-def test_of_wants_of_one_call_each_counts_for_the_next() -> None:
+def test_elastic_grants_of_one_pack_share_the_budget() -> None:
     shelves = [shelf(device("g0", 24)), shelf(device("g1", 9)), shelf(device("g2", 9))]
     wants = [
         want("a", unserved_since_s=1.0, products=()),
@@ -77,14 +77,14 @@ def test_of_wants_of_one_call_each_counts_for_the_next() -> None:
     assert len(run(wants, shelves).placements) == 2, "of three only one could"
 
 
-def test_a_slice_that_is_a_little_small_as_a_whole_will_do() -> None:
+def test_elastic_request_takes_a_slightly_small_dedicated_slice() -> None:
     cut = shelf(device("g0", 9.5, shared=False))
     assert grants(run([want("a")], [cut])) == [("a", 9.5)]
     never = run([want("a", 11)], [cut]).unmet[0]
     assert (never.never, never.reason) == (True, "needs 10Gi on one device; the largest has 9.5Gi")
 
 
-def test_nobody_goes_where_the_least_would_do_and_fewer_go_where_it_needs_fewer() -> None:
+def test_elastic_request_with_budget_evicts_only_for_its_reduced_size() -> None:
     busy = on("busy", 10.5, busy=True)
     starting = shelf(device("g0", 20), busy, locked=True)
     made = run([want("a", force=EvictionLevel.BUSY)], [starting, shelf(device("g1", 10), on("idle", 10))], generous=1)
@@ -97,7 +97,7 @@ def test_nobody_goes_where_the_least_would_do_and_fewer_go_where_it_needs_fewer(
     )
 
 
-def test_what_is_promised_is_enough_when_the_victims_are_gone() -> None:
+def test_promised_reduced_size_fits_after_the_eviction() -> None:
     two = shelf(device("g2", 10), on("idle", 9), on("other", 1))
     assert victims(run([want("a", force=EvictionLevel.BUSY)], [two], generous=1)) == ["idle"]
     assert grants(run([want("a")], [shelf(device("g2", 10), on("other", 1))], generous=1)) == [("a", 9)]
@@ -134,7 +134,7 @@ def _shelf(number: int, size: int, used: int, *, shared: bool) -> Bin:
 
 @settings(deadline=None, max_examples=examples(300))
 @given(WANTS, SHELVES, st.integers(0, 4))
-def test_grants_are_enough_the_mean_is_kept_and_nothing_is_over_committed(
+def test_elastic_grants_keep_the_mean_and_never_overcommit(
     wants: list[PlacementRequest], sizes: list[tuple[int, int, bool]], generous: int
 ) -> None:
     shelves = [_shelf(at, size, used, shared=shared) for at, (size, used, shared) in enumerate(sizes)]

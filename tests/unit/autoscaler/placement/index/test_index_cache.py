@@ -271,7 +271,7 @@ def grades(yard: SliceIndex, expected: RestartCosts, asked: Sequence[PlacementRe
 
 @settings(derandomize=True, deadline=None, max_examples=examples(60))
 @given(st.integers(0, 1 << 30))
-def test_a_yard_that_is_kept_in_step_packs_as_a_new_one(seed: int) -> None:
+def test_updated_slice_index_packs_as_a_rebuilt_one(seed: int) -> None:
     rng, now_s, survey = Random(seed), T0, IndexCache()
     copies = frozenset({Copy(artifact="oci://r.io/a", node=NodeId("n1"))})
     one = world(MODELS, SLICES, gateways=[gateway("g")])
@@ -290,7 +290,7 @@ def test_a_yard_that_is_kept_in_step_packs_as_a_new_one(seed: int) -> None:
 
 @settings(derandomize=True, deadline=None, max_examples=examples(60))
 @given(st.integers(0, 1 << 30))
-def test_who_planned_before_plans_as_who_did_not(seed: int) -> None:
+def test_reused_planner_plans_as_a_new_one(seed: int) -> None:
     rng, now_s, planner = Random(seed), T0, Planner()
     one = world(MODELS, SLICES, gateways=[gateway("g")])
     for _ in range(40):
@@ -301,7 +301,7 @@ def test_who_planned_before_plans_as_who_did_not(seed: int) -> None:
         assert planner.plan(one, now_s) == expected, "nor does it depend on having been asked"
 
 
-def test_a_node_without_devices_that_goes_and_comes_back_takes_no_new_yard() -> None:
+def test_returning_node_without_devices_reuses_the_slice_index() -> None:
     size, survey = HostRequest(8000, 32 * GI), IndexCache()
     small, large = (HostResources(cpu, 32 * GI, cpu, 32 * GI) for cpu in (size.cpu_milli, 64_000))
     full, cpu_only = (
@@ -327,7 +327,7 @@ def test_a_node_without_devices_that_goes_and_comes_back_takes_no_new_yard() -> 
     assert survey.yard(replace(one, hosts={NodeId("n4"): small}), T0) is not yard, "nobody knows what n0 has"
 
 
-def test_who_is_on_a_drained_node_is_seen_when_its_slice_is_told_again() -> None:
+def test_node_drain_takes_effect_after_the_slice_is_reported_again() -> None:
     """At rest while nobody knew where it was."""
     a, place = MODELS[0], CordonTarget("node", "n0")
     there, other = device("gpu0", 24, "n0"), device("g1", 24, "n1")

@@ -40,7 +40,7 @@ def chosen(one: World) -> str:
     return start.replica.slices[0]
 
 
-def test_of_equal_devices_the_one_is_taken_whose_node_has_the_image() -> None:
+def test_node_with_the_image_is_preferred_among_equal_devices() -> None:
     assert chosen(at()) == "g0"
     assert chosen(at(images=having("n2"))) == "g2"
     assert chosen(at(images={"n2": NodeImages((), (make_image((FULL,)),))})) == "g2", "as its agent says"
@@ -48,7 +48,7 @@ def test_of_equal_devices_the_one_is_taken_whose_node_has_the_image() -> None:
     assert chosen(at(images={"n2": NodeImages((make_image(("other:1",), GI),))})) == "g0"
 
 
-def test_weights_or_image_whichever_has_more_bytes_counts_more() -> None:
+def test_locality_prefers_the_node_with_more_bytes_of_weights_and_image() -> None:
     assert chosen(at("n3", images=having("n2"))) == "g3", "20 GiB of weights, 9 GiB of image"
     assert chosen(at("n3", images=having("n2"), wanted=needs(4))) == "g2"
     assert chosen(at("n3", images=having("n2", gi=3), wanted=needs(4))) == "g3"
@@ -57,14 +57,14 @@ def test_weights_or_image_whichever_has_more_bytes_counts_more() -> None:
     assert chosen(at("n1", "n3", images=having("n2", "n3"), wanted=needs(4))) == "g3"
 
 
-def test_an_image_of_unknown_size_counts_as_a_usual_one() -> None:
+def test_image_of_unknown_size_counts_with_the_default_size() -> None:
     unknown = {"n2": NodeImages((), (make_image((FULL,)),))}
     usual_gi = IMAGE_BYTES / GI
     assert chosen(at("n3", images=unknown, wanted=needs(usual_gi - 1))) == "g2"
     assert chosen(at("n3", images=unknown, wanted=needs(usual_gi + 1))) == "g3"
 
 
-def test_where_room_must_be_made_it_is_made_where_the_image_is() -> None:
+def test_eviction_prefers_the_node_that_has_the_image() -> None:
     idle = [model(f"x{n}", 20) for n in range(4)]
     there = [replica(one, f"r{n}", on=(f"g{n}",)) for n, one in enumerate(idle)]
     slices = [device(f"g{n}", 24, f"n{n}") for n in range(4)]
@@ -75,7 +75,7 @@ def test_where_room_must_be_made_it_is_made_where_the_image_is() -> None:
     assert getattr(going, "replica", "") == "r2"
 
 
-def test_who_planned_before_sees_that_an_image_came_or_went() -> None:
+def test_reused_planner_sees_images_appear_and_disappear() -> None:
     planner = Planner()
     for nodes in (["n1"], ["n2"], [], ["n2", "n3"]):
         one = at(images=having(*nodes))

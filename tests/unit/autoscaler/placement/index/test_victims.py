@@ -51,7 +51,7 @@ def slowly(
 
 @settings(derandomize=True, deadline=None, max_examples=examples(200))
 @given(st.integers(0, 1 << 30))
-def test_the_roster_is_what_looking_at_every_slice_tells(seed: int) -> None:
+def test_eviction_cost_index_equals_a_scan_of_all_slices(seed: int) -> None:
     rng = Random(seed)
     roster, shelves, expected = EvictionCostIndex(LANES), [drawn(rng, lane) for lane in range(LANES)], outlook(rng)
     for lane, one in enumerate(shelves):
@@ -80,7 +80,7 @@ def test_the_roster_is_what_looking_at_every_slice_tells(seed: int) -> None:
         expected = outlook(rng) if rng.random() < 0.3 else expected
 
 
-def test_rows_of_those_who_left_are_used_again() -> None:
+def test_rows_of_removed_occupants_are_reused() -> None:
     roster, expected = EvictionCostIndex(1), RestartCosts()
     full = shelf(device("g0", 80), *(on(f"x{number}", 1) for number in range(8)))
     roster.put(0, full)

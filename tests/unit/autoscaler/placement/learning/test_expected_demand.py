@@ -37,7 +37,7 @@ def called(ago_s: float = 0.0, *peaks: int) -> History:
     return History(last_activity_s=T0 - ago_s, peaks=tuple(enumerate(peaks)))
 
 
-def test_each_kind_has_its_share_of_the_replicas_that_its_models_needed() -> None:
+def test_demand_share_equals_the_share_of_replicas_needed() -> None:
     """Two Models of 10Gi need one and three Replicas, one of 20Gi needs four: it peaked at 13 Calls with 4 slots."""
     models = [model("a", 10), model("b", 10, high=9), model("c", 20, high=9), model("never", 40)]
     calls = [gateway(levels=[level("a", 1), level("b", 4, 8)])]
@@ -45,7 +45,7 @@ def test_each_kind_has_its_share_of_the_replicas_that_its_models_needed() -> Non
     assert shares(made) == {kind(10): 0.5, kind(20): 0.5}
 
 
-def test_a_kind_is_devices_memory_and_compute() -> None:
+def test_request_shape_consists_of_devices_memory_and_compute() -> None:
     models = [
         model("a", 8, gpu=Gpu(count=2)),
         model("b", 8, gpu=Gpu(compute_percent=30)),
@@ -57,7 +57,7 @@ def test_a_kind_is_devices_memory_and_compute() -> None:
     )
 
 
-def test_a_kind_is_isolation_products_and_what_is_requested_beside_devices_too() -> None:
+def test_request_shape_includes_isolation_products_and_pod_requests() -> None:
     """Laid over each other as the driver lays them; a limit of what nothing requests is its request."""
     asks = Resources(requests={"cpu": "1500m"}, limits={"memory": "2Gi", "rdma/hca": 1})
     models = [
@@ -74,24 +74,24 @@ def test_a_kind_is_isolation_products_and_what_is_requested_beside_devices_too()
     }
 
 
-def test_demand_fades_and_a_minimum_does_not() -> None:
+def test_demand_decays_but_minimum_replicas_do_not() -> None:
     models = [model("now", 1), model("past", 2), model("kept", 3, low=1)]
     made = world(models, histories={"now": called(), "past": called(2 * HALF_LIFE_S), "kept": called(20 * HALF_LIFE_S)})
     assert shares(made) == {kind(1): 4 / 9, kind(3): 4 / 9, kind(2): 1 / 9}
 
 
-def test_a_call_that_was_refused_because_its_model_is_cold_is_demand_and_a_paused_model_has_none() -> None:
+def test_cold_rejection_counts_as_demand_but_a_paused_model_does_not() -> None:
     models = [model("a", 1), model("b", 2, paused=True)]
     made = world(models, histories={"a": History(refused_cold_s=T0), "b": called()})
     assert shares(made) == {kind(1): 1.0}
 
 
-def test_no_model_counts_for_more_replicas_than_it_may_have() -> None:
+def test_demand_is_capped_at_the_maximum_replicas_of_a_model() -> None:
     made = world([model("a", 1), model("b", 2, high=3)], histories={"a": called(0.0, 99), "b": called(0.0, 99)})
     assert shares(made) == {kind(2): 0.75, kind(1): 0.25}
 
 
-def test_while_nobody_has_called_nothing_is_expected() -> None:
+def test_demand_is_empty_before_the_first_request() -> None:
     made = world([model("a", 1)], histories={"a": History(starts_s=(3.0,))})
     assert build_demand_histogram(made, T0) == ()
 
@@ -100,13 +100,13 @@ def many() -> list[Model]:
     return [model(f"m{number:03}", 1 + number / 7, high=4) for number in range(KINDS_MAX + 50)]
 
 
-def test_the_histogram_is_bounded_and_keeps_the_most_wanted() -> None:
+def test_histogram_is_bounded_and_keeps_the_most_frequent_shapes() -> None:
     rare = {str(m.name): called(HALF_LIFE_S * (1 + n / 100)) for n, m in enumerate(many())}
     made = build_demand_histogram(world(many(), histories=rare), T0)
     assert [one.kind for one in made] == [kind(1 + number / 7) for number in range(KINDS_MAX)]
 
 
-def test_the_order_of_what_was_observed_does_not_show() -> None:
+def test_histogram_is_independent_of_observation_order() -> None:
     known = {str(m.name): called(17.0 * n, n % 9) for n, m in enumerate(many())}
     one = build_demand_histogram(world(many(), histories=known), T0)
     models, names = many(), list(known)
@@ -116,7 +116,7 @@ def test_the_order_of_what_was_observed_does_not_show() -> None:
     assert other == one
 
 
-def test_a_restart_costs_the_median_of_the_starts_that_are_remembered() -> None:
+def test_restart_cost_is_the_median_of_recorded_starts() -> None:
     a, b = model("a", 1), model("b", 1)
     known = {"a": History(starts_s=(1.0, 9.0, 3.0))}
     made = build_restart_costs(world([a, b], [device()], [replica(a, "ra"), replica(b, "rb")], histories=known))

@@ -63,21 +63,21 @@ def filled(taught: Taught, seed: int) -> float:
     return used / LANES / 10
 
 
-def test_the_same_demand_makes_the_same_tables_in_whatever_order_it_is_given() -> None:
+def test_learned_tables_are_independent_of_demand_order() -> None:
     one, other = best(), best(tuple(reversed(DEMAND)))
     assert one.faces == other.faces
     assert one.tables.values.tobytes() == other.tables.values.tobytes()
     assert one.tables.prices.tobytes() == other.tables.prices.tobytes()
 
 
-def test_what_was_learnt_fills_more_than_sizes_alone() -> None:
+def test_learned_values_fill_more_than_sizes_alone() -> None:
     """Requests for CPU only go where the devices are gone, not where they would strand some."""
     taught, begun = best(), build_untrained_estimate(SIZES)
     more = [filled(taught, seed) - filled(begun, seed) for seed in range(20)]
     assert np.mean(more) > 5
 
 
-def test_the_first_lesson_is_of_the_untaught_and_each_is_judged() -> None:
+def test_first_iteration_is_untrained_and_every_iteration_is_scored() -> None:
     heard = lessons()
     assert len(heard) == ITERATIONS + 1
     assert (heard[0][0].tables.values == build_untrained_estimate(SIZES).tables.values).all()
@@ -85,7 +85,7 @@ def test_the_first_lesson_is_of_the_untaught_and_each_is_judged() -> None:
     assert all((taught.tables.values >= 0).all() and (taught.tables.prices >= 0).all() for taught, _ in heard)
 
 
-def test_nodes_that_are_kept_for_who_fits_nowhere_else_have_a_price() -> None:
+def test_scarce_nodes_with_exclusive_demand_get_the_highest_price() -> None:
     """A seventh of the devices is what half of the demand must have."""
     nodes = (*NODES, NodeCapacity("big", (SliceClass(1000, "h100"),) * 8, 96_000))
     demand = (*DEMAND, RequestFrequency(RequestShape(memory_bytes=500, cpu_milli=3_000, products=("h100",)), 60))
@@ -94,7 +94,7 @@ def test_nodes_that_are_kept_for_who_fits_nowhere_else_have_a_price() -> None:
     assert prices["h100"] > max(price for product, price in prices.items() if product != "h100")
 
 
-def test_nodes_without_devices_do_not_make_anybody_small() -> None:
+def test_nodes_without_devices_do_not_change_request_sizes() -> None:
     """A request that fits on none of them is not less of the capacity for that."""
     with_hosts = (*NODES, *(NodeCapacity(f"h{number}", (), 64_000) for number in range(3)))
     first = lessons(with_hosts)[0][0]
@@ -111,12 +111,14 @@ def test_nodes_without_devices_do_not_make_anybody_small() -> None:
     ],
     ids=["no node", "no device", "no demand", "no demand for devices"],
 )
-def test_from_nothing_nothing_is_learnt(nodes: tuple[NodeCapacity, ...], demand: tuple[RequestFrequency, ...]) -> None:
+def test_learner_rejects_input_without_devices_or_demand(
+    nodes: tuple[NodeCapacity, ...], demand: tuple[RequestFrequency, ...]
+) -> None:
     with pytest.raises(ValueError, match="nothing to learn from"):
         Learner(nodes, demand, draws)
 
 
-def test_a_demand_of_any_size_is_played_with_a_bounded_number_of_requests() -> None:
+def test_demand_of_any_size_uses_a_bounded_number_of_requests() -> None:
     huge = tuple(RequestFrequency(kind, weight << 40) for kind, weight in DEMAND)
     rare = RequestFrequency(RequestShape(memory_bytes=700), 1)
     one = next(Learner(NODES, (*huge, rare), draws, LANES).lessons())

@@ -35,14 +35,14 @@ AGAIN_S = training.AGAIN_S
 CHANGED = "what is asked for has changed"
 
 
-def test_an_exercise_is_nodes_by_what_they_are_alike_in_and_what_is_asked_for() -> None:
+def test_training_input_groups_equal_nodes_and_lists_demand() -> None:
     made = exercise_of(cluster())
     assert made.nodes == (Alike((LANE, LANE), CPU_MAX, BYTES_MAX, 3),)
     assert [(one.kind.memory_bytes, one.weight) for one in made.demand] == [(8 * GI, 1 << 20), (12 * GI, 1 << 20)]
     assert made.seed == SEED
 
 
-def test_the_order_of_what_was_observed_does_not_show() -> None:
+def test_training_input_is_independent_of_observation_order() -> None:
     names = [f"m{number}" for number in range(40)]
     models = [model(name, 1 + number % 7) for number, name in enumerate(names)]
     slices = [device(f"g{number}", (24, 48, 80)[number % 3], f"n{number % 11}") for number in range(60)]
@@ -63,11 +63,11 @@ def test_the_order_of_what_was_observed_does_not_show() -> None:
     ],
     ids=["nobody calls", "it fits nowhere", "one Slice is no choice", "no Slice"],
 )
-def test_there_may_be_nothing_to_learn_from(one: World) -> None:
+def test_no_training_input_without_demand_or_a_choice_of_slices(one: World) -> None:
     assert build_training_input(one, T0) is None
 
 
-def test_only_the_most_common_kinds_of_nodes_are_learnt_of() -> None:
+def test_training_input_keeps_only_the_most_common_node_kinds() -> None:
     many = [
         device(f"g{size}-{number}", 20 + size, f"n{size}-{number}")
         for size in range(ALIKE_MAX + 9)
@@ -77,7 +77,7 @@ def test_only_the_most_common_kinds_of_nodes_are_learnt_of() -> None:
     assert [one.lanes[0].memory_bytes // GI for one in made.nodes] == [29 + size for size in range(ALIKE_MAX)]
 
 
-def test_a_large_cluster_is_played_by_a_part_of_each_kind_of_its_nodes() -> None:
+def test_large_cluster_is_sampled_by_a_part_of_each_node_kind() -> None:
     few, many = (SliceClass(80 * GI),) * 8, (LANE,) * 4
     nodes = (Alike(few, CPU_MAX, BYTES_MAX, 1), Alike(many, CPU_MAX, BYTES_MAX, 10_000))
     made = sample_nodes(TrainingInput(nodes=nodes, demand=(), seed=1))
@@ -86,7 +86,7 @@ def test_a_large_cluster_is_played_by_a_part_of_each_kind_of_its_nodes() -> None
     assert len({node.name for node in made}) == len(made)
 
 
-def test_what_is_known_at_once_is_how_often_which_size_is_asked_for() -> None:
+def test_initial_values_depend_only_on_requested_sizes() -> None:
     made = training.build_initial_values(exercise_of(cluster()))
     known, sizes = training.decode_placement_values(made), build_untrained_estimate({334: 1.0, 500: 1.0})
     assert (made.learnt, known.faces) == (False, ())
@@ -95,7 +95,7 @@ def test_what_is_known_at_once_is_how_often_which_size_is_asked_for() -> None:
 
 
 @pytest.mark.deep
-def test_the_same_exercise_gives_the_same_lesson_and_another_seed_another() -> None:
+def test_training_is_deterministic_for_one_seed() -> None:
     one = exercise_of(cluster(2))
     made, again, other = (
         training.learn_placement_values(each, lambda seed: random.Random(seed).randrange)
@@ -109,7 +109,7 @@ def test_the_same_exercise_gives_the_same_lesson_and_another_seed_another() -> N
 
 
 @pytest.mark.parametrize("scores", [(1.0, 3.0, 2.0), (3.0, 2.0, 1.0), (1.0, 2.0, 3.0)])
-def test_of_all_lessons_that_with_the_highest_score_is_kept(
+def test_training_keeps_the_result_with_the_highest_score(
     scores: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Learning swings: the last one is not always the best."""
@@ -136,14 +136,14 @@ def learnt(one: World | None = None) -> PlacementValues:
     return lesson(exercise_of(one or cluster()), 1)
 
 
-def test_it_is_learnt_when_nothing_was_and_not_while_all_is_as_it_was() -> None:
+def test_training_is_due_until_values_are_learned() -> None:
     now = exercise_of(cluster())
     assert training_reason(now, None, None, T0) == "nothing was learnt yet"
     assert training_reason(now, training.build_initial_values(now), None, T0) == "nothing was learnt yet"
     assert training_reason(now, learnt(), None, T0) == ""
 
 
-def test_it_is_learnt_again_when_a_tenth_of_the_demand_has_moved() -> None:
+def test_training_is_due_again_after_a_tenth_of_demand_moves() -> None:
     """By capacity: a takes 334 thousandths of a Device and b 500, so with equal weights a has 40 % of the demand."""
     now = exercise_of(cluster())
     for weight, reason in ((50, CHANGED), (70, ""), (100, ""), (140, ""), (170, CHANGED)):
@@ -153,13 +153,13 @@ def test_it_is_learnt_again_when_a_tenth_of_the_demand_has_moved() -> None:
     assert training_reason(alone, learnt(), None, T0) == CHANGED
 
 
-def test_who_needs_no_device_is_no_drift() -> None:
+def test_demand_without_devices_is_not_drift() -> None:
     now = exercise_of(cluster())
     more = replace(now, demand=(*now.demand, RequestFrequency(RequestShape(devices=0, cpu_milli=500), 1 << 30)))
     assert training_reason(more, learnt(), None, T0) == ""
 
 
-def test_it_is_learnt_again_when_nodes_of_another_kind_come_or_a_fifth_of_all_goes() -> None:
+def test_training_is_due_again_after_node_kinds_or_counts_change() -> None:
     ten = learnt(cluster(10))
     assert training_reason(exercise_of(cluster(9)), ten, None, T0) == ""
     assert training_reason(exercise_of(cluster(12)), ten, None, T0) == ""
@@ -169,7 +169,7 @@ def test_it_is_learnt_again_when_nodes_of_another_kind_come_or_a_fifth_of_all_go
 
 
 @pytest.mark.parametrize(("failed", "wait_s"), [(False, AGAIN_S), (True, FAILED_S)])
-def test_nothing_is_learnt_again_at_once(failed: bool, wait_s: float) -> None:
+def test_training_is_not_repeated_before_the_wait_ends(failed: bool, wait_s: float) -> None:
     now, tried = exercise_of(cluster()), Tried(T0, failed)
     assert training_reason(now, None, tried, T0 + wait_s - 1) == ""
     assert training_reason(now, None, tried, T0 + wait_s) == "nothing was learnt yet"
@@ -178,7 +178,7 @@ def test_nothing_is_learnt_again_at_once(failed: bool, wait_s: float) -> None:
 # --- what comes of it -------------------------------------------------------------------------------------------------
 
 
-def test_a_beginning_does_not_replace_what_was_learnt() -> None:
+def test_initial_values_do_not_replace_learned_values() -> None:
     one = cluster()
     begun, made = training.build_initial_values(exercise_of(one)), learnt()
     one, _ = fold(one, [LessonLearnt(lesson=begun)], T0)
@@ -191,7 +191,7 @@ def test_a_beginning_does_not_replace_what_was_learnt() -> None:
     assert after is one, "an equal one is no news"
 
 
-def test_a_lesson_that_is_none_is_refused() -> None:
+def test_invalid_placement_values_are_rejected() -> None:
     made = learnt()
     for wrong in (
         replace(made, values=made.values[:-4]),

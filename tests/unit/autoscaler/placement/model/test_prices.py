@@ -53,7 +53,7 @@ LISTED = (
         ("", {}, 0.0),
     ],
 )
-def test_an_entry_names_a_product_by_a_word_or_a_glob_and_its_class_by_labels(
+def test_price_matches_product_by_word_or_glob_and_class_by_labels(
     product: str, labels: dict[str, str], price: float
 ) -> None:
     assert Prices(LISTED).of(device(product=product, labels=labels)) == price
@@ -74,7 +74,7 @@ H100_FREE, T4_FREE = device("h", 80, "n0", product=H100), device("t", 16, "n1", 
 SMALL, LARGE = model("small", 4), model("large", 40)
 
 
-def test_a_small_model_is_never_placed_on_an_h100_while_a_cheaper_device_that_fits_is_free() -> None:
+def test_small_model_avoids_an_h100_while_a_cheaper_device_is_free() -> None:
     """Nor where it has a Copy there, nor where others come first, nor where nobody told a price."""
     there = frozenset({Copy(artifact="oci://r.io/small", node=NodeId("n0"))})
     copied = model("small", 4, artifact="oci://r.io/small")
@@ -85,14 +85,14 @@ def test_a_small_model_is_never_placed_on_an_h100_while_a_cheaper_device_that_fi
     assert placed(H100_FREE, models=(SMALL,), prices=LISTED) == {"small": "h"}, "a dear device is better than none"
 
 
-def test_a_device_on_which_another_starts_is_not_free_and_a_call_does_not_wait_for_its_price() -> None:
+def test_costly_device_is_used_while_a_replica_starts_on_the_cheap_one() -> None:
     """The exception, as docs/configuration.md has it (`prices`): the T4 has room, but another starts there."""
     called = (model("first", 4), model("second", 4))
     assert placed(H100_FREE, T4_FREE, models=called, prices=LISTED) == {"first": "t", "second": "h"}
     assert placed(T4_FREE, models=called, prices=LISTED) == {"first": "t"}, "one at a time starts on a Device"
 
 
-def test_the_wait_for_a_device_on_which_another_starts_is_bounded_and_the_first_that_is_free_is_taken() -> None:
+def test_exclusive_seconds_bounds_the_wait_for_a_starting_device() -> None:
     """Whatever it costs: first neither is free, then the H100 is, and without it the T4. Starts here hang for ever."""
     first, other, second = (model(name, 4, start=Start(exclusive_seconds=60)) for name in ("first", "other", "second"))
 
@@ -111,7 +111,7 @@ def test_the_wait_for_a_device_on_which_another_starts_is_bounded_and_the_first_
     assert [at(after_s, T4_FREE) for after_s in (0, 59, 61)] == [[], [], ["t"]]
 
 
-def test_of_two_devices_of_one_size_the_cheaper_is_taken_unless_the_model_likes_the_dear_one_better() -> None:
+def test_cheaper_of_equal_devices_is_taken_unless_model_prefers_another() -> None:
     a100 = device("a", 80, "n2", product="A100-SXM4-80GB")
     assert placed(H100_FREE, a100, models=(LARGE,), prices=LISTED) == {"large": "a"}
     choosy = model("large", 40, gpu=Gpu(models=("*h100*", "*a100*")))
@@ -125,9 +125,7 @@ SIZES = st.lists(st.sampled_from([2, 4, 8, 15]), min_size=1, max_size=5)
 
 @settings(derandomize=True, deadline=None, max_examples=examples(60))
 @given(SIZES, st.integers(1, 4), st.integers(1, 3), st.booleans())
-def test_whoever_comes_together_none_is_on_an_h100_while_a_t4_is_empty(
-    sizes: list[int], t4s: int, h100s: int, told: bool
-) -> None:
+def test_h100_is_used_only_if_every_t4_has_a_replica(sizes: list[int], t4s: int, h100s: int, told: bool) -> None:
     models = tuple(model(f"m{number}", size) for number, size in enumerate(sizes))
     slices = [device(f"t{number}", 16, f"n{number}", product=T4) for number in range(t4s)]
     slices += [device(f"h{number}", 80, f"m{number}", product=H100) for number in range(h100s)]
@@ -153,14 +151,14 @@ def test_whoever_comes_together_none_is_on_an_h100_while_a_t4_is_empty(
         ("{device: T4, perHour: 1, currency: euro}", "prices[0].currency"),
     ],
 )
-def test_a_price_that_is_wrong_is_one_line(entry: str, line: str) -> None:
+def test_invalid_price_is_rejected_with_a_one_line_error(entry: str, line: str) -> None:
     with pytest.raises(DocumentError, match=r"Settings|finite") as error:
         parse_documents([("s.yaml", f"apiVersion: {API_VERSION}\nkind: Settings\nprices: [{entry}]")], {})
     assert line in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_a_product_may_have_a_price_of_each_class() -> None:
+def test_product_may_have_one_price_per_class() -> None:
     both = "{device: T4, perHour: 1}, {device: T4, perHour: 0.4, class: spot}"
     settings = parse_documents(
         [("s.yaml", f"apiVersion: {API_VERSION}\nkind: Settings\nprices: [{both}]")], {}
@@ -168,7 +166,7 @@ def test_a_product_may_have_a_price_of_each_class() -> None:
     assert [one.per_hour for one in settings.prices] == [1.0, 0.4]
 
 
-def test_prices_are_of_one_currency() -> None:
+def test_prices_in_two_currencies_are_rejected() -> None:
     entries = "[{device: T4, perHour: 1, currency: EUR}, {device: L4, perHour: 1}]"
     with pytest.raises(DocumentError, match=r"prices\[1\].currency: expected EUR as in the first: one for all"):
         parse_documents([("s.yaml", f"apiVersion: {API_VERSION}\nkind: Settings\nprices: {entries}")], {})

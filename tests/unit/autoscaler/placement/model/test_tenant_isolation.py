@@ -89,7 +89,7 @@ def test_models_for_different_tenants_never_share_a_device(kind: str) -> None:
 
 
 @pytest.mark.parametrize(("kind", "starts"), [("timeslice", []), ("mps", []), ("hami", ["start b"])])
-def test_where_the_kubelet_chooses_the_device_strangers_do_not_share_a_node(kind: str, starts: list[str]) -> None:
+def test_tenants_share_a_node_only_if_the_device_is_chosen_explicitly(kind: str, starts: list[str]) -> None:
     """Of the device plug-in's resource a pod gets any device of its node; HAMi is told which."""
     slices = [share("g0", 0, kind, node="n"), share("g1", 0, kind, node="n")]
     assert kinds(plan(calls([A, B], slices, [on(A, slices[0], busy=True)], "b"), T0)) == starts
@@ -97,32 +97,32 @@ def test_where_the_kubelet_chooses_the_device_strangers_do_not_share_a_node(kind
 
 
 @pytest.mark.parametrize("tenants", [(), (ACME,), (BOLT, ACME)])
-def test_who_has_a_tenant_in_common_or_is_for_everybody_shares(tenants: tuple[TenantName, ...]) -> None:
+def test_models_with_a_common_tenant_or_no_tenants_share_a_device(tenants: tuple[TenantName, ...]) -> None:
     b = own("b", *tenants)
     assert kinds(plan(calls([A, b], TWO, [on(A, TWO[0], busy=True)], "b"), T0)) == ["start b"]
 
 
 @pytest.mark.parametrize("kind", ["mig", ""])
-def test_partitions_of_the_hardware_and_a_machines_own_devices_are_shared_by_all(kind: str) -> None:
+def test_tenants_share_mig_partitions_and_devices_of_one_machine(kind: str) -> None:
     slices = [share("g0", 0, kind, shared=not kind), share("g0", 1, kind, shared=not kind)]
     assert not any(domain_of(one) for one in slices)
     assert kinds(plan(calls([A, B], slices, [on(A, slices[0], busy=True)], "b"), T0)) == ["start b"]
 
 
-def test_idle_strangers_all_make_room_where_one_would_not_do() -> None:
+def test_all_idle_replicas_of_conflicting_tenants_are_evicted() -> None:
     """Room there is: another share of the Device is free."""
     answer = packed([FOR_BOLT], [taken(0), taken(1), shelf(share("g0", 2), [])])
     assert [one.replica for one in answer.victims] == ["r0", "r1"]
     assert [one.reason for one in answer.unmet] == ["makes room on g0/s0: a is to leave"]
 
 
-def test_nobody_makes_room_while_a_stranger_stays() -> None:
+def test_no_eviction_while_one_conflicting_replica_must_stay() -> None:
     answer = packed([FOR_BOLT], [taken(0), taken(1, evictable_s=T0 + 1), shelf(share("g0", 2), [])])
     assert answer.victims == ()
     assert [one.reason for one in answer.unmet] == [f"needs 6Gi on one device; {FOR_OTHERS}"]
 
 
-def test_the_cheapest_strangers_make_room() -> None:
+def test_eviction_picks_the_cheapest_conflicting_replicas() -> None:
     """One that is idle on another Device rather than two here, though both Devices have a share that is free."""
     here, there = [taken(0), taken(1), shelf(share("g0", 2), [])], [taken(3, "g1"), shelf(share("g1", 4), [])]
     assert [one.replica for one in packed([FOR_BOLT], [*here, *there]).victims] == ["r3"]
@@ -130,7 +130,7 @@ def test_the_cheapest_strangers_make_room() -> None:
     assert [one.replica for one in packed([FOR_BOLT], [*here, *dear]).victims] == ["r0", "r1"]
 
 
-def test_who_leaves_is_a_stranger_until_it_has_left() -> None:
+def test_draining_replica_conflicts_until_removal() -> None:
     going = on(A, TWO[0], state=S.DRAINING, drain=drain())
     made = calls([A, B], TWO, [going], "b")
     assert kinds(plan(made, T0)) == []
@@ -139,14 +139,14 @@ def test_who_leaves_is_a_stranger_until_it_has_left() -> None:
     assert kinds(plan(gone, T0)) == ["start b"]
 
 
-def test_who_is_in_no_document_any_more_is_a_stranger_to_all_that_list_tenants() -> None:
+def test_replica_of_a_deleted_model_conflicts_with_all_listed_tenants() -> None:
     going = on(A, TWO[0], state=S.DRAINING, drain=drain())
     assert kinds(plan(calls([B], TWO, [going], "b"), T0)) == []
     assert kinds(plan(calls([own("b")], TWO, [going], "b"), T0)) == ["start b"]
     assert tenant_set_of(None) == tenant_set_of(model("x", tenants=())) == NOBODY
 
 
-def test_of_strangers_that_come_together_the_first_has_the_device_to_itself() -> None:
+def test_first_of_two_conflicting_models_gets_the_device_alone() -> None:
     made = calls([A, B], TWO, [], "a", "b")
     assert kinds(plan(made, T0)) == ["start a"]
     assert unmet(made) == [
@@ -154,7 +154,7 @@ def test_of_strangers_that_come_together_the_first_has_the_device_to_itself() ->
     ]
 
 
-def test_explain_says_who_is_there_for_others() -> None:
+def test_explain_names_the_model_that_serves_other_tenants() -> None:
     made = calls([A, B], TWO, [on(A, TWO[0], busy=True)], "b")
     found = explain_model(made, plan(made, T0), Log(), ModelName("b"), T0).candidates
     assert [one.ruled_out for one in found] == [FOR_OTHERS, FOR_OTHERS]
@@ -249,7 +249,7 @@ MANY = settings(derandomize=True, deadline=None, max_examples=examples(400))
 
 @MANY
 @given(wanted(), benches())
-def test_strangers_are_never_on_one_device_whatever_is_packed(
+def test_packer_never_places_conflicting_tenants_in_one_domain(
     wants: list[PlacementRequest], shelves: list[Bin]
 ) -> None:
     domains = {one.slice.id: domain_of(one.slice) for one in shelves}
@@ -267,7 +267,7 @@ def test_strangers_are_never_on_one_device_whatever_is_packed(
 
 @MANY
 @given(wanted(), benches())
-def test_when_its_victims_are_gone_a_want_is_placed_and_not_before(
+def test_request_is_placed_only_after_all_its_victims_have_left(
     wants: list[PlacementRequest], shelves: list[Bin]
 ) -> None:
     for want in wants:
@@ -286,7 +286,7 @@ def _without(shelves: list[Bin], gone: set[ReplicaId]) -> list[Bin]:
 
 @MANY
 @given(wanted(), benches())
-def test_who_lists_no_tenants_is_placed_as_if_there_were_none(
+def test_request_without_tenants_ignores_tenants_of_other_replicas(
     wants: list[PlacementRequest], shelves: list[Bin]
 ) -> None:
     plain = [want._replace(trust=()) for want in wants]
@@ -298,7 +298,7 @@ def test_who_lists_no_tenants_is_placed_as_if_there_were_none(
 
 @MANY
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["put", "expect", "forget"]), st.sampled_from(TRUSTS))))
-def test_a_company_that_is_kept_is_a_new_one(events: list[tuple[int, str, TenantSet]]) -> None:
+def test_updated_domain_occupancy_equals_a_rebuilt_one(events: list[tuple[int, str, TenantSet]]) -> None:
     lanes: dict[Domain, list[int]] = {
         (NodeId("n"), DeviceId(f"g{number}")): [2 * number, 2 * number + 1] for number in range(4)
     }

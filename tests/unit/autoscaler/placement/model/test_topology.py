@@ -43,14 +43,14 @@ def planned(at: World) -> World:
     return folded(at, plan(at, T0).actions)
 
 
-def test_replicas_of_one_model_start_under_different_values_of_the_label() -> None:
+def test_spread_starts_replicas_under_different_label_values() -> None:
     assert racks(planned(world([ada(3)], slices()))) == ["", "a", "b"]
     assert racks(planned(world([ada(6)], slices()))) == ["", "", "a", "a", "b", "b"]
     together = replace(ada(3), spec=replace(ada(3).spec, spread=None))
     assert racks(planned(world([together], slices()))) == ["a", "a", "a"], "else room stays in one piece"
 
 
-def test_those_that_are_there_count_and_those_of_an_older_spec_do_not() -> None:
+def test_spread_counts_current_replicas_but_not_those_of_an_older_spec() -> None:
     two = ada(2)
     there = replica(two, "r1", ["n0-g0"])
     assert racks(planned(world([two], slices(RACKS[:5]), [there]))) == ["a", "b"]
@@ -60,11 +60,11 @@ def test_those_that_are_there_count_and_those_of_an_older_spec_do_not() -> None:
     assert new.slices[successor.slices[0]].labels[RACK] == "a", "it takes its place, in whatever rack"
 
 
-def test_where_no_other_value_has_room_two_share_one() -> None:
+def test_spread_replicas_share_a_label_value_if_no_other_has_room() -> None:
     assert racks(planned(world([ada(3)], slices(["a", "a"])))) == ["a", "a", "a"]
 
 
-def test_a_cheap_device_comes_before_another_rack_and_several_devices_are_spread_too() -> None:
+def test_price_precedes_spread_and_multi_device_replicas_are_spread() -> None:
     dear = [replace(one, product="H100") if one.labels.get(RACK) == "b" else one for one in slices(RACKS[:5])]
     settings = Settings(prices=(Price(device="H100", per_hour=3.0),))
     assert racks(planned(world([ada(2)], dear, settings=settings))) == ["a", "a"]
@@ -72,7 +72,7 @@ def test_a_cheap_device_comes_before_another_rack_and_several_devices_are_spread
     assert racks(planned(world([wide], slices(RACKS[:5])))) == ["a", "a", "b", "b"]
 
 
-def test_a_change_of_the_label_starts_nothing_anew() -> None:
+def test_change_of_spread_or_near_does_not_change_the_spec_hash() -> None:
     assert ada(1).spec_hash() == replace(ada(1), spec=replace(ada(1).spec, spread=None)).spec_hash()
     assert ada(1).spec_hash() == near(1).spec_hash()
 
@@ -95,7 +95,7 @@ def nodes(at: World) -> list[str]:
     return sorted(at.slices[id].node for one in at.replicas.values() for id in one.slices)
 
 
-def test_replicas_of_one_model_start_near_each_other_while_there_is_room() -> None:
+def test_near_starts_replicas_in_one_clique_before_other_nodes() -> None:
     there = cliques("f.1", "", "f.2", "f.1", "f.2")
     assert nodes(planned(world([near(2)], there))) == ["n0", "n3"]
     anywhere = replace(near(2), spec=replace(near(2).spec, near=None))
@@ -105,7 +105,7 @@ def test_replicas_of_one_model_start_near_each_other_while_there_is_room() -> No
     assert nodes(planned(world([near(3)], there))) == ["n0", "n1", "n3"], "no more room: anywhere"
 
 
-def test_where_most_of_them_are_comes_first_and_who_has_no_label_is_near_nobody() -> None:
+def test_near_prefers_the_fullest_clique_and_ignores_unlabelled_nodes() -> None:
     four = near(4)
     there = cliques("f.1", "f.1", "f.2", "f.2", "f.2")
     on = [replica(four, f"r{at}", [f"n{at}-g0"]) for at in (0, 2, 3)]
@@ -115,7 +115,7 @@ def test_where_most_of_them_are_comes_first_and_who_has_no_label_is_near_nobody(
     assert nodes(planned(world([two], unlabelled, [replica(two, "r1", ["n2-g0"])]))) == ["n0", "n2"]
 
 
-def test_near_and_apart_at_once_are_hosts_of_one_clique() -> None:
+def test_near_with_spread_uses_different_hosts_of_one_clique() -> None:
     there = cliques("f.1", "f.2", "f.1", "f.2", many=2)
     assert nodes(planned(world([near(2)], there))) == ["n0", "n0"]
     assert nodes(planned(world([near(2, spread=RACK)], there))) == ["n0", "n2"]
@@ -125,7 +125,7 @@ def test_near_and_apart_at_once_are_hosts_of_one_clique() -> None:
     assert nodes(planned(world([one], beside, [replica(one, "r1", ["n1-g0"])]))) == ["n1", "n1"], "even on one host"
 
 
-def test_what_is_no_label_is_refused_by_its_path() -> None:
+def test_invalid_label_of_spread_or_near_is_rejected_with_its_path() -> None:
     for key in ("spread", "near"):
         spec = f"{{engine: vllm, {key}: a b}}"
         text = f"apiVersion: pilotlight.dev/v1alpha1\nkind: Model\nmetadata: {{name: ada}}\nspec: {spec}"

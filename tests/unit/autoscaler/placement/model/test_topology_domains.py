@@ -59,16 +59,16 @@ def rooted(*roots: str, node: str = "n0", **fields: Any) -> list[Slice]:
         ("NVIDIA-A100-80GB-PCIe", False), ("Tesla-V100-SXM2-16GB", False), (L40S, False), ("", False),
     ],
 )  # fmt: skip
-def test_nvlink_joins_all_of_a_node_by_the_product_and_no_cards(product: str, nvlink: bool) -> None:
+def test_nvlink_is_inferred_from_the_device_product(product: str, nvlink: bool) -> None:
     assert bool(name_device_link(device(product=product), Link.NVLINK)) == nvlink
 
 
-def test_nvlink_joins_all_of_a_node_that_is_labelled_with_its_clique() -> None:
+def test_nvlink_is_inferred_from_the_clique_label_of_a_node() -> None:
     assert name_device_link(device(labels={CLIQUE: "b1d2.7"}), Link.NVLINK)
     assert not name_device_link(device(labels={CLIQUE: ""}), Link.NVLINK)
 
 
-def test_a_better_link_does_for_a_worse_one() -> None:
+def test_better_link_satisfies_a_request_for_a_worse_one() -> None:
     both = replace(device(product=H100), link="r1"), replace(device(product=H100), link="r2")
     assert len(count_team_devices(both, Link.PCIE_ROOT)) == 1
     cards = (replace(one, product=L40S) for one in both)
@@ -76,7 +76,7 @@ def test_a_better_link_does_for_a_worse_one() -> None:
     assert team_of(device(node="n1"), Link.NODE) == team_of(device("g1", node="n1", product=H100), Link.NODE)
 
 
-def test_no_link_is_missed_by_who_needs_none() -> None:
+def test_no_link_shortage_is_reported_for_link_node() -> None:
     assert not link_shortage_reason(device(), Link.NODE, {}, 1)
     assert not link_shortage_reason(device(), Link.NODE, count_team_devices([device(), device("g1")], Link.NODE), 2)
 
@@ -84,25 +84,25 @@ def test_no_link_is_missed_by_who_needs_none() -> None:
 # --- placing ----------------------------------------------------------------------------------------------------------
 
 
-def test_two_devices_of_one_root_are_taken_wherever_they_are_and_never_one_of_each() -> None:
+def test_pcie_root_request_takes_two_devices_of_one_root() -> None:
     there = [shelf(one) for one in (*rooted("r1", "r2"), *rooted("r1", "r2", "r2", node="n1"))]
     assert placed(run([TWO_OF_A_ROOT], there)) == [("a", "n1-g1", "n1-g2")]
     assert placed(run([TWO_OF_A_ROOT._replace(link=Link.NODE)], there[:2])) == [("a", "n0-g0", "n0-g1")]
     assert placed(run([TWO_OF_A_ROOT], there[:2])) == []
 
 
-def test_a_node_of_one_root_is_joined_too_and_roots_of_two_nodes_with_one_name_are_two() -> None:
+def test_equal_root_names_on_two_nodes_are_different_roots() -> None:
     assert placed(run([TWO_OF_A_ROOT], map(shelf, rooted("r1", "r1")))) == [("a", "n0-g0", "n0-g1")]
     assert placed(run([TWO_OF_A_ROOT], map(shelf, (*rooted("r1"), *rooted("r1", node="n1"))))) == []
 
 
-def test_nvlink_is_taken_by_product_even_of_devices_that_are_only_counted() -> None:
+def test_nvlink_product_satisfies_a_link_without_known_pcie_roots() -> None:
     there = [shelf(one) for one in (*rooted("", "", product=L40S), *rooted("", "", node="n1", product=H100))]
     for each in (TWO_BY_NVLINK, TWO_OF_A_ROOT):
         assert placed(run([each], there)) == [("a", "n1-g0", "n1-g1")]
 
 
-def test_who_makes_room_is_on_one_link_though_others_would_cost_less() -> None:
+def test_eviction_frees_linked_devices_even_if_others_cost_less() -> None:
     cheap, dear = on("cheap", 20, priority=-1), on("dear", 20)
     there = [
         shelf(one, *who) for one, who in zip(rooted("r1", "r2", "r3", "r3"), ([], [cheap], [dear], [dear]), strict=True)
@@ -114,7 +114,7 @@ def test_who_makes_room_is_on_one_link_though_others_would_cost_less() -> None:
     assert waits.promised
 
 
-def test_a_linked_set_of_which_one_is_leaving_is_waited_for() -> None:
+def test_request_waits_for_a_linked_device_whose_replica_is_leaving() -> None:
     going = on("x", 20, leaving=True)
     there = [shelf(one, *who) for one, who in zip(rooted("r1", "r2", "r2"), ([], [], [going]), strict=True)]
     (waits,) = run([TWO_OF_A_ROOT], there).unmet
@@ -141,12 +141,14 @@ def test_a_linked_set_of_which_one_is_leaving_is_waited_for() -> None:
         ),
     ],
 )  # fmt: skip
-def test_a_link_that_no_node_gives_is_named_for_ever(asked: PlacementRequest, there: list[Slice], reason: str) -> None:
+def test_link_that_no_node_has_is_reported_as_never_available(
+    asked: PlacementRequest, there: list[Slice], reason: str
+) -> None:
     (missing,) = run([asked], map(shelf, there)).unmet
     assert (missing.reason, missing.never) == (reason, True)
 
 
-def test_a_link_that_is_not_free_is_told_with_who_has_it() -> None:
+def test_reason_names_the_holder_of_a_linked_device() -> None:
     kept = on("x", 20, kept=True)
     there = [shelf(one, *who) for one, who in zip(rooted("r1", "r1", "r2", "r3"), ([], [kept], [], []), strict=True)]
     (missing,) = run([TWO_OF_A_ROOT], there).unmet
@@ -157,7 +159,7 @@ def test_a_link_that_is_not_free_is_told_with_who_has_it() -> None:
     )
 
 
-def test_of_a_node_with_devices_enough_that_no_link_joins_nothing_is_said_of_its_cpu() -> None:
+def test_cpu_shortage_is_reported_only_for_nodes_with_linked_devices() -> None:
     there = [*map(shelf, rooted("r1", "r2")), *map(shelf, rooted("r1", "r1", node="n1"))]
     hosts = {NodeId(node): HostResources(8000, 64 * GI, left, 64 * GI) for node, left in (("n0", 3000), ("n1", 1000))}
     asked = TWO_OF_A_ROOT._replace(cpu_milli=4000)
@@ -175,7 +177,7 @@ def wanting(link: Any, **spec: Any) -> Model:
     return model("a", 20, low=1, gpu=Gpu(count=2, link=link), **spec)
 
 
-def test_explain_says_of_each_candidate_what_it_lacks() -> None:
+def test_explain_gives_the_link_shortage_of_each_candidate() -> None:
     at = world([wanting("pcieRoot")], rooted("r1", "r2", ""))
     told = explain_model(at, plan(at, T0), Log(), at.models[ModelName("a")].name, T0)
     assert [one.ruled_out for one in told.candidates] == [
@@ -185,7 +187,7 @@ def test_explain_says_of_each_candidate_what_it_lacks() -> None:
     assert any("at most 1 are joined so" in line for line in told.sentences)
 
 
-def test_a_node_with_too_few_devices_is_no_place_for_who_needs_several() -> None:
+def test_explain_rules_out_a_node_with_too_few_devices() -> None:
     wants, busy = model("b", 20, gpu=Gpu(count=2)), model("a", 20, low=1)
     slices = [device("g0", 24, "n0"), device("g1", 24, "n0"), device("h0", 24, "n1")]
     here = [replica(busy, f"r{at}", on=(f"g{at}",)) for at in range(2)]
@@ -195,7 +197,7 @@ def test_a_node_with_too_few_devices_is_no_place_for_who_needs_several() -> None
     assert "held by a" in told[SliceId("g0")]
 
 
-def test_of_a_link_only_devices_count_that_could_hold_it() -> None:
+def test_explain_counts_only_linked_devices_that_fit_the_model() -> None:
     there = [replace(one, product=product) for one, product in zip(rooted("r1", "r1"), (L40S, "L4"), strict=True)]
     at = world(
         [replace(a := wanting("pcieRoot"), spec=replace(a.spec, gpu=replace(a.spec.gpu, models=("*l40s*",))))], there
@@ -206,7 +208,7 @@ def test_of_a_link_only_devices_count_that_could_hold_it() -> None:
     ]  # fmt: skip
 
 
-def test_a_place_across_links_fits_nobody() -> None:
+def test_explain_fit_rejects_a_device_without_a_linked_peer() -> None:
     at = world([wanting("pcieRoot")], rooted("r1", "r2", "r2"))
     told = explain_fit(at, at.models[ModelName("a")], Needs(), T0)
     assert [one.fits for one in told.places] == [False, True, True]
@@ -215,13 +217,13 @@ def test_a_place_across_links_fits_nobody() -> None:
 # --- the document, and the plan by it ---------------------------------------------------------------------------------
 
 
-def test_the_plan_takes_what_the_document_says() -> None:
+def test_plan_starts_a_replica_on_devices_of_the_requested_link() -> None:
     at = world([wanting("nvlink")], [*rooted("", "", product=L40S), *rooted("", "", node="n1", product=H100)])
     (start,) = plan(at, T0).actions
     assert getattr(start, "replica").slices == ("n1-g0", "n1-g1")  # noqa: B009  of one kind of Action
 
 
-def test_another_link_starts_replicas_anew_and_none_leaves_the_hash_as_it_was() -> None:
+def test_link_changes_the_spec_hash_unless_the_link_is_any() -> None:
     assert wanting("any").spec_hash() != wanting("nvlink").spec_hash()
     assert wanting("any").spec_hash() == model("a", 20, low=1, gpu=Gpu(count=2)).spec_hash()
 
@@ -233,7 +235,7 @@ def test_another_link_starts_replicas_anew_and_none_leaves_the_hash_as_it_was() 
         ("{count: 2, link: fast}", "spec.gpu.link: expected one of any, nvlink, pcieRoot"),
     ],
 )
-def test_a_link_that_is_none_is_refused_by_its_path(gpu: str, line: str) -> None:
+def test_invalid_link_is_rejected_with_its_path(gpu: str, line: str) -> None:
     text = (
         f"apiVersion: pilotlight.dev/v1alpha1\nkind: Model\nmetadata: {{name: a}}\nspec: {{engine: ollama, gpu: {gpu}}}"
     )
@@ -245,7 +247,7 @@ def test_a_link_that_is_none_is_refused_by_its_path(gpu: str, line: str) -> None
 # --- room in pieces ---------------------------------------------------------------------------------------------------
 
 
-def test_room_in_pieces_of_several_links_is_put_together_on_one() -> None:
+def test_defragmentation_frees_devices_on_one_link() -> None:
     """Four devices of n0 are free, two of each of two roots, of which one has one more."""
     at, roots = laid({0: [1, 5], 1: [9], 2: [10], 3: [10]}), {0: "r1", 6: "r1", 7: "r1", 8: "r3", 9: "r3"}
     slices = {id: replace(one, link=roots.get(int(id[-1]), "")) for id, one in at.slices.items() if one.node == "n0"}
@@ -302,7 +304,7 @@ def after(packing: PackResult, shelves: Sequence[Bin]) -> list[Bin]:
 
 @settings(derandomize=True, deadline=None, max_examples=examples(300))
 @given(st.integers(0, 1 << 30))
-def test_who_needs_a_link_is_never_across_two_and_gets_one_where_there_is_one(seed: int) -> None:
+def test_linked_request_is_placed_on_one_link_if_one_is_available(seed: int) -> None:
     rng = Random(seed)
     shelves, wants = drawn(rng)
     slices = {one.slice.id: one.slice for one in shelves}
@@ -327,7 +329,7 @@ def test_who_needs_a_link_is_never_across_two_and_gets_one_where_there_is_one(se
             assert not run([first], after(less, shelves)).placements, "and nobody left who could have stayed"
 
 
-def test_a_link_is_asked_of_a_yard_again_when_labels_are_others() -> None:
+def test_link_is_evaluated_again_after_labels_change() -> None:
     there = [shelf(one) for one in rooted("", "")]
     yard, asked = SliceIndex(there), [TWO_BY_NVLINK]
     assert pack(asked, yard, frozenset(), RestartCosts(), T0).unmet[0].never

@@ -92,7 +92,7 @@ class TestNodeGroup(ProviderContract):
         return GroupRig()
 
 
-def test_what_the_groups_labels_and_the_settings_say_is_offered() -> None:
+def test_offer_combines_group_labels_and_settings() -> None:
     async def scenario() -> None:
         prices = (Price(device="T4", per_hour=0.16, bought="spot"), Price(device="T4", per_hour=0.53))
         (offer,) = await group_of(PlayedAutoscaler(), prices=prices).offers()
@@ -103,7 +103,7 @@ def test_what_the_groups_labels_and_the_settings_say_is_offered() -> None:
     run(scenario())
 
 
-def test_an_order_is_a_placeholder_for_all_devices_and_a_keeper_beside_it() -> None:
+def test_order_creates_a_placeholder_pod_and_a_keeper_pod() -> None:
     async def scenario() -> None:
         server = PlayedAutoscaler()
         provider = group_of(server)
@@ -128,7 +128,7 @@ def test_an_order_is_a_placeholder_for_all_devices_and_a_keeper_beside_it() -> N
     run(scenario())
 
 
-def test_the_placeholder_and_the_keeper_ask_for_where_their_owner_may_be() -> None:
+def test_order_pods_select_the_owners_zone_but_not_driver_labels() -> None:
     """Labels that a driver sets no description of a group has."""
 
     async def scenario() -> None:
@@ -145,7 +145,7 @@ def test_the_placeholder_and_the_keeper_ask_for_where_their_owner_may_be() -> No
     run(scenario())
 
 
-def test_the_placeholder_takes_what_its_owner_requests_beside_devices_and_the_keeper_next_to_nothing() -> None:
+def test_placeholder_requests_owner_resources_and_keeper_a_minimum() -> None:
     """Else a node is added on which its owner cannot start."""
 
     async def scenario() -> None:
@@ -161,7 +161,7 @@ def test_the_placeholder_takes_what_its_owner_requests_beside_devices_and_the_ke
     run(scenario())
 
 
-def test_a_scale_up_that_was_triggered_is_paid_for_and_comes() -> None:
+def test_triggered_scale_up_is_committed_and_delivers_a_node() -> None:
     async def scenario() -> None:
         provider = group_of(PlayedAutoscaler())
         made = order((await provider.offers())[0])
@@ -175,7 +175,7 @@ def test_a_scale_up_that_was_triggered_is_paid_for_and_comes() -> None:
     run(scenario())
 
 
-def test_a_group_that_does_not_grow_fails_the_order_in_cluster_autoscalers_words() -> None:
+def test_group_at_maximum_size_fails_the_order_with_the_reported_reason() -> None:
     async def scenario() -> None:
         provider = group_of(PlayedAutoscaler(size_max=0))
         await provider.acquire(order((await provider.offers())[0]))
@@ -188,7 +188,7 @@ def test_a_group_that_does_not_grow_fails_the_order_in_cluster_autoscalers_words
 
 
 @pytest.mark.parametrize("said", [TRIGGERED, REFUSED])
-def test_what_was_told_of_a_pod_before_it_of_the_same_name_is_not_told_of_an_order(said: str) -> None:
+def test_events_of_an_earlier_pod_with_the_same_name_are_ignored(said: str) -> None:
     """Names of Leases are given again, and events stay for an hour."""
 
     async def scenario() -> None:
@@ -213,7 +213,7 @@ def test_what_was_told_of_a_pod_before_it_of_the_same_name_is_not_told_of_an_ord
     run(scenario())
 
 
-def test_the_lease_stays_when_a_replica_takes_the_placeholders_room() -> None:
+def test_order_persists_when_a_replica_preempts_its_placeholder() -> None:
     async def scenario() -> None:
         server = PlayedAutoscaler()
         provider = group_of(server)
@@ -228,7 +228,7 @@ def test_the_lease_stays_when_a_replica_takes_the_placeholders_room() -> None:
     run(scenario())
 
 
-def test_a_node_whose_keeper_was_put_out_is_not_kept_and_goes_back() -> None:
+def test_order_fails_when_its_keeper_pod_is_evicted() -> None:
     """Its kubelet evicts pods where memory is short; it keeps the object."""
 
     async def scenario() -> None:
@@ -248,7 +248,7 @@ def test_a_node_whose_keeper_was_put_out_is_not_kept_and_goes_back() -> None:
 
 
 @pytest.mark.parametrize("ours", [True, False])
-def test_a_placeholder_that_a_replica_of_ours_overtook_brings_no_other_node(ours: bool) -> None:
+def test_order_is_uncommitted_if_our_replica_takes_its_new_node_first(ours: bool) -> None:
     """The scheduler looks at it again only some seconds after it last did."""
 
     async def scenario() -> None:
@@ -270,7 +270,7 @@ def test_a_placeholder_that_a_replica_of_ours_overtook_brings_no_other_node(ours
     run(scenario())
 
 
-def test_a_placeholder_that_was_taken_before_its_node_came_has_failed_and_leaves_nothing() -> None:
+def test_order_fails_if_its_placeholder_is_deleted_before_node_arrival() -> None:
     async def scenario() -> None:
         server = PlayedAutoscaler()
         provider = group_of(server)
@@ -286,7 +286,7 @@ def test_a_placeholder_that_was_taken_before_its_node_came_has_failed_and_leaves
     run(scenario())
 
 
-def test_a_pod_of_that_name_that_is_somebody_elses_is_refused_and_stays() -> None:
+def test_foreign_pod_with_the_order_name_is_rejected_and_kept() -> None:
     async def scenario() -> None:
         server = PlayedAutoscaler()
         provider = group_of(server)

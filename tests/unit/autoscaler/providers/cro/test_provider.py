@@ -47,7 +47,7 @@ def rack() -> Rack:
     return Rack()
 
 
-def test_an_order_is_one_request_of_a_certain_name_which_says_whose_it_is_and_does_not_force(rack: Rack) -> None:
+def test_order_creates_one_request_with_an_owner_note_and_no_force(rack: Rack) -> None:
     async def scenario() -> None:
         name = await ordered(rack, devices=2)
         made = rack.request()
@@ -61,7 +61,7 @@ def test_an_order_is_one_request_of_a_certain_name_which_says_whose_it_is_and_do
     rack.run(scenario())
 
 
-def test_an_offer_is_for_what_has_a_place_at_the_price_of_the_fabric(rack: Rack) -> None:
+def test_offer_counts_free_places_at_the_fabric_price(rack: Rack) -> None:
     async def scenario() -> None:
         (offer,) = await rack.provider().offers()
         assert (offer.node, offer.product, offer.devices_max, offer.memory_bytes) == (NODE, MODEL, 3, 40 << 30)
@@ -75,7 +75,7 @@ def test_an_offer_is_for_what_has_a_place_at_the_price_of_the_fabric(rack: Rack)
     rack.run(scenario())
 
 
-def test_a_node_that_nobody_says_can_have_more_is_not_offered(rack: Rack) -> None:
+def test_node_without_a_known_device_maximum_is_not_offered(rack: Rack) -> None:
     async def scenario() -> None:
         rack.world = world(Settings(nodes=(replace(SETTINGS.nodes[0], devices_max=None),)))
         with pytest.raises(RefusedError):
@@ -88,7 +88,7 @@ def test_a_node_that_nobody_says_can_have_more_is_not_offered(rack: Rack) -> Non
     rack.run(scenario())
 
 
-def test_of_a_model_whose_memory_nobody_says_none_is_offered_and_that_is_said(rack: Rack) -> None:
+def test_device_model_of_unknown_memory_is_not_offered(rack: Rack) -> None:
     async def scenario() -> None:
         one = CroFabric("rack", "NVIDIA-H200-NVL", rack.server, lambda: rack.world)
         with pytest.raises(RefusedError, match="how much memory a NVIDIA-H200-NVL has: add it to Settings `nodes`"):
@@ -100,7 +100,7 @@ def test_of_a_model_whose_memory_nobody_says_none_is_offered_and_that_is_said(ra
     rack.run(scenario())
 
 
-def test_a_model_for_which_somebody_waits_in_vain_is_not_offered(rack: Rack) -> None:
+def test_device_model_with_a_starved_request_is_not_offered(rack: Rack) -> None:
     async def scenario() -> None:
         rack.cro.pool[MODEL] = 0
         await rack.another_asks("w2")
@@ -111,7 +111,7 @@ def test_a_model_for_which_somebody_waits_in_vain_is_not_offered(rack: Rack) -> 
     rack.run(scenario())
 
 
-def test_two_leaders_who_order_one_lease_at_once_order_one(rack: Rack) -> None:
+def test_concurrent_orders_by_two_leaders_create_one(rack: Rack) -> None:
     async def scenario() -> None:
         offer = (await rack.provider().offers())[0]
         made = order(offer)
@@ -142,9 +142,7 @@ def old_at_hand(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rack.server, "items", asked)
 
 
-def test_by_what_is_at_hand_and_old_nothing_is_ordered_twice_and_nothing_of_others_is_lost(
-    rack: Rack, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stale_cached_reads_neither_duplicate_nor_lose_orders(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         old_at_hand(rack, monkeypatch)
         await ordered(rack, 0)
@@ -157,9 +155,7 @@ def test_by_what_is_at_hand_and_old_nothing_is_ordered_twice_and_nothing_of_othe
     rack.run(scenario())
 
 
-def test_what_is_refused_is_refused_by_the_newest_and_not_by_what_is_at_hand(
-    rack: Rack, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_order_is_checked_against_current_state_not_the_cache(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         name = await ordered(rack, 0, devices=3)
         old_at_hand(rack, monkeypatch)
@@ -171,7 +167,7 @@ def test_what_is_refused_is_refused_by_the_newest_and_not_by_what_is_at_hand(
     rack.run(scenario())
 
 
-def test_what_another_writes_between_question_and_order_is_not_lost(rack: Rack) -> None:
+def test_concurrent_resize_by_another_writer_is_kept(rack: Rack) -> None:
     async def scenario() -> None:
         await rack.another(1)
         resize = {"spec": {"resource": {"size": 2}}}
@@ -182,7 +178,7 @@ def test_what_another_writes_between_question_and_order_is_not_lost(rack: Rack) 
     rack.run(scenario())
 
 
-def test_of_a_request_of_others_only_our_part_comes_and_goes(rack: Rack) -> None:
+def test_shared_request_grows_and_shrinks_only_by_our_part(rack: Rack) -> None:
     async def scenario() -> None:
         await rack.another(1)
         (theirs,) = rack.resources()
@@ -206,7 +202,7 @@ def test_of_a_request_of_others_only_our_part_comes_and_goes(rack: Rack) -> None
     rack.run(scenario())
 
 
-def test_a_device_of_ours_is_kept_from_being_taken_for_idle_as_long_as_it_is_ours(rack: Rack) -> None:
+def test_last_used_annotation_is_refreshed_while_a_device_is_held(rack: Rack) -> None:
     async def scenario() -> None:
         name = await ordered(rack)
         await rack.until_here(name)
@@ -219,7 +215,7 @@ def test_a_device_of_ours_is_kept_from_being_taken_for_idle_as_long_as_it_is_our
     rack.run(scenario())
 
 
-def test_of_two_leases_on_a_node_the_one_that_is_given_back_goes(rack: Rack) -> None:
+def test_releasing_one_of_two_orders_on_a_node_keeps_the_other(rack: Rack) -> None:
     async def scenario() -> None:
         first = await ordered(rack)
         await rack.until_here(first)
@@ -236,7 +232,7 @@ def test_of_two_leases_on_a_node_the_one_that_is_given_back_goes(rack: Rack) -> 
     rack.run(scenario())
 
 
-def test_what_can_still_be_taken_back_costs_nobody_elses_device(rack: Rack) -> None:
+def test_uncommitted_release_does_not_take_another_orders_device(rack: Rack) -> None:
     """The operator lets go of any that has none yet, not of the one that was ours."""
 
     async def scenario() -> None:
@@ -253,7 +249,7 @@ def test_what_can_still_be_taken_back_costs_nobody_elses_device(rack: Rack) -> N
 
 
 @pytest.mark.parametrize("removed", [True, False])
-def test_a_lease_that_is_no_longer_listed_can_be_ordered_again_at_once(rack: Rack, removed: bool) -> None:
+def test_unlisted_order_can_be_placed_again_at_once(rack: Rack, removed: bool) -> None:
     """Its request may still be being deleted, and the write that removes its note may have failed."""
 
     async def scenario() -> None:
@@ -273,7 +269,7 @@ def test_a_lease_that_is_no_longer_listed_can_be_ordered_again_at_once(rack: Rac
     rack.run(scenario())
 
 
-def test_what_has_a_device_of_the_fabric_is_committed_and_comes(rack: Rack) -> None:
+def test_order_with_a_fabric_device_is_committed_before_node_visibility(rack: Rack) -> None:
     async def scenario() -> None:
         rack.cro.visible = lambda node, uuid: asyncio.get_running_loop().time() > 1030.0
         name = await ordered(rack)
@@ -286,7 +282,7 @@ def test_what_has_a_device_of_the_fabric_is_committed_and_comes(rack: Rack) -> N
     rack.run(scenario())
 
 
-def test_half_of_an_order_is_here_once_the_rest_has_been_wrong_for_a_while(rack: Rack) -> None:
+def test_partial_order_is_delivered_after_a_timeout(rack: Rack) -> None:
     async def scenario() -> None:
         rack.cro.pool[MODEL] = 1
         began_s = rack.server.unix_s()
@@ -301,7 +297,7 @@ def test_half_of_an_order_is_here_once_the_rest_has_been_wrong_for_a_while(rack:
     rack.run(scenario())
 
 
-def test_who_cuts_a_request_below_our_part_makes_that_lease_fail_which_lacks_its_devices(rack: Rack) -> None:
+def test_shrinking_a_request_fails_the_order_that_lacks_devices(rack: Rack) -> None:
     async def scenario() -> None:
         names = [await ordered(rack), await ordered(rack, 1)]
         await rack.until(lambda leases: all(one.phase == "here" for one in leases.values()))
@@ -316,7 +312,7 @@ def test_who_cuts_a_request_below_our_part_makes_that_lease_fail_which_lacks_its
     rack.run(scenario())
 
 
-def test_a_device_that_a_claim_has_stays_and_one_beside_it_may_go(rack: Rack) -> None:
+def test_claimed_device_stays_and_an_unclaimed_one_is_released(rack: Rack) -> None:
     async def scenario() -> None:
         names = [await ordered(rack), await ordered(rack, 1)]
         found = await rack.until(lambda leases: all(one.phase == "here" for one in leases.values()))
@@ -338,7 +334,7 @@ def test_a_device_that_a_claim_has_stays_and_one_beside_it_may_go(rack: Rack) ->
     rack.run(scenario())
 
 
-def test_where_devices_are_only_counted_a_lease_goes_alone_and_where_they_are_told_by_uuid_it_does_not(
+def test_release_requires_an_unused_node_only_if_devices_lack_uuids(
     rack: Rack,
 ) -> None:
     async def scenario() -> None:
@@ -353,7 +349,7 @@ def test_where_devices_are_only_counted_a_lease_goes_alone_and_where_they_are_to
     rack.run(scenario())
 
 
-def test_what_the_api_server_will_not_have_is_a_refusal_that_says_so(rack: Rack) -> None:
+def test_api_server_rejection_is_reported_with_its_message(rack: Rack) -> None:
     async def scenario() -> None:
         rack.server.refused["POST"] = AnswerError(403, "Forbidden", "admission webhook denied the request")
         with pytest.raises(RefusedError, match="the API server refuses it: admission webhook denied"):
@@ -362,7 +358,7 @@ def test_what_the_api_server_will_not_have_is_a_refusal_that_says_so(rack: Rack)
     rack.run(scenario())
 
 
-def test_who_may_not_write_lists_all_the_same(rack: Rack) -> None:
+def test_missing_write_access_does_not_prevent_listing(rack: Rack) -> None:
     async def scenario() -> None:
         name = await ordered(rack)
         rack.server.refused["PATCH"] = AnswerError(403, "Forbidden", "another leads now")
@@ -372,7 +368,7 @@ def test_who_may_not_write_lists_all_the_same(rack: Rack) -> None:
     rack.run(scenario())
 
 
-def test_a_note_that_is_none_of_ours_is_no_lease(rack: Rack) -> None:
+def test_foreign_note_is_not_an_order(rack: Rack) -> None:
     async def scenario() -> None:
         await rack.another(1)
         rack.server.change(f"{REQUESTS}/theirs", {"metadata": {"annotations": {NOTE + "a": "{", NOTE + "b": "[]"}}})
@@ -381,7 +377,7 @@ def test_a_note_that_is_none_of_ours_is_no_lease(rack: Rack) -> None:
     rack.run(scenario())
 
 
-def test_a_detach_that_is_stuck_is_forced_by_an_order_that_says_so_and_of_its_own_device_alone(rack: Rack) -> None:
+def test_stuck_detach_is_forced_only_for_the_force_released_order(rack: Rack) -> None:
     async def scenario() -> None:
         names = [await ordered(rack, number) for number in range(2)]
         for name in names:
@@ -405,7 +401,7 @@ def test_a_detach_that_is_stuck_is_forced_by_an_order_that_says_so_and_of_its_ow
     rack.run(scenario())
 
 
-def test_what_a_pod_has_is_detached_only_by_force(rack: Rack) -> None:
+def test_device_in_use_is_detached_only_by_force(rack: Rack) -> None:
     async def scenario() -> None:
         name = await ordered(rack)
         await rack.until_here(name)

@@ -28,9 +28,7 @@ TWO = replace(SETTINGS, nodes=(replace(SETTINGS.nodes[0], devices_max=2),), capa
 
 
 @pytest.mark.parametrize(("selector", "most"), [({}, None), ({"fabric": "rack-2"}, 4)])
-def test_where_nobody_says_of_any_node_that_it_can_have_more_that_is_told_with_its_mend(
-    selector: Mapping[str, str], most: int | None
-) -> None:
+def test_error_names_the_setting_if_no_node_has_a_device_maximum(selector: Mapping[str, str], most: int | None) -> None:
     rack = Rack()
 
     async def scenario() -> None:
@@ -41,7 +39,7 @@ def test_where_nobody_says_of_any_node_that_it_can_have_more_that_is_told_with_i
     rack.run(scenario())
 
 
-def test_two_products_that_are_ordered_of_one_node_at_once_have_its_places_together() -> None:
+def test_orders_of_two_products_share_the_nodes_free_places() -> None:
     rack = Rack()
 
     async def scenario() -> None:
@@ -66,7 +64,7 @@ def test_two_products_that_are_ordered_of_one_node_at_once_have_its_places_toget
     rack.run(scenario())
 
 
-def test_what_another_product_was_ordered_of_a_node_counts_though_it_is_not_at_hand_yet(
+def test_order_of_another_product_counts_despite_a_stale_cache(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rack = Rack()
@@ -88,7 +86,7 @@ def test_what_another_product_was_ordered_of_a_node_counts_though_it_is_not_at_h
 
 
 @pytest.mark.parametrize("takes_s", [1.0, 60.0])
-def test_an_order_waits_a_moment_for_a_request_that_is_over_to_be_gone(takes_s: float) -> None:
+def test_order_waits_briefly_for_a_finished_request_to_be_deleted(takes_s: float) -> None:
     rack = Rack()
 
     async def scenario() -> None:
@@ -113,9 +111,7 @@ def test_an_order_waits_a_moment_for_a_request_that_is_over_to_be_gone(takes_s: 
 
 
 @pytest.mark.parametrize("told", [False, True])
-def test_a_device_that_its_node_shows_before_the_operator_calls_it_online_takes_one_place_not_two(
-    *, told: bool
-) -> None:
+def test_device_visible_before_the_operator_reports_online_counts_once(*, told: bool) -> None:
     """The operator looks again 30 s later. Until then an order for the same node was refused, and the node then left
     alone for a minute, so that somebody else's place was taken.
     """

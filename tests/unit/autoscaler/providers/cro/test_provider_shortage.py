@@ -20,7 +20,7 @@ def rack() -> Rack:
     return Rack()
 
 
-def test_a_request_that_is_there_only_for_us_goes_when_nothing_of_it_is_left(rack: Rack) -> None:
+def test_own_request_is_deleted_when_no_device_remains(rack: Rack) -> None:
     async def scenario() -> None:
         name = await ordered(rack)
         await rack.until_here(name)
@@ -39,7 +39,7 @@ def test_a_request_that_is_there_only_for_us_goes_when_nothing_of_it_is_left(rac
 
 
 @pytest.mark.parametrize("seen_s", [0.0, 0.15])
-def test_a_request_that_was_given_back_before_anything_was_made_of_it_goes_as_well(rack: Rack, seen_s: float) -> None:
+def test_request_released_before_any_device_exists_is_deleted(rack: Rack, seen_s: float) -> None:
     async def scenario() -> None:
         name = await ordered(rack)
         await asyncio.sleep(seen_s)
@@ -57,7 +57,7 @@ AT = f"{REQUESTS}/{request_name(MODEL, NODE)}"
 EMPTY = build_composability_request(MODEL, NODE, 0, {})
 
 
-def test_what_is_ordered_in_the_moment_in_which_its_empty_request_is_to_go_stays(rack: Rack) -> None:
+def test_order_added_during_deletion_of_an_empty_request_is_kept(rack: Rack) -> None:
     async def scenario() -> None:
         rack.cro.server = PlayedServer(lambda: UNIX_S)  # the operator looks elsewhere
         rack.server.put(AT, EMPTY)
@@ -72,7 +72,7 @@ def test_what_is_ordered_in_the_moment_in_which_its_empty_request_is_to_go_stays
     rack.run(scenario())
 
 
-def test_an_order_whose_empty_request_goes_in_that_moment_makes_a_new_one(rack: Rack) -> None:
+def test_order_after_concurrent_deletion_creates_a_new_request(rack: Rack) -> None:
     async def scenario() -> None:
         rack.cro.server = PlayedServer(lambda: UNIX_S)
         rack.server.put(AT, EMPTY)
@@ -84,7 +84,7 @@ def test_an_order_whose_empty_request_goes_in_that_moment_makes_a_new_one(rack: 
     rack.run(scenario())
 
 
-def test_an_empty_request_of_others_stays(rack: Rack) -> None:
+def test_empty_request_of_others_is_kept(rack: Rack) -> None:
     async def scenario() -> None:
         await rack.another_asks(NODE, size=0)
         await rack.provider().list()

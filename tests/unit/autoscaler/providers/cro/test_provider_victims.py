@@ -63,7 +63,7 @@ async def two(rack: Rack) -> tuple[str, str]:
     return names
 
 
-def test_after_an_order_that_failed_halfway_the_next_takes_its_own_device_and_not_the_marked_one(rack: Rack) -> None:
+def test_release_after_a_failed_one_detaches_its_own_device(rack: Rack) -> None:
     async def scenario() -> None:
         first, second = await two(rack)
         before = {one.name: one for one in await rack.provider().list()}
@@ -76,7 +76,7 @@ def test_after_an_order_that_failed_halfway_the_next_takes_its_own_device_and_no
     rack.run(scenario())
 
 
-def test_a_mark_that_an_order_left_which_failed_goes_with_time_and_not_while_one_may_be_under_way(rack: Rack) -> None:
+def test_mark_of_a_failed_release_is_removed_after_a_delay(rack: Rack) -> None:
     async def scenario() -> None:
         first, _ = await two(rack)
         await asyncio.sleep(FRESH_S)
@@ -90,7 +90,7 @@ def test_a_mark_that_an_order_left_which_failed_goes_with_time_and_not_while_one
     rack.run(scenario())
 
 
-def test_a_list_that_is_overtaken_by_an_order_does_not_take_its_mark_away(rack: Rack) -> None:
+def test_list_does_not_remove_a_mark_refreshed_by_a_release(rack: Rack) -> None:
     async def scenario() -> None:
         first, second = await two(rack)
         await marked(rack, first)
@@ -107,7 +107,7 @@ def test_a_list_that_is_overtaken_by_an_order_does_not_take_its_mark_away(rack: 
     rack.run(scenario())
 
 
-def test_what_is_in_use_when_its_order_is_said_again_is_marked_no_more(rack: Rack) -> None:
+def test_repeated_release_of_a_device_in_use_removes_its_mark(rack: Rack) -> None:
     async def scenario() -> None:
         first, _ = await two(rack)
         await marked(rack, first)
@@ -118,7 +118,7 @@ def test_what_is_in_use_when_its_order_is_said_again_is_marked_no_more(rack: Rac
     rack.run(scenario())
 
 
-def test_a_mark_of_others_who_share_the_request_is_theirs(rack: Rack) -> None:
+def test_mark_of_another_provider_on_a_shared_request_is_kept(rack: Rack) -> None:
     async def scenario() -> None:
         first, second = await two(rack)
         await marked(rack, first)

@@ -54,7 +54,7 @@ def nodes(rack: Rack, names: list[str]) -> None:
         rack.server.put(f"{NODES}/{name}", node(name))
 
 
-def test_of_more_nodes_than_may_be_offered_those_with_the_most_room_are(rack: Rack) -> None:
+def test_offers_are_limited_to_the_nodes_with_most_free_places(rack: Rack) -> None:
     async def scenario() -> None:
         names = [f"w{at:03}" for at in range(OFFERS_MAX + 44)]
         nodes(rack, names)
@@ -67,7 +67,7 @@ def test_of_more_nodes_than_may_be_offered_those_with_the_most_room_are(rack: Ra
     rack.run(scenario())
 
 
-def test_what_is_wrong_on_one_node_closes_that_node_alone(rack: Rack) -> None:
+def test_error_on_one_node_closes_only_that_node(rack: Rack) -> None:
     async def scenario() -> None:
         rack.cro.pool.clear()  # the operator does nothing about this model
         nodes(rack, ["w2", "w77"])
@@ -93,7 +93,7 @@ def test_what_is_wrong_on_one_node_closes_that_node_alone(rack: Rack) -> None:
         "an error occurred with the resource in CM: 'all devices of the pool are exhausted'",
     ],
 )
-def test_who_is_told_that_the_fabric_has_none_closes_the_model(error: str) -> None:
+def test_fabric_shortage_error_closes_the_device_model(error: str) -> None:
     assert find_starved_resource(list_stuck_resources([read_resource(waiting(error))], MODEL)) is not None
     assert find_starved_resource(list_stuck_resources([read_resource(waiting(error))], "another model")) is None
     assert (
@@ -113,7 +113,7 @@ def test_who_is_told_that_the_fabric_has_none_closes_the_model(error: str) -> No
         "the attached device called by gpu-1 is in Critical state",
     ],
 )
-def test_other_words_of_the_operator_are_no_word_about_the_whole_fabric(error: str) -> None:
+def test_other_operator_errors_do_not_close_the_device_model(error: str) -> None:
     vain = list_stuck_resources([read_resource(waiting(error))], MODEL)
     assert [one.node for one in vain] == ["w77"]
     assert find_starved_resource(vain) is None
@@ -169,7 +169,7 @@ async def until_online(rack: Rack) -> None:
         await asyncio.sleep(0.01)
 
 
-def test_a_device_that_is_online_and_one_that_is_gone_are_listed_about_a_second_later(rack: Rack) -> None:
+def test_online_and_removed_devices_are_listed_shortly_afterwards(rack: Rack) -> None:
     async def scenario() -> None:
         rack.cro.attach_s = rack.cro.detach_s = 40.0
         async with listing(rack) as log:
@@ -186,7 +186,7 @@ def test_a_device_that_is_online_and_one_that_is_gone_are_listed_about_a_second_
     rack.run(scenario())
 
 
-def test_while_nothing_happens_nothing_is_asked_more_often(rack: Rack) -> None:
+def test_idle_fabric_is_not_listed_more_often(rack: Rack) -> None:
     """Our own marks on what we have are no news, or each list would bring the next."""
 
     async def scenario() -> None:
@@ -203,7 +203,7 @@ def test_while_nothing_happens_nothing_is_asked_more_often(rack: Rack) -> None:
     rack.run(scenario())
 
 
-def test_what_is_of_others_is_not_told_and_much_of_ours_is_told_once_in_a_while(rack: Rack) -> None:
+def test_foreign_changes_are_ignored_and_own_changes_are_rate_limited(rack: Rack) -> None:
     async def scenario() -> None:
         name = await ordered(rack)
         await rack.until_here(name)
@@ -229,7 +229,7 @@ def test_what_is_of_others_is_not_told_and_much_of_ours_is_told_once_in_a_while(
     rack.run(scenario())
 
 
-def test_while_the_api_server_is_away_nothing_is_told_and_then_what_was_missed(rack: Rack) -> None:
+def test_changes_missed_during_an_api_outage_are_reported_afterwards(rack: Rack) -> None:
     async def scenario() -> None:
         rack.cro.attach_s = 30.0
         name = await ordered(rack)
@@ -249,7 +249,7 @@ def test_while_the_api_server_is_away_nothing_is_told_and_then_what_was_missed(r
     rack.run(scenario())
 
 
-def test_who_may_not_watch_lists_as_often_as_without_news(rack: Rack) -> None:
+def test_forbidden_watch_falls_back_to_periodic_listing(rack: Rack) -> None:
     async def scenario() -> None:
         rack.server.refused["WATCH"] = AnswerError(403, "Forbidden", "cannot watch")
         rack.cro.attach_s = 40.0

@@ -75,7 +75,7 @@ def at(*replicas: Replica, of: Iterable[Any] = (ADA,), **fields: Any) -> World:
     return world(of, (device(),), replicas, **fields)
 
 
-def test_a_pod_asks_from_its_making_until_it_is_ready_and_again_while_it_drains() -> None:
+def test_pod_is_protected_while_starting_or_draining_but_not_when_ready() -> None:
     async def scenario(of: Bench) -> None:
         of.made("a")
         for state in (S.PENDING, S.STARTING):
@@ -95,7 +95,7 @@ def test_a_pod_asks_from_its_making_until_it_is_ready_and_again_while_it_drains(
     bench(scenario)
 
 
-def test_what_changes_while_a_write_is_under_way_is_not_missed() -> None:
+def test_state_change_during_a_write_is_applied() -> None:
     async def scenario(of: Bench) -> None:
         of.made("r")
         await of.looks(at(one("r", S.STARTING)))
@@ -110,7 +110,7 @@ def test_what_changes_while_a_write_is_under_way_is_not_missed() -> None:
     bench(scenario)
 
 
-def test_who_sleeps_may_be_moved_and_who_wakes_may_not() -> None:
+def test_asleep_replica_allows_disruption_and_waking_replica_does_not() -> None:
     async def scenario(of: Bench) -> None:
         of.made("a")
         assert not await of.looks(at(one("a", S.ASLEEP)))
@@ -120,7 +120,7 @@ def test_who_sleeps_may_be_moved_and_who_wakes_may_not() -> None:
     bench(scenario)
 
 
-def test_nothing_is_asked_or_written_while_nothing_changes() -> None:
+def test_unchanged_state_causes_no_reads_or_writes() -> None:
     async def scenario(of: Bench) -> None:
         of.made("a", "b")
         now = at(one("a", S.READY), one("b", S.STARTING))
@@ -135,7 +135,7 @@ def test_nothing_is_asked_or_written_while_nothing_changes() -> None:
     bench(scenario)
 
 
-def test_who_serves_on_a_node_that_is_taken_asks_at_once_and_before_others_are_let_go() -> None:
+def test_pods_on_a_drained_node_are_protected_before_others_are_released() -> None:
     async def scenario(of: Bench) -> None:
         of.made("a", "b", "c")
         loads = one("b", S.STARTING, on=("gpu1",))
@@ -151,7 +151,7 @@ def test_who_serves_on_a_node_that_is_taken_asks_at_once_and_before_others_are_l
     bench(scenario)
 
 
-def test_who_begins_to_lead_finds_how_pods_are() -> None:
+def test_new_leader_corrects_outdated_pod_annotations() -> None:
     async def scenario(of: Bench) -> None:
         of.made("a", "b", "c")
         assert await of.looks(at(one("a", S.READY), one("b", S.STARTING), one("c", S.STARTING))) == ["b", "c"]
@@ -164,7 +164,7 @@ def test_who_begins_to_lead_finds_how_pods_are() -> None:
     bench(scenario)
 
 
-def test_what_another_leader_wrote_meanwhile_is_read_anew() -> None:
+def test_annotations_are_reread_after_leadership_is_regained() -> None:
     async def scenario(of: Bench) -> None:
         of.made("a")
         now = at(one("a", S.READY))
@@ -180,7 +180,7 @@ def test_what_another_leader_wrote_meanwhile_is_read_anew() -> None:
 
 
 @pytest.mark.parametrize(("leads", "writes"), [(False, True), (True, False)])
-def test_who_does_not_lead_writes_nothing(leads: bool, writes: bool) -> None:
+def test_non_leader_writes_no_annotations(leads: bool, writes: bool) -> None:
     async def scenario(of: Bench) -> None:
         of.made("a")
         of.writes = writes
@@ -190,7 +190,7 @@ def test_who_does_not_lead_writes_nothing(leads: bool, writes: bool) -> None:
     bench(scenario)
 
 
-def test_while_the_api_server_is_away_it_is_tried_again_and_a_start_is_a_start() -> None:
+def test_annotation_write_is_retried_after_an_api_server_outage() -> None:
     async def scenario(of: Bench) -> None:
         of.made("a")
         of.server.away = True
@@ -202,7 +202,7 @@ def test_while_the_api_server_is_away_it_is_tried_again_and_a_start_is_a_start()
     bench(scenario)
 
 
-def test_a_pod_that_may_not_be_written_keeps_no_other_waiting(caplog: pytest.LogCaptureFixture) -> None:
+def test_forbidden_pod_write_does_not_block_other_pods(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(of: Bench) -> None:
         of.made("a", "b")
 
@@ -219,7 +219,7 @@ def test_a_pod_that_may_not_be_written_keeps_no_other_waiting(caplog: pytest.Log
     bench(scenario)
 
 
-def test_a_pod_that_is_gone_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:
+def test_deleted_pod_logs_no_error(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(of: Bench) -> None:
         assert not await of.looks(at(one("a", S.READY)))
         assert len(of.server.writes) == 1
@@ -228,7 +228,7 @@ def test_a_pod_that_is_gone_is_no_failure(caplog: pytest.LogCaptureFixture) -> N
     bench(scenario)
 
 
-def test_what_a_model_or_the_settings_say_themselves_stays() -> None:
+def test_annotation_set_by_model_or_settings_is_kept() -> None:
     async def scenario(of: Bench) -> None:
         of.made("a")
         own = Pod(annotations={DO_NOT_DISRUPT: "true"})
@@ -239,7 +239,7 @@ def test_what_a_model_or_the_settings_say_themselves_stays() -> None:
     bench(scenario)
 
 
-def test_pods_of_others_that_were_adopted_are_left_alone() -> None:
+def test_adopted_pods_are_not_modified() -> None:
     async def scenario(of: Bench) -> None:
         of.made("a")
         assert await of.looks(at(one("a", S.READY, spec_hash=ADOPTED_HASH))) == ["a"]

@@ -36,7 +36,7 @@ def listed(of: Object, after_s: float = 60.0) -> Listed:
 LAUNCHED, REGISTERED, INITIALIZED = (condition(kind) for kind in ("Launched", "Registered", "Initialized"))
 
 
-def test_a_claim_carries_name_owner_epoch_and_what_karpenters_own_would_have() -> None:
+def test_node_claim_has_order_metadata_and_nodepool_fields() -> None:
     told = node_pool(labels={"team": "a"})
     told["metadata"]["annotations"] = {"karpenter.sh/nodepool-hash": "1", "karpenter.sh/nodepool-hash-version": "v3"}
     pool = nodepool.read_nodepool(told)
@@ -60,7 +60,7 @@ def test_a_claim_carries_name_owner_epoch_and_what_karpenters_own_would_have() -
     assert asked["node.kubernetes.io/instance-type"] == ("In", ["g4dn.xlarge"])
 
 
-def test_what_is_written_is_read_again_whoever_leads() -> None:
+def test_node_claim_is_read_back_as_the_same_order() -> None:
     one, order = listed(claim()), t4_order()
     assert (one.name, one.offer, one.devices, one.owner, one.epoch) == (
         order.id.name, order.offer, 1, order.owner, 3,
@@ -68,7 +68,7 @@ def test_what_is_written_is_read_again_whoever_leads() -> None:
     assert (one.phase, one.committed, one.node) == ("coming", False, "")
 
 
-def test_spoilt_notes_are_still_a_lease() -> None:
+def test_malformed_annotations_still_yield_an_order() -> None:
     spoilt = claim(metadata={"annotations": {"pilotlight.dev/offer": "{", "pilotlight.dev/epoch": "x"}})
     one = listed(spoilt)
     assert (one.devices, one.epoch, one.offer.product) == (1, 0, "")
@@ -85,19 +85,19 @@ def test_spoilt_notes_are_still_a_lease() -> None:
         ((LAUNCHED, REGISTERED, INITIALIZED), "", "coming", True),
     ],
 )
-def test_its_conditions_say_how_far_it_has_come(
+def test_node_claim_conditions_set_phase_and_commitment(
     conditions: tuple[Object, ...], node: str, phase: str, committed: bool
 ) -> None:
     one = listed(claim(*conditions, nodeName=node))
     assert (one.phase, one.committed, one.node) == (phase, committed, node)
 
 
-def test_what_it_waits_for_is_said() -> None:
+def test_launch_failure_reason_is_reported() -> None:
     one = listed(claim(condition("Launched", "Unknown", "LaunchFailed", "no capacity in zone a")))
     assert one.says == "LaunchFailed: no capacity in zone a"
 
 
-def test_a_node_that_joined_and_never_shows_its_gpu_has_failed() -> None:
+def test_node_without_gpu_fails_600_s_after_registration() -> None:
     says = condition("Initialized", "Unknown", "ResourceNotRegistered", 'Resource "nvidia.com/gpu" was requested')
     joined = claim(LAUNCHED, REGISTERED, says, nodeName="n1")
     assert listed(joined, 599.0).phase == "coming"
@@ -106,7 +106,7 @@ def test_a_node_that_joined_and_never_shows_its_gpu_has_failed() -> None:
     assert listed(late, 1099.0).phase == "coming"
 
 
-def test_its_expiry_is_the_leases_end() -> None:
+def test_node_claim_expiry_sets_the_order_end() -> None:
     assert listed(claim()).ends_s == NOW + 720 * 3600 - 60
     never = claim()
     never["spec"]["expireAfter"] = "Never"
@@ -115,7 +115,7 @@ def test_its_expiry_is_the_leases_end() -> None:
     assert nodeclaim.read_lease(never, "g4", CREATED + 60, NOW, "1h30m").ends_s == NOW + 5400 - 60
 
 
-def test_a_node_that_karpenter_takes_ends_now_and_one_that_is_deleted_leaves() -> None:
+def test_disrupted_node_ends_now_and_deleted_node_is_leaving() -> None:
     taken = condition("DisruptionReason", "True", "Underutilized")
     one = listed(claim(LAUNCHED, REGISTERED, INITIALIZED, taken, nodeName="n1"))
     assert (one.phase, one.ends_s, one.says) == ("here", NOW, "Karpenter takes it: Underutilized")
@@ -126,5 +126,5 @@ def test_a_node_that_karpenter_takes_ends_now_and_one_that_is_deleted_leaves() -
 @pytest.mark.parametrize(
     ("text", "seconds"), [("720h", 2_592_000.0), ("1h30m10s", 5410.0), ("Never", None), ("", None), ("5 h", None)]
 )
-def test_durations_are_read_as_karpenter_writes_them(text: str, seconds: float | None) -> None:
+def test_karpenter_durations_are_parsed(text: str, seconds: float | None) -> None:
     assert nodeclaim.parse_duration_s(text) == seconds

@@ -41,7 +41,7 @@ def one(found: tuple[Variant, ...]) -> Variant:
     return variant
 
 
-def test_the_settings_say_what_a_node_of_the_pool_would_have() -> None:
+def test_settings_define_the_shape_of_pool_nodes() -> None:
     found = one(nodepool.list_variants(nodepool.read_nodepool(node_pool()), T4_NODES))
     assert (found.name, found.labels[BOUGHT]) == ("g4dn.xlarge/on-demand", "on-demand")
     assert found.shape == ("T4", 16 * GI, 1, 3, False, True)
@@ -49,7 +49,7 @@ def test_the_settings_say_what_a_node_of_the_pool_would_have() -> None:
     assert found.labels["karpenter.sh/nodepool"] == "g4-nodepool"
 
 
-def test_labels_of_the_pool_say_it_where_the_settings_do_not() -> None:
+def test_pool_labels_define_the_node_shape_where_settings_do_not() -> None:
     gfd = {
         "nvidia.com/gpu.product": "NVIDIA-A10G-SHARED", "nvidia.com/gpu.memory": "24576", "nvidia.com/gpu.count": "4",
         "nvidia.com/gpu.replicas": "2",
@@ -71,34 +71,34 @@ def test_labels_of_the_pool_say_it_where_the_settings_do_not() -> None:
         ([], {TYPE: "g6.xlarge"}, False),
     ],
 )
-def test_a_pool_has_such_nodes_if_it_admits_their_labels(
+def test_pool_yields_a_variant_only_if_requirements_admit_its_labels(
     requirements: list[Object], labels: dict[str, str], admitted: bool
 ) -> None:
     found = nodepool.list_variants(pool(*requirements, labels=labels), (kind({TYPE: "g5.xlarge"}),))
     assert bool(found) == admitted
 
 
-def test_a_label_of_nobodys_making_is_not_asked_for() -> None:
+def test_custom_selector_label_needs_a_pool_label_or_requirement() -> None:
     assert not nodepool.list_variants(pool(), (kind({"team": "a"}),))
     assert nodepool.list_variants(pool(labels={"team": "a"}), (kind({"team": "a"}),))
     assert nodepool.list_variants(pool(requirement("team", "Exists")), (kind({"team": "a"}),))
 
 
-def test_numbers_are_compared() -> None:
+def test_numeric_requirement_operators_compare_values() -> None:
     cpu = kind({"karpenter.k8s.aws/instance-cpu": "8"})
     for operator, bound, admitted in (("Gt", "7", True), ("Gt", "8", False), ("Lt", "9", True), ("Gte", "8", True)):
         found = nodepool.list_variants(pool(requirement("karpenter.k8s.aws/instance-cpu", operator, bound)), (cpu,))
         assert bool(found) == admitted, (operator, bound)
 
 
-def test_each_way_of_buying_is_a_variant_and_unsaid_it_is_on_demand() -> None:
+def test_each_capacity_type_is_a_variant_and_default_is_on_demand() -> None:
     both = pool(requirement(BOUGHT, "In", "spot", "on-demand"))
     found = nodepool.list_variants(both, (kind({TYPE: "g5.xlarge"}),))
     assert {variant.labels[BOUGHT] for variant in found} == {"spot", "on-demand"}
     assert one(nodepool.list_variants(pool(), (kind({TYPE: "a"}),))).labels[BOUGHT] == "on-demand"
 
 
-def test_the_first_entry_that_would_match_the_node_counts() -> None:
+def test_first_matching_settings_entry_defines_the_variant() -> None:
     kinds = (kind({TYPE: "g5.xlarge"}, count=2), kind({}, count=9))
     found = nodepool.list_variants(pool(requirement(TYPE, "In", "g5.xlarge")), kinds)
     assert [variant.shape.devices for variant in found] == [2]
@@ -112,7 +112,7 @@ def left(limits: dict[str, str], *claims: Object, used: dict[str, str] | None = 
     return nodepool.count_remaining_nodes(told, one(nodepool.list_variants(told, T4_NODES)).shape, claims)
 
 
-def test_no_more_is_left_than_the_limits_leave_by_whoever_counts_more() -> None:
+def test_remaining_nodes_use_the_higher_of_reported_and_claimed_usage() -> None:
     gpus = {"nvidia.com/gpu": "4"}
     assert left(gpus) == 4
     assert left(gpus, used={"nvidia.com/gpu": "3"}) == 1
@@ -129,7 +129,7 @@ def launched(cpu: str, gpus: str = "1") -> Object:
 
 
 @pytest.mark.parametrize("limits", [{"cpu": "96"}, {"memory": "1Ti"}, {"cpu": "96", "memory": "1Ti"}])
-def test_where_nobody_knows_yet_how_much_a_node_has_one_is_left_and_none_while_it_comes(limits: dict[str, str]) -> None:
+def test_unknown_node_size_allows_only_one_pending_node(limits: dict[str, str]) -> None:
     coming = claim("1", capacity=False)
     assert left(limits) == 1
     assert [left(limits, *[coming] * many) for many in (1, 2, 7)] == [0, 0, 0]
@@ -137,7 +137,7 @@ def test_where_nobody_knows_yet_how_much_a_node_has_one_is_left_and_none_while_i
     assert left({"cpu": "0"}) == 0
 
 
-def test_a_node_that_was_not_launched_yet_takes_of_the_limits_as_much_as_the_largest_that_was() -> None:
+def test_pending_node_counts_as_the_largest_launched_node() -> None:
     coming = claim("1", capacity=False)
     assert left({"cpu": "40"}, launched("8"), launched("4")) == 3
     assert left({"cpu": "40"}, launched("8"), launched("4"), coming, coming) == 1
@@ -145,7 +145,7 @@ def test_a_node_that_was_not_launched_yet_takes_of_the_limits_as_much_as_the_lar
     assert left({"cpu": "40", "nvidia.com/gpu": "3"}, launched("8"), coming) == 1
 
 
-def test_how_much_a_node_with_more_gpus_has_those_with_fewer_do_not_tell() -> None:
+def test_smaller_nodes_do_not_size_pending_nodes_with_more_gpus() -> None:
     coming: Object = {"spec": {"resources": {"requests": {"nvidia.com/gpu": "8"}}}}
     assert left({"cpu": "400"}, launched("4"), coming) == 0
     assert left({"cpu": "400"}, launched("4"), launched("96", "8"), coming) == 2
@@ -160,7 +160,7 @@ def test_how_much_a_node_with_more_gpus_has_those_with_fewer_do_not_tell() -> No
         {"status": {"conditions": [{"type": "Ready", "status": "False", "message": "no node class"}]}},
     ],
 )
-def test_a_pool_that_adds_nothing_offers_nothing(changes: dict[str, Any]) -> None:
+def test_closed_pool_has_no_remaining_nodes(changes: dict[str, Any]) -> None:
     told = node_pool()
     for part, more in changes.items():
         told[part] = {**told.get(part, {}), **more}
@@ -169,7 +169,7 @@ def test_a_pool_that_adds_nothing_offers_nothing(changes: dict[str, Any]) -> Non
     assert nodepool.count_remaining_nodes(found, one(nodepool.list_variants(found, T4_NODES)).shape, ()) == 0
 
 
-def test_the_older_api_is_read() -> None:
+def test_v1beta1_nodepool_is_parsed() -> None:
     told = node_pool()
     told["apiVersion"] = "karpenter.sh/v1beta1"
     del told["spec"]["template"]["spec"]["expireAfter"]

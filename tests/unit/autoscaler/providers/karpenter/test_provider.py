@@ -93,7 +93,7 @@ class TestKarpenterNodes(ProviderContract):
         return NodesRig()
 
 
-def test_a_node_of_three_shares_is_offered_at_its_price_as_often_as_the_limits_leave() -> None:
+def test_offer_has_shares_price_and_remaining_node_count() -> None:
     async def scenario() -> None:
         karpenter = begun()
         provider = nodes_of(karpenter, 90.0, (Price(device="T4", per_hour=0.53),))
@@ -109,7 +109,7 @@ def test_a_node_of_three_shares_is_offered_at_its_price_as_often_as_the_limits_l
     played(scenario())
 
 
-def test_a_node_is_asked_for_on_which_its_owner_has_room_beside_its_devices() -> None:
+def test_node_claim_requests_the_owners_cpu_and_memory() -> None:
     """Else one comes, and is paid for, on which it cannot start."""
 
     async def scenario() -> None:
@@ -123,7 +123,7 @@ def test_a_node_is_asked_for_on_which_its_owner_has_room_beside_its_devices() ->
     played(scenario())
 
 
-def test_a_node_is_asked_for_where_its_owner_may_be_and_refused_where_the_pool_adds_none() -> None:
+def test_owner_node_selector_restricts_the_claim_or_rejects_the_order() -> None:
     """Else one comes elsewhere, stands idle, and is ordered again."""
 
     async def scenario() -> None:
@@ -143,7 +143,7 @@ def test_a_node_is_asked_for_where_its_owner_may_be_and_refused_where_the_pool_a
     played(scenario())
 
 
-def test_one_order_is_one_node_claim_that_is_paid_for_from_its_launch_on() -> None:
+def test_repeated_order_creates_one_claim_committed_at_launch() -> None:
     async def scenario() -> None:
         karpenter = begun()
         provider = nodes_of(karpenter)
@@ -158,7 +158,7 @@ def test_one_order_is_one_node_claim_that_is_paid_for_from_its_launch_on() -> No
     played(scenario())
 
 
-def test_what_is_launched_is_not_taken_back_by_an_order_for_what_is_not() -> None:
+def test_uncommitted_release_keeps_a_launched_node() -> None:
     async def scenario() -> None:
         provider = nodes_of(begun())
         made = order((await provider.offers())[0])
@@ -170,7 +170,7 @@ def test_what_is_launched_is_not_taken_back_by_an_order_for_what_is_not() -> Non
     played(scenario())
 
 
-def test_a_node_claim_that_changes_while_it_is_judged_is_judged_again() -> None:
+def test_release_rechecks_a_claim_that_launches_meanwhile() -> None:
     async def scenario() -> None:
         karpenter = begun()
         provider = nodes_of(karpenter)
@@ -184,7 +184,7 @@ def test_a_node_claim_that_changes_while_it_is_judged_is_judged_again() -> None:
     played(scenario())
 
 
-def test_a_claim_of_that_name_that_is_somebody_elses_is_refused_and_never_deleted() -> None:
+def test_foreign_node_claim_is_rejected_and_not_deleted() -> None:
     async def scenario() -> None:
         karpenter = begun()
         provider = nodes_of(karpenter)
@@ -199,7 +199,7 @@ def test_a_claim_of_that_name_that_is_somebody_elses_is_refused_and_never_delete
     played(scenario())
 
 
-def test_what_the_api_server_will_not_take_is_refused_in_its_words() -> None:
+def test_api_server_rejection_message_is_reported() -> None:
     async def scenario() -> None:
         karpenter = begun()
         provider = nodes_of(karpenter)
@@ -214,7 +214,7 @@ def test_what_the_api_server_will_not_take_is_refused_in_its_words() -> None:
 @pytest.mark.parametrize(
     ("path", "says"), [(f"{POOLS}/{POOL}", "no NodePool"), ("/apis/karpenter.sh", "not installed")]
 )
-def test_a_pool_or_a_karpenter_that_is_not_there_is_named(path: str, says: str) -> None:
+def test_missing_nodepool_or_karpenter_is_named_in_the_error(path: str, says: str) -> None:
     async def scenario() -> None:
         karpenter = begun()
         del karpenter.objects[path]
@@ -224,7 +224,7 @@ def test_a_pool_or_a_karpenter_that_is_not_there_is_named(path: str, says: str) 
     played(scenario())
 
 
-def test_a_pool_that_adds_nothing_says_why() -> None:
+def test_unusable_nodepool_error_names_the_reason() -> None:
     async def scenario() -> None:
         karpenter = begun()
         pool = karpenter.objects[f"{POOLS}/{POOL}"]
@@ -238,7 +238,7 @@ def test_a_pool_that_adds_nothing_says_why() -> None:
     played(scenario())
 
 
-def test_a_node_asks_not_to_be_disrupted_until_a_replica_is_on_it() -> None:
+def test_new_node_blocks_disruption_until_a_replica_runs_on_the_node() -> None:
     async def scenario() -> None:
         karpenter = begun()
         provider, asks = nodes_of(karpenter), "karpenter.sh/do-not-disrupt"
@@ -261,7 +261,7 @@ def test_a_node_asks_not_to_be_disrupted_until_a_replica_is_on_it() -> None:
     played(scenario())
 
 
-def test_a_node_that_goes_is_listed_until_it_is_gone() -> None:
+def test_released_node_is_listed_as_leaving_until_removed() -> None:
     async def scenario() -> None:
         karpenter = begun()
         provider = nodes_of(karpenter)
@@ -278,7 +278,7 @@ def test_a_node_that_goes_is_listed_until_it_is_gone() -> None:
     played(scenario())
 
 
-def test_what_comes_or_goes_is_noticed_within_a_second_whatever_a_look_meets() -> None:
+def test_node_arrival_and_removal_are_noticed_despite_an_outage() -> None:
     async def scenario() -> None:
         karpenter, told = begun(), list[float]()
         provider, loop = nodes_of(karpenter), asyncio.get_running_loop()
@@ -330,5 +330,5 @@ DAEMON: dict[str, Any] = {"ownerReferences": [{"kind": "DaemonSet", "name": "d",
         (pod("a", "n", metadata={"annotations": {"kubernetes.io/config.mirror": "1"}}), False),
     ],
 )
-def test_who_keeps_a_node(found: Object, keeps: bool) -> None:
+def test_pods_that_block_node_removal_are_recognized(found: Object, keeps: bool) -> None:
     assert is_blocking_node_removal(found) == keeps

@@ -109,7 +109,7 @@ class TestKueuePlaces(ProviderContract):
 @pytest.mark.parametrize(
     ("slicing", "share"), [(None, 1), (NodeSlicing(kind="timeslice", replicas=3), 3), (NodeSlicing(kind="hami"), 1)]
 )
-def test_a_place_is_one_replicas_on_one_slice(slicing: NodeSlicing | None, share: int) -> None:
+def test_offer_is_for_one_replica_on_one_slice(slicing: NodeSlicing | None, share: int) -> None:
     """Else it is thought that others fit in beside, who wait for it and only then ask for places of their own."""
     rig, told = KueueRig(), settings()
     rig.settings = replace(told, nodes=(replace(told.nodes[0], slicing=slicing),))
@@ -135,7 +135,7 @@ async def ordered(rig: KueueRig, number: int = 0, devices: int = 1) -> tuple[Kue
     return provider, made.id.name
 
 
-def test_a_place_is_kept_by_a_gated_pod_group_of_one_in_the_queue() -> None:
+def test_place_is_held_by_a_gated_single_pod_group_in_the_queue() -> None:
     rig = KueueRig()
 
     async def what() -> None:
@@ -156,7 +156,7 @@ def test_a_place_is_kept_by_a_gated_pod_group_of_one_in_the_queue() -> None:
     rig.run(what())
 
 
-def test_an_older_kueue_is_asked_in_its_own_version_and_none_is_told_as_that() -> None:
+def test_older_kueue_version_is_used_and_a_missing_one_is_reported() -> None:
     rig = KueueRig(version="v1beta1")
 
     async def what() -> None:
@@ -172,7 +172,7 @@ def test_an_older_kueue_is_asked_in_its_own_version_and_none_is_told_as_that() -
     rig.run(what())
 
 
-def test_who_waits_for_quota_is_told_so_and_comes_when_another_goes() -> None:
+def test_place_waiting_for_quota_is_granted_when_another_is_released() -> None:
     rig = KueueRig(gpus=1)
 
     async def what() -> None:
@@ -189,7 +189,7 @@ def test_who_waits_for_quota_is_told_so_and_comes_when_another_goes() -> None:
     rig.run(what())
 
 
-def test_who_finds_the_node_before_the_place_does_takes_it_with_its_quota() -> None:
+def test_only_a_place_with_quota_can_be_taken_over_before_scheduling() -> None:
     """While the place waits for quota there is nothing to take."""
     rig = KueueRig(gpus=1)
 
@@ -207,7 +207,7 @@ def test_who_finds_the_node_before_the_place_does_takes_it_with_its_quota() -> N
     rig.run(what())
 
 
-def test_so_many_places_wait_at_once_and_no_more() -> None:
+def test_offers_stop_at_the_maximum_of_pending_places() -> None:
     rig = KueueRig(gpus=1)
 
     async def what() -> None:
@@ -220,7 +220,7 @@ def test_so_many_places_wait_at_once_and_no_more() -> None:
     rig.run(what())
 
 
-def test_what_no_quota_can_hold_has_failed() -> None:
+def test_place_larger_than_any_quota_has_failed() -> None:
     rig = KueueRig()
 
     async def what() -> None:
@@ -234,7 +234,7 @@ def test_what_no_quota_can_hold_has_failed() -> None:
     rig.run(what())
 
 
-def test_an_admission_check_says_what_is_made_and_a_rejection_is_for_good() -> None:
+def test_pending_admission_check_is_reported_and_a_rejection_fails() -> None:
     rig = KueueRig()
 
     async def what() -> None:
@@ -255,7 +255,7 @@ def test_an_admission_check_says_what_is_made_and_a_rejection_is_for_good() -> N
     rig.run(what())
 
 
-def test_who_takes_the_place_is_the_lease_until_it_goes_and_then_nothing_is_held() -> None:
+def test_replica_that_takes_a_place_is_the_order_until_the_replica_ends() -> None:
     rig = KueueRig(gpus=1)
 
     async def what() -> None:
@@ -277,7 +277,7 @@ def test_who_takes_the_place_is_the_lease_until_it_goes_and_then_nothing_is_held
     rig.run(what())
 
 
-def test_while_a_place_changes_hands_it_is_not_given_back() -> None:
+def test_place_is_not_released_during_its_handover() -> None:
     rig = KueueRig()
 
     async def what() -> None:
@@ -293,7 +293,7 @@ def test_while_a_place_changes_hands_it_is_not_given_back() -> None:
     rig.run(what())
 
 
-def test_a_place_that_goes_to_another_has_failed_and_is_gone_with_its_pod() -> None:
+def test_preempted_place_is_leaving_until_its_pod_is_gone() -> None:
     rig = KueueRig(gpus=1)
 
     async def what() -> None:
@@ -310,7 +310,7 @@ def test_a_place_that_goes_to_another_has_failed_and_is_gone_with_its_pod() -> N
     rig.run(what())
 
 
-def test_a_place_that_is_about_to_go_to_another_says_so() -> None:
+def test_evicted_workload_makes_the_place_failed_with_a_reason() -> None:
     rig = KueueRig(gpus=1)
 
     async def what() -> None:
@@ -335,7 +335,7 @@ def test_a_place_that_is_about_to_go_to_another_says_so() -> None:
         ),
     ],
 )
-def test_a_queue_that_takes_nobody_offers_nothing_and_refuses(queue: Object | None, said: str) -> None:
+def test_unusable_local_queue_rejects_offers_and_orders(queue: Object | None, said: str) -> None:
     rig = KueueRig()
 
     async def what() -> None:
@@ -352,7 +352,7 @@ def test_a_queue_that_takes_nobody_offers_nothing_and_refuses(queue: Object | No
     rig.run(what())
 
 
-def test_a_model_that_is_gone_is_ordered_nothing() -> None:
+def test_order_for_a_deleted_model_is_rejected() -> None:
     rig = KueueRig()
 
     async def what() -> None:
@@ -372,7 +372,7 @@ def test_a_model_that_is_gone_is_ordered_nothing() -> None:
         ({"status": {"phase": "Failed"}}, "the pod that kept its place has ended"),
     ],
 )
-def test_a_pod_that_is_spoilt_or_has_ended_keeps_nothing_and_goes(change: Object, said: str) -> None:
+def test_broken_or_finished_place_pod_fails_and_is_released(change: Object, said: str) -> None:
     rig = KueueRig()
 
     async def what() -> None:

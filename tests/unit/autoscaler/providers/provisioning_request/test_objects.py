@@ -43,7 +43,7 @@ def whose(some: list[Booking], *nodes: CandidateNode, **bound: str) -> dict[str,
     return assign_nodes(some, {one.name: one for one in nodes}, bound)
 
 
-def test_whoever_was_granted_first_has_the_oldest_node() -> None:
+def test_earliest_granted_request_gets_the_oldest_node() -> None:
     later = booking("a", conditions={"Provisioned": GRANTED._replace(since_unix_s=110.0)})
     assert whose([later, booking("b")], node("n2", 130.0), node("n1", 120.0)) == {"b": "n1", "a": "n2"}
 
@@ -69,11 +69,11 @@ def test_whoever_was_granted_first_has_the_oldest_node() -> None:
         "another pool",
     ],
 )
-def test_a_node_is_not_taken_for_one_that_it_cannot_be(one: Booking, at: CandidateNode) -> None:
+def test_ineligible_node_is_not_assigned(one: Booking, at: CandidateNode) -> None:
     assert whose([one], at) == {}
 
 
-def test_what_is_noted_comes_first_then_where_its_pod_is_then_what_the_cloud_says() -> None:
+def test_node_assignment_prefers_recorded_node_then_pod_then_cloud() -> None:
     named = {"autoscaling.gke.io/provisioning-request": "rr"}
     there = [node("n1"), node("n2"), node("n3", labels=named)]
     of_cloud = booking(details={"ResizeRequestName": "rr"}, class_name=GKE)
@@ -82,11 +82,11 @@ def test_what_is_noted_comes_first_then_where_its_pod_is_then_what_the_cloud_say
     assert whose([of_cloud._replace(node="n1")], *there, a="n2") == {"a": "n1"}
 
 
-def test_a_node_is_of_one_request() -> None:
+def test_node_is_assigned_to_only_one_request() -> None:
     assert whose([booking("a", node="n"), booking("b")], node()) == {"a": "n"}
 
 
-def test_the_end_of_a_booking_is_a_failure_unless_it_was_used_up() -> None:
+def test_expired_booking_fails_unless_consumed_or_its_node_exists() -> None:
     expired = RequestCondition(holds=True, reason="CapacityReservationTimeExpired", message="", since_unix_s=1.0)
     late = booking(conditions={"Provisioned": GRANTED, "BookingExpired": expired})
     assert booking_to_lease(late, None, "", None).phase == "failed"
@@ -95,19 +95,19 @@ def test_the_end_of_a_booking_is_a_failure_unless_it_was_used_up() -> None:
     assert booking_to_lease(late, node(), "n", None).phase == "here"
 
 
-def test_what_is_granted_is_paid_for_unless_it_is_only_booked() -> None:
+def test_granted_request_is_committed_unless_only_booked() -> None:
     assert booking_to_lease(booking(), None, "", None).committed
     assert not booking_to_lease(booking(class_name=CHECK), None, "", None).committed
     assert not booking_to_lease(booking(conditions={}), None, "", None).committed
 
 
-def test_a_request_that_was_not_accepted_has_failed() -> None:
+def test_unaccepted_request_has_failed() -> None:
     refused = RequestCondition(holds=False, reason="BadClass", message="no such class", since_unix_s=1.0)
     shown = booking_to_lease(booking(conditions={"Accepted": refused}), None, "", None)
     assert (shown.phase, shown.says) == ("failed", "its request was not accepted (BadClass: no such class)")
 
 
-def test_a_quota_is_named_wherever_it_is_said() -> None:
+def test_exhausted_quota_is_detected_in_reason_or_message() -> None:
     for reason, message in (("QUOTA_EXCEEDED", ""), ("Waiting", "GCE: quota 'GPUS_ALL_REGIONS' exceeded")):
         said = RequestCondition(holds=False, reason=reason, message=message, since_unix_s=1.0)
         one = booking(conditions={"Provisioned": said})
@@ -115,7 +115,7 @@ def test_a_quota_is_named_wherever_it_is_said() -> None:
         assert booking_to_lease(one, None, "", None).says.startswith("the quota of the cloud is used up (")
 
 
-def test_a_run_ends_after_what_the_offer_lasts_and_at_once_when_it_is_revoked() -> None:
+def test_order_ends_after_the_offer_duration_or_at_revocation() -> None:
     offer = Offer(provider="queue", name="l4", product="L4", memory_bytes=1, lasts_s=60.0)
     assert objects.ends_unix_s(booking()) is None
     assert objects.ends_unix_s(booking(offer=offer)) == 160.0
@@ -125,6 +125,6 @@ def test_a_run_ends_after_what_the_offer_lasts_and_at_once_when_it_is_revoked() 
     assert objects.ends_unix_s(booking(offer=offer, conditions=both)) == 120.0
 
 
-def test_a_provider_has_a_label_whatever_its_name_is() -> None:
+def test_provider_label_value_is_always_valid() -> None:
     assert objects.provider_label_value("team/queue:1") == "team-queue-1"
     assert len(objects.provider_label_value("q" * 253)) == 63

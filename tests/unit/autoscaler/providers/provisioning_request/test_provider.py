@@ -60,7 +60,7 @@ class TestCheckCapacity(ProviderContract):
         return ProvisioningRig(CHECK)
 
 
-def test_an_order_is_one_template_and_one_request_of_its_name() -> None:
+def test_order_creates_one_pod_template_and_one_request() -> None:
     rig = ProvisioningRig(GKE, max_run_s=3600.0, count=4)
 
     async def what() -> None:
@@ -78,7 +78,7 @@ def test_an_order_is_one_template_and_one_request_of_its_name() -> None:
     scenario(rig, what)
 
 
-def test_what_a_queue_offers_is_what_settings_declare_and_of_a_queue_nobody_knows_when() -> None:
+def test_offer_fields_follow_the_provisioning_class() -> None:
     async def offered(class_name: str, **told: Any) -> list[Any]:
         rig = ProvisioningRig(class_name, **told)
         rig.server = Quotas(lambda: UNIX_S)
@@ -98,7 +98,7 @@ def test_what_a_queue_offers_is_what_settings_declare_and_of_a_queue_nobody_know
     assert run(offered(CHECK, max_run_s=60.0, count=4)) == ["NVIDIA-L4", 1, 4, "owned", 0.0, 30.0, None]
 
 
-def test_a_lease_ends_when_its_run_does() -> None:
+def test_order_end_follows_the_maximum_run_duration() -> None:
     rig = ProvisioningRig(GKE, max_run_s=3600.0)
 
     async def what() -> None:
@@ -126,7 +126,9 @@ def test_a_lease_ends_when_its_run_does() -> None:
         ("half", ATOMIC, "failed", "its node {node} has 1 of 2 devices"),
     ],
 )  # fmt: skip
-def test_what_goes_wrong_is_said_by_name(fault: Fault, class_name: str, phase: str, says: str) -> None:
+def test_each_failure_is_reported_with_its_phase_and_reason(
+    fault: Fault, class_name: str, phase: str, says: str
+) -> None:
     rig = ProvisioningRig(class_name, count=2)
     rig.fault = fault
 
@@ -142,7 +144,7 @@ def test_what_goes_wrong_is_said_by_name(fault: Fault, class_name: str, phase: s
     scenario(rig, what)
 
 
-def test_while_a_quota_of_the_cloud_is_used_up_nothing_more_of_it_is_offered() -> None:
+def test_exhausted_quota_suspends_offers_until_the_order_is_released() -> None:
     rig = ProvisioningRig(GKE)
     rig.fault = "quota"
 
@@ -158,7 +160,7 @@ def test_while_a_quota_of_the_cloud_is_used_up_nothing_more_of_it_is_offered() -
     scenario(rig, what)
 
 
-def test_a_request_that_waits_for_three_days_stays_one_object() -> None:
+def test_request_pending_for_three_days_stays_one_object() -> None:
     rig = ProvisioningRig(GKE)
     rig.fault = "never"
 
@@ -176,7 +178,7 @@ def test_a_request_that_waits_for_three_days_stays_one_object() -> None:
     scenario(rig, what)
 
 
-def test_a_node_is_noted_once_and_each_request_has_its_own() -> None:
+def test_each_request_is_assigned_its_own_node() -> None:
     rig = ProvisioningRig()
 
     async def what() -> None:
@@ -193,7 +195,7 @@ def test_a_node_is_noted_once_and_each_request_has_its_own() -> None:
     scenario(rig, what)
 
 
-def test_a_node_that_was_there_before_is_not_taken_for_what_came() -> None:
+def test_node_older_than_the_request_is_not_assigned() -> None:
     rig = ProvisioningRig()
 
     async def what() -> None:
@@ -208,7 +210,7 @@ def test_a_node_that_was_there_before_is_not_taken_for_what_came() -> None:
     scenario(rig, what)
 
 
-def test_a_cloud_that_says_whose_a_node_is_is_believed() -> None:
+def test_node_is_assigned_as_the_cloud_reports() -> None:
     rig = ProvisioningRig(GKE)
 
     async def what() -> None:
@@ -222,7 +224,7 @@ def test_a_cloud_that_says_whose_a_node_is_is_believed() -> None:
     scenario(rig, what)
 
 
-def test_what_is_granted_says_how_pods_use_it() -> None:
+def test_granted_request_returns_consumption_annotations() -> None:
     rig = ProvisioningRig()
 
     async def what() -> None:
@@ -234,7 +236,7 @@ def test_what_is_granted_says_how_pods_use_it() -> None:
     scenario(rig, what)
 
 
-def test_a_booking_that_was_used_up_is_no_failure() -> None:
+def test_consumed_booking_is_not_a_failure() -> None:
     rig = ProvisioningRig(CHECK)
 
     async def what() -> None:
@@ -249,7 +251,7 @@ def test_a_booking_that_was_used_up_is_no_failure() -> None:
     scenario(rig, what)
 
 
-def test_what_is_taken_away_again_ends_at_that_moment_while_its_node_is_there() -> None:
+def test_revoked_capacity_ends_now_and_fails_when_its_node_is_gone() -> None:
     rig = ProvisioningRig(GKE)
     rig.fault = "revokes"
 
@@ -267,7 +269,7 @@ def test_what_is_taken_away_again_ends_at_that_moment_while_its_node_is_there() 
     scenario(rig, what)
 
 
-def test_what_comes_after_the_cancel_is_no_lease_of_ours() -> None:
+def test_capacity_arriving_after_release_is_not_listed() -> None:
     rig = ProvisioningRig()
     rig.fault = "late"
 
@@ -284,7 +286,7 @@ def test_what_comes_after_the_cancel_is_no_lease_of_ours() -> None:
     scenario(rig, what)
 
 
-def test_two_autoscalers_who_order_the_same_have_one() -> None:
+def test_concurrent_identical_orders_create_one_request() -> None:
     rig = ProvisioningRig()
 
     async def what() -> None:
@@ -297,7 +299,7 @@ def test_two_autoscalers_who_order_the_same_have_one() -> None:
     scenario(rig, what)
 
 
-def test_another_provider_of_that_name_refuses_and_leaves_it_alone() -> None:
+def test_provider_rejects_and_keeps_another_providers_request() -> None:
     rig = ProvisioningRig()
 
     async def what() -> None:
@@ -313,7 +315,7 @@ def test_another_provider_of_that_name_refuses_and_leaves_it_alone() -> None:
     scenario(rig, what)
 
 
-def test_a_template_whose_request_was_never_made_is_found_and_goes() -> None:
+def test_template_without_request_is_listed_as_failed_and_released() -> None:
     rig = ProvisioningRig()
 
     async def what() -> None:
@@ -331,7 +333,7 @@ def test_a_template_whose_request_was_never_made_is_found_and_goes() -> None:
     scenario(rig, what)
 
 
-def test_a_request_that_is_refused_leaves_no_template() -> None:
+def test_rejected_request_leaves_no_template() -> None:
     rig = ProvisioningRig()
 
     async def what() -> None:
@@ -345,7 +347,7 @@ def test_a_request_that_is_refused_leaves_no_template() -> None:
     scenario(rig, what)
 
 
-def test_a_template_of_an_order_before_is_made_anew() -> None:
+def test_leftover_template_is_replaced_by_a_new_order() -> None:
     rig = ProvisioningRig()
 
     async def what() -> None:
@@ -359,7 +361,7 @@ def test_a_template_of_an_order_before_is_made_anew() -> None:
     scenario(rig, what)
 
 
-def test_a_model_that_is_gone_is_ordered_nothing() -> None:
+def test_order_for_a_deleted_model_is_rejected() -> None:
     rig = ProvisioningRig()
 
     async def what() -> None:
@@ -371,7 +373,7 @@ def test_a_model_that_is_gone_is_ordered_nothing() -> None:
     scenario(rig, what)
 
 
-def test_annotations_that_somebody_changed_are_a_failed_lease_and_no_crash() -> None:
+def test_malformed_annotations_make_the_order_failed() -> None:
     rig = ProvisioningRig()
 
     async def what() -> None:
@@ -383,7 +385,7 @@ def test_annotations_that_somebody_changed_are_a_failed_lease_and_no_crash() -> 
     scenario(rig, what)
 
 
-def test_an_hour_away_loses_and_adds_nothing() -> None:
+def test_one_hour_api_outage_loses_and_duplicates_no_order() -> None:
     rig = ProvisioningRig()
 
     async def what() -> None:

@@ -67,7 +67,7 @@ def lossy(rig: ProvisioningRig, *lost: str, error: Exception) -> None:
 
 @pytest.mark.parametrize("where", [f"POST {TEMPLATES}", f"POST {REQUESTS}"])
 @pytest.mark.parametrize("error", [TimeoutError(), AnswerError(500, "InternalError", "etcd")])
-def test_a_lost_reply_makes_no_second_and_nothing_is_left(where: str, error: Exception) -> None:
+def test_lost_reply_to_create_is_retried_without_duplicates(where: str, error: Exception) -> None:
     rig = ProvisioningRig()
 
     async def what() -> None:
@@ -86,7 +86,7 @@ def test_a_lost_reply_makes_no_second_and_nothing_is_left(where: str, error: Exc
     scenario(rig, what)
 
 
-def test_a_lost_reply_to_a_release_is_made_up_for_by_the_next() -> None:
+def test_repeated_release_completes_one_whose_reply_was_lost() -> None:
     rig = ProvisioningRig()
 
     async def what() -> None:
@@ -104,7 +104,7 @@ def test_a_lost_reply_to_a_release_is_made_up_for_by_the_next() -> None:
 
 
 @pytest.mark.parametrize("spoilt", [{}, {"metadata": {"name": "x", "creationTimestamp": "yesterday"}}])
-def test_garbage_is_no_list(spoilt: Object) -> None:
+def test_malformed_objects_make_list_raise(spoilt: Object) -> None:
     rig = ProvisioningRig()
 
     async def what() -> None:
@@ -119,7 +119,7 @@ def test_garbage_is_no_list(spoilt: Object) -> None:
     scenario(rig, what)
 
 
-def test_so_many_requests_wait_at_once_and_no_more() -> None:
+def test_offers_stop_at_the_maximum_of_pending_requests() -> None:
     rig = ProvisioningRig()
 
     async def what() -> None:
@@ -136,7 +136,7 @@ def test_so_many_requests_wait_at_once_and_no_more() -> None:
     scenario(rig, what)
 
 
-def test_a_node_of_another_kind_is_not_what_was_asked_for() -> None:
+def test_node_with_other_labels_is_not_assigned() -> None:
     rig = ProvisioningRig()
     rig.fault = "never"
 
@@ -156,7 +156,7 @@ def test_a_node_of_another_kind_is_not_what_was_asked_for() -> None:
 
 @pytest.mark.parametrize("class_name", [ATOMIC, GKE])
 @pytest.mark.parametrize("spoilt", [False, True])
-def test_what_is_used_stays_though_it_has_failed_since_it_came(class_name: str, spoilt: bool) -> None:
+def test_failed_capacity_in_use_is_kept_until_its_pod_is_gone(class_name: str, spoilt: bool) -> None:
     """One of its two devices is not healthy any more, or somebody changed what we wrote there."""
     rig = ProvisioningRig(class_name, max_run_s=7200.0, count=2)
 
@@ -182,7 +182,7 @@ def test_what_is_used_stays_though_it_has_failed_since_it_came(class_name: str, 
     scenario(rig, what)
 
 
-def test_a_resource_quota_is_a_quantity() -> None:
+def test_resource_quota_quantities_limit_offers() -> None:
     rig = ProvisioningRig()
 
     async def what() -> None:

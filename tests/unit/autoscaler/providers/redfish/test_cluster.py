@@ -46,7 +46,7 @@ def node(name: str, *, ready: bool = True) -> dict[str, object]:
     return {"metadata": {"name": name, "resourceVersion": "1"}, "status": {"conditions": conditions}}
 
 
-def test_a_login_is_read_anew_and_says_nothing_of_itself(tmp_path: Path) -> None:
+def test_login_is_reread_and_hides_its_password(tmp_path: Path) -> None:
     async def scenario() -> None:
         access = RedfishCredentials("fabric", None, mounted(tmp_path, username=USER, password=f"{PASSWORD}\n"))
         assert await access.login() == Login(USER, PASSWORD)
@@ -58,7 +58,7 @@ def test_a_login_is_read_anew_and_says_nothing_of_itself(tmp_path: Path) -> None
     asyncio.run(scenario())
 
 
-def test_a_secret_that_lacks_something_is_named(tmp_path: Path) -> None:
+def test_incomplete_secret_is_named_in_the_error(tmp_path: Path) -> None:
     no_text = mounted(tmp_path / "other", username="a")
     (no_text / "fabric" / "password").write_bytes(b"\xe9")
     for folder in (tmp_path, mounted(tmp_path, username="a"), no_text):
@@ -68,7 +68,7 @@ def test_a_secret_that_lacks_something_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.standard
-def test_a_provider_says_in_words_which_secret_it_lacks(tmp_path: Path) -> None:
+def test_provider_error_names_the_missing_secret(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with AsyncExitStack() as stack, FakeFabric().serving() as fabric:
             around = Around(
@@ -83,7 +83,7 @@ def test_a_provider_says_in_words_which_secret_it_lacks(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_an_authority_is_of_the_secret_or_of_a_file(tmp_path: Path) -> None:
+def test_ca_is_read_from_the_secret_or_a_file(tmp_path: Path) -> None:
     async def scenario() -> None:
         folder = mounted(tmp_path, ca_crt=certificates.pem(certificates.OURS))
         path = certificates.write_authority(tmp_path, certificates.OURS)
@@ -107,7 +107,7 @@ def test_an_authority_is_of_the_secret_or_of_a_file(tmp_path: Path) -> None:
     "told", [b"", b"\n", b" \n\n", b"# none yet\n", "é\n".encode(), b"\xe9\n"],
     ids=["empty", "a line's end", "blank", "a comment", "another language's", "no text"],
 )  # fmt: skip
-def test_without_a_certificate_nobody_is_trusted_by_what_should_have_one(tmp_path: Path, told: bytes) -> None:
+def test_ca_without_certificates_is_rejected(tmp_path: Path, told: bytes) -> None:
     folder, path = mounted(tmp_path), tmp_path / "ca.pem"
     for file in (path, folder / "fabric" / "ca.crt"):
         file.write_bytes(told)
@@ -116,12 +116,12 @@ def test_without_a_certificate_nobody_is_trusted_by_what_should_have_one(tmp_pat
             asyncio.run(access.tls())
 
 
-def test_what_is_written_beside_certificates_may_be_in_any_language(tmp_path: Path) -> None:
+def test_ca_may_contain_non_ascii_comments(tmp_path: Path) -> None:
     folder = mounted(tmp_path, ca_crt=f"# Autorité de la salle\n{certificates.pem(certificates.OURS)}")
     assert len(asyncio.run(RedfishCredentials("fabric", None, folder).tls()).get_ca_certs()) == 1
 
 
-def test_notes_are_of_one_provider_and_written_only_over_what_was_read() -> None:
+def test_notes_are_per_provider_and_a_stale_write_is_rejected() -> None:
     async def scenario() -> None:
         played = PlayedServer(lambda: 0.0)
         mine, others = ConfigMapNotes(played, "home", "pod2"), ConfigMapNotes(played, "home", "pod3")
@@ -140,7 +140,7 @@ def test_notes_are_of_one_provider_and_written_only_over_what_was_read() -> None
     asyncio.run(scenario())
 
 
-def test_notes_of_two_installations_of_a_namespace_are_apart_and_those_of_an_earlier_version_are_read() -> None:
+def test_notes_of_two_installations_are_separate_and_older_ones_are_read() -> None:
     async def scenario() -> None:
         played = PlayedServer(lambda: 0.0)
         earlier = ConfigMapNotes(played, "home", "pod2")
@@ -158,7 +158,7 @@ def test_notes_of_two_installations_of_a_namespace_are_apart_and_those_of_an_ear
     asyncio.run(scenario())
 
 
-def test_only_nodes_that_are_ready_get_more() -> None:
+def test_only_ready_nodes_are_open_for_attachment() -> None:
     async def scenario() -> None:
         played = PlayedServer(lambda: 0.0)
         for one in (node("w1"), node("w2", ready=False), node("w3")):
@@ -173,7 +173,7 @@ def test_only_nodes_that_are_ready_get_more() -> None:
 
 @pytest.mark.standard
 @pytest.mark.parametrize("keeps", [True, False], ids=["the service keeps names", "the ConfigMap does"])
-def test_an_entry_of_the_settings_attaches_and_detaches(tmp_path: Path, *, keeps: bool) -> None:
+def test_provider_built_from_settings_attaches_and_detaches(tmp_path: Path, *, keeps: bool) -> None:
     async def scenario() -> None:
         played = PlayedServer(lambda: 0.0)
         secrets = mounted(tmp_path, username=USER, password=PASSWORD, ca_crt=certificates.pem(certificates.OURS))

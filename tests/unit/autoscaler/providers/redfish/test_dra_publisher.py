@@ -76,7 +76,7 @@ def claim(**status: Any) -> Object:
     return {"metadata": {"namespace": "n", "name": "c", "uid": "u"}, "status": given}
 
 
-def test_a_pool_is_made_once_and_its_generation_rises_when_it_is_otherwise() -> None:
+def test_pool_is_created_once_and_changes_raise_its_generation() -> None:
     stage = Stage()
     stage.play(lambda: None, lambda: setattr(stage, "due", Published((MORE,))))
     assert stage.written() == ["POST", "PATCH", "PATCH"], "nothing is given of it before it was seen to be kept"
@@ -86,7 +86,7 @@ def test_a_pool_is_made_once_and_its_generation_rises_when_it_is_otherwise() -> 
     assert "nodeName" not in stage.spec(), "a kubelet that starts deletes those that are its node's"
 
 
-def test_what_a_leader_before_published_is_taken_over_and_what_is_due_no_more_goes() -> None:
+def test_new_leader_adopts_published_pools_and_deletes_stale_ones() -> None:
     before = Stage()
     before.due = Published((POOL, DevicePool("rack/w2", "w2", POOL.devices)))
     before.play()
@@ -100,7 +100,7 @@ def test_what_a_leader_before_published_is_taken_over_and_what_is_due_no_more_go
     assert stage.spec()["pool"]["generation"] == 2, "as it was"
 
 
-def test_of_two_installations_in_one_namespace_neither_withdraws_what_the_other_publishes() -> None:
+def test_two_installations_keep_each_others_published_pools() -> None:
     stage, other = Stage(), Stage()
     other.server, other.place = stage.server, ("home", "second")
     other.due = Published((DevicePool("rack-b/w1", "w1", POOL.devices),))
@@ -112,7 +112,7 @@ def test_of_two_installations_in_one_namespace_neither_withdraws_what_the_other_
     assert all(len(one["metadata"]["labels"][HOME]) <= 63 for one in stage.server.objects.values())
 
 
-def test_what_was_published_with_the_namespace_alone_as_its_label_is_taken_over_or_goes() -> None:
+def test_pool_with_the_legacy_label_is_adopted_or_deleted() -> None:
     stage = Stage()
     stage.due = Published((POOL, DevicePool("rack/w2", "w2", POOL.devices)))
     stage.play()
@@ -126,7 +126,7 @@ def test_what_was_published_with_the_namespace_alone_as_its_label_is_taken_over_
     assert stage.spec() == build_resource_slice_spec(POOL, 3)
 
 
-def test_nothing_is_withdrawn_while_nothing_is_known_nor_what_is_anothers() -> None:
+def test_pools_are_kept_if_state_is_unknown_or_owner_is_foreign() -> None:
     stage = Stage()
     theirs = {MANAGED_BY: "pilotlight-fabric", HOME: "elsewhere"}
     stage.server.put(f"{SLICES}/theirs", {"metadata": {"name": "theirs", "labels": theirs}, "spec": {}})
@@ -136,7 +136,7 @@ def test_nothing_is_withdrawn_while_nothing_is_known_nor_what_is_anothers() -> N
     assert [*stage.server.objects] == [f"{SLICES}/theirs"]
 
 
-def test_what_somebody_deletes_is_published_again() -> None:
+def test_deleted_pool_is_published_again() -> None:
     stage = Stage()
 
     async def scenario() -> None:
@@ -151,7 +151,7 @@ def test_what_somebody_deletes_is_published_again() -> None:
     run(scenario())
 
 
-def test_a_claim_is_told_beside_what_others_wrote_and_once() -> None:
+def test_claim_status_is_written_once_and_keeps_foreign_entries() -> None:
     stage = Stage()
     others = {"driver": "net", "pool": "p", "device": "d", "conditions": []}
     stage.server.put(CLAIM, claim(devices=[others]))
@@ -169,7 +169,7 @@ def test_a_claim_is_told_beside_what_others_wrote_and_once() -> None:
     assert [path for _, path, _ in stage.server.writes if path.startswith(CLAIM)] == [f"{CLAIM}/status"]
 
 
-def test_a_claim_that_is_another_by_now_is_told_nothing() -> None:
+def test_replaced_or_freed_claim_gets_no_status() -> None:
     stage = Stage()
     stage.server.put(CLAIM, {**claim(), "metadata": {"namespace": "n", "name": "c", "uid": "another"}})
     stage.due = Published((), (TOLD,))
@@ -182,7 +182,7 @@ def test_a_claim_that_is_another_by_now_is_told_nothing() -> None:
     assert not freed.written(), "the scheduler took it back meanwhile"
 
 
-def test_what_others_write_first_stays_and_the_claim_is_told_all_the_same() -> None:
+def test_concurrent_claim_write_is_kept_and_status_is_still_written() -> None:
     stage = Stage()
     stage.server.put(CLAIM, claim())
     stage.due = Published((), (TOLD,))
@@ -193,14 +193,14 @@ def test_what_others_write_first_stays_and_the_claim_is_told_all_the_same() -> N
     assert stage.written() == ["PATCH", "PATCH"]
 
 
-def test_what_is_refused_is_tried_again() -> None:
+def test_rejected_write_is_retried() -> None:
     stage = Stage()
     stage.server.refused = {"POST": AnswerError(CONFLICT, "AlreadyExists", "it is there")}
     stage.play(stage.server.refused.clear)
     assert AT in stage.server.objects
 
 
-def test_a_server_that_keeps_no_binding_conditions_is_shown_nothing_that_it_could_give_away(
+def test_server_without_binding_conditions_gets_no_pool(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class Old(Server):

@@ -67,14 +67,14 @@ def wanted(devices: int = 1) -> AcquireOrder:
     ],
     ids=["attached", "somebody's", "reserved", "under way", "broken", "of another zone"],
 )
-def test_only_what_is_free_and_may_go_there_is_offered(other: Block) -> None:
+def test_only_free_healthy_blocks_in_the_zone_are_offered(other: Block) -> None:
     (offer,) = build_offers(fabric(block("a", zones=("z1", "z3")), other), terms(), OPEN)
     assert (offer.name, offer.node, offer.devices_max, offer.memory_bytes) == ("w1/A100", "w1", 1, 40 * GIB)
     assert (offer.bought, offer.price_per_hour, offer.watts, offer.expected_s) == ("fabric", 1.0, 250.0, 6.0)
     assert not build_offers(fabric(other), terms(), OPEN)
 
 
-def test_no_more_is_offered_than_the_node_has_a_place_for() -> None:
+def test_offer_is_limited_by_the_nodes_free_places() -> None:
     pool, full = fabric(block("a"), block("b")), {"w1": AttachableNode("w1", 1)}
     (offer,) = build_offers(pool, terms(), full)
     assert offer.devices_max == 1
@@ -84,7 +84,7 @@ def test_no_more_is_offered_than_the_node_has_a_place_for() -> None:
     assert not build_offers(pool, terms(), {}), "it is not open"
 
 
-def test_of_very_many_nodes_those_with_the_most_room_are_offered_and_no_product_is_left_out() -> None:
+def test_offers_prefer_nodes_with_most_room_and_include_every_product() -> None:
     names = [f"w{number:03}" for number in range(300)]
     pool = fabric(block("a"), block("b"), block("c"))
     pool = pool._replace(
@@ -101,7 +101,7 @@ def test_of_very_many_nodes_those_with_the_most_room_are_offered_and_no_product_
     assert [one.name for one in found] == sorted(one.name for one in found)
 
 
-def test_devices_are_named_by_their_uuids_or_counted_after_those_before_them() -> None:
+def test_devices_are_identified_by_uuid_or_counted_position() -> None:
     a, b = block("a", systems=("s1",)), block("b", systems=("s1",))
     marks = {"a": mark("first")._replace(before=2), "b": mark("second")._replace(before=2)}
     first, second = list_leases(fabric(a, b, marks=marks), terms(), {})
@@ -113,14 +113,14 @@ def test_devices_are_named_by_their_uuids_or_counted_after_those_before_them() -
     assert count_foreign_devices(fabric(block("a")), "w1", terms()._replace(seen_on=lambda _: 4)) == 4
 
 
-def test_a_gpu_that_is_attached_and_did_not_say_what_it_is_yet_is_one_of_which_nobody_knows_the_uuid() -> None:
+def test_attached_gpu_without_details_has_an_unknown_uuid() -> None:
     a, b = block("a", systems=("s1",)), block("b", systems=("s1",))
     there = fabric(a, b, marks={"a": mark(), "b": mark()})
     assert list_attached_uuids(there, "lease") == {"w1": ("GPU-a", "GPU-b")}
     assert list_attached_uuids(there._replace(gpus={"a": there.gpus["a"]}), "lease") == {"w1": ("GPU-a", "")}
 
 
-def test_whoever_looks_takes_the_same_blocks_for_a_name_and_others_for_another() -> None:
+def test_block_choice_depends_only_on_the_order_name() -> None:
     names = [f"b{number}" for number in range(20)]
     there, turned = fabric(*map(block, names)), fabric(*map(block, reversed(names)))
     first = plan_claim(there, wanted(2), terms(), OPEN["w1"]).blocks
@@ -129,7 +129,7 @@ def test_whoever_looks_takes_the_same_blocks_for_a_name_and_others_for_another()
     assert plan_claim(there, other, terms(), OPEN["w1"]).blocks != first
 
 
-def test_what_was_begun_is_gone_on_with_and_not_taken_twice() -> None:
+def test_partly_claimed_order_continues_without_claiming_twice() -> None:
     name = wanted().id.name
     a, b = block("a"), block("b")
     assert plan_claim(fabric(a, b, marks={"a": mark(name)}), wanted(), terms(), OPEN["w1"]) == BlockClaim()
@@ -143,7 +143,7 @@ def test_what_was_begun_is_gone_on_with_and_not_taken_twice() -> None:
     )
 
 
-def test_what_is_not_there_is_refused_in_words() -> None:
+def test_unavailable_blocks_are_rejected_with_a_reason() -> None:
     assert plan_claim(fabric(block("a")), wanted(2), terms(), OPEN["w1"]).refused == "w1 can have 1 x A100 now, not 2"
     assert "keeps no names" in plan_claim(fabric(block("a"), keeps=False), wanted(), terms(), OPEN["w1"]).refused
     assert (
@@ -152,13 +152,13 @@ def test_what_is_not_there_is_refused_in_words() -> None:
     )
 
 
-def test_links_of_others_stay_and_ours_come_and_go() -> None:
+def test_link_plan_keeps_foreign_blocks_and_changes_only_ours() -> None:
     there = fabric(block("a", systems=("s1",)), block("b", systems=("s1",)), block("c"))
     assert plan_links(there, "w1", {"c"}, {"a"}) == ("own", "b", "c")
     assert plan_links(there, "w1", {"a"}, {"c"}) == ("own", "a", "b")
 
 
-def test_a_block_that_was_given_back_is_ours_only_while_it_is_attached() -> None:
+def test_released_block_is_ours_only_while_attached() -> None:
     gone = {"a": mark(gone=True)}
     assert not list_leases(fabric(block("a", free_for=mark(gone=True).text()), marks=gone), terms(), {})
     (late,) = list_leases(fabric(block("a", systems=("s1",)), marks=gone), terms(), {})
@@ -166,7 +166,7 @@ def test_a_block_that_was_given_back_is_ours_only_while_it_is_attached() -> None
     assert len(build_offers(fabric(block("a", free_for=mark(gone=True).text()), marks=gone), terms(), OPEN)) == 1
 
 
-def test_phases_follow_what_is_attached_and_what_is_known() -> None:
+def test_order_phase_follows_attachment_and_known_progress() -> None:
     free, here = block("a"), block("a", systems=("s1",))
 
     def phase(one: Block, held: LeaseProgress) -> str:

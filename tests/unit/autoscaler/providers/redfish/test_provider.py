@@ -23,7 +23,7 @@ from tests.unit.autoscaler.providers.redfish.test_provider_faults import nothing
 pytestmark = pytest.mark.standard
 
 
-def test_who_does_not_lead_changes_nothing() -> None:
+def test_non_leader_changes_nothing() -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         offered = (await provider.offers())[0]
         rig.leads = False
@@ -35,7 +35,7 @@ def test_who_does_not_lead_changes_nothing() -> None:
     play(act)
 
 
-def test_a_session_that_ended_is_opened_again_and_closed_at_the_end() -> None:
+def test_expired_session_is_reopened_and_closed_at_the_end() -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         await provider.list()
         rig.fabric.sessions.clear()
@@ -47,7 +47,7 @@ def test_a_session_that_ended_is_opened_again_and_closed_at_the_end() -> None:
     play(act)
 
 
-def test_a_service_that_lets_us_change_nothing_has_one_session_of_ours_however_often_it_says_so() -> None:
+def test_repeated_401_responses_keep_only_one_session() -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         offered = (await provider.offers())[0]
         rig.fabric.statuses = {"PATCH": [401] * 99}
@@ -62,7 +62,7 @@ def test_a_service_that_lets_us_change_nothing_has_one_session_of_ours_however_o
 
 
 @pytest.mark.parametrize("status", [404, 503])
-def test_a_session_that_cannot_be_ended_keeps_nobody_from_a_new_one(status: int) -> None:
+def test_session_that_cannot_be_deleted_does_not_block_a_new_one(status: int) -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         await provider.list()
         rig.fabric.statuses = {"DELETE": [status], "PATCH": [401]}
@@ -74,9 +74,7 @@ def test_a_session_that_cannot_be_ended_keeps_nobody_from_a_new_one(status: int)
 
 
 @pytest.mark.parametrize(("retry_after", "pause_s"), [("0", POLL_S[0]), ("", POLL_S[0]), ("1", 1.0), ("99999", 5.0)])
-def test_a_task_is_looked_at_as_rarely_as_it_asks_for_and_never_without_a_pause(
-    retry_after: str, pause_s: float
-) -> None:
+def test_task_polling_follows_retry_after_within_limits(retry_after: str, pause_s: float) -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         def looks() -> int:
             return sum("/Tasks/" in one.path for one in rig.fabric.asked)
@@ -89,7 +87,7 @@ def test_a_task_is_looked_at_as_rarely_as_it_asks_for_and_never_without_a_pause(
     play(act, FakeFabric(hold=True, retry_after=retry_after))
 
 
-def test_nothing_that_is_said_has_an_address_or_a_secret_in_it() -> None:
+def test_messages_contain_no_address_or_secret() -> None:
     said: list[str] = []
 
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
@@ -123,7 +121,7 @@ def test_nothing_that_is_said_has_an_address_or_a_secret_in_it() -> None:
 
 
 @pytest.mark.parametrize("status", [200, 404, 429], ids=["without its memory", "not there", "too busy"])
-def test_a_gpu_that_was_not_told_at_first_is_offered_when_it_is(status: int) -> None:
+def test_gpu_with_incomplete_details_is_offered_once_they_are_known(status: int) -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         async def most() -> list[int]:
             return [one.devices_max for one in await provider.offers() if one.product == A100[0]]
@@ -147,7 +145,7 @@ def test_a_gpu_that_was_not_told_at_first_is_offered_when_it_is(status: int) -> 
     play(act)
 
 
-def test_a_service_that_keeps_no_names_is_offered_nothing_of_without_notes() -> None:
+def test_service_without_name_storage_offers_nothing_without_notes() -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         assert not await provider.offers()
         with pytest.raises(RefusedError, match="keeps no names"):
@@ -164,7 +162,7 @@ def test_a_service_that_keeps_no_names_is_offered_nothing_of_without_notes() -> 
         (400, 2.0, "the fabric answers 400 (InternalError)"),
     ],
 )
-def test_what_fails_after_it_was_accepted_has_failed(status: int, within_s: float, says: str) -> None:
+def test_order_fails_when_its_accepted_task_fails(status: int, within_s: float, says: str) -> None:
     """A monitor answers with a task, or as the operation itself would: then it has failed at once."""
 
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
@@ -182,7 +180,7 @@ def test_what_fails_after_it_was_accepted_has_failed(status: int, within_s: floa
     play(act)
 
 
-def test_two_clusters_that_share_a_fabric_and_name_it_apart_leave_each_others_gpus_alone() -> None:
+def test_two_clusters_sharing_a_fabric_leave_each_others_gpus_alone() -> None:
     """Each has one of its systems. The same Model is called in both."""
 
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
@@ -210,7 +208,7 @@ def test_two_clusters_that_share_a_fabric_and_name_it_apart_leave_each_others_gp
 
 
 @pytest.mark.parametrize("etags", [True, False], ids=["with ETags", "without"])
-def test_a_mark_is_not_written_over_anothers_where_the_collection_tells_no_etags(*, etags: bool) -> None:
+def test_foreign_mark_is_not_overwritten_if_members_lack_etags(*, etags: bool) -> None:
     """Another installation has marked the block since it was read."""
 
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
@@ -232,9 +230,7 @@ def test_a_mark_is_not_written_over_anothers_where_the_collection_tells_no_etags
 
 
 @pytest.mark.parametrize("members_tagged", [True, False], ids=["of members", "of documents alone"])
-def test_an_etag_is_asked_for_only_where_the_collection_tells_none_and_each_change_has_one(
-    *, members_tagged: bool
-) -> None:
+def test_etag_is_fetched_only_if_the_collection_has_none(*, members_tagged: bool) -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         made = await ordered(provider)
         await until(provider, phase("here"))
@@ -248,7 +244,7 @@ def test_an_etag_is_asked_for_only_where_the_collection_tells_none_and_each_chan
 
 
 @pytest.mark.parametrize("named", ["https://rack-1.internal:443", "https://[rack", "another that listens"])
-def test_by_whatever_name_a_service_calls_its_tasks_and_sessions_they_are_asked_of_it_and_of_no_other(
+def test_task_and_session_urls_are_requested_only_from_the_service(
     named: str,
 ) -> None:
     other = FakeFabric()
@@ -269,7 +265,7 @@ def test_by_whatever_name_a_service_calls_its_tasks_and_sessions_they_are_asked_
     play(act, FakeFabric(hold=True))
 
 
-def test_a_task_and_a_session_without_a_place_are_no_error_and_what_there_is_tells() -> None:
+def test_order_completes_if_task_and_session_urls_are_unusable() -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         await ordered(provider)
         while len(rig.fabric.patches(SYSTEMS)) < 2:

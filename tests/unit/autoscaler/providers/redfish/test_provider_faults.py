@@ -58,7 +58,7 @@ def nothing(shown: tuple[Listed, ...]) -> bool:
     return not shown
 
 
-def test_who_accepts_and_never_delivers_has_failed_and_gives_the_block_back() -> None:
+def test_accepted_but_unperformed_order_fails_and_frees_its_block() -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         rig.fabric.never = True
         made = await ordered(provider)
@@ -73,7 +73,7 @@ def test_who_accepts_and_never_delivers_has_failed_and_gives_the_block_back() ->
     play(act)
 
 
-def test_who_rejects_an_attach_has_failed_at_once_with_its_word_for_it() -> None:
+def test_rejected_attach_fails_at_once_with_the_reported_reason() -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         rig.fabric.refuse = 400
         made = await ordered(provider)
@@ -88,7 +88,7 @@ def test_who_rejects_an_attach_has_failed_at_once_with_its_word_for_it() -> None
     play(act)
 
 
-def test_of_several_orders_only_the_one_that_is_rejected_fails() -> None:
+def test_only_the_rejected_one_of_several_orders_fails() -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         rig.fabric.hold = True
         first = await ordered(provider)
@@ -104,7 +104,7 @@ def test_of_several_orders_only_the_one_that_is_rejected_fails() -> None:
     play(act)
 
 
-def test_half_of_what_was_ordered_is_here_and_the_rest_is_let_go() -> None:
+def test_partly_delivered_order_is_here_and_its_rest_is_released() -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         rig.fabric.half = True
         await ordered(provider, devices=2)
@@ -117,7 +117,7 @@ def test_half_of_what_was_ordered_is_here_and_the_rest_is_let_go() -> None:
     play(act)
 
 
-def test_what_comes_after_it_was_taken_back_is_shown_and_goes() -> None:
+def test_device_arriving_after_release_is_listed_and_detached() -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         rig.fabric.hold = True
         made = await ordered(provider)
@@ -138,7 +138,7 @@ def test_what_comes_after_it_was_taken_back_is_shown_and_goes() -> None:
     play(act)
 
 
-def test_what_goes_to_another_node_is_shown_there_and_detached_there() -> None:
+def test_device_attached_to_another_node_is_listed_and_detached_there() -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         rig.fabric.elsewhere = "2"
         made = await ordered(provider)
@@ -156,7 +156,7 @@ def test_what_goes_to_another_node_is_shown_there_and_detached_there() -> None:
 
 @pytest.mark.parametrize("tasks", [True, False], ids=["tasks", "answers"])
 @pytest.mark.parametrize("performed", [True, False], ids=["its answer", "itself"])
-def test_a_lost_change_attaches_one_and_detaches_it(*, tasks: bool, performed: bool) -> None:
+def test_lost_change_request_attaches_and_detaches_exactly_once(*, tasks: bool, performed: bool) -> None:
     async def lose(rig: FabricRig, many: int) -> None:
         rig.fabric.lose, rig.fabric.lose_before = (many, 0) if performed else (0, many)
 
@@ -179,7 +179,7 @@ def test_a_lost_change_attaches_one_and_detaches_it(*, tasks: bool, performed: b
     play(act, FakeFabric(tasks=tasks))
 
 
-def test_an_order_whose_mark_stands_and_whose_answer_was_lost_is_carried_out() -> None:
+def test_marked_order_is_performed_though_its_response_was_lost() -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         offer = (await provider.offers())[0]
         rig.fabric.lose = 1
@@ -190,7 +190,7 @@ def test_an_order_whose_mark_stands_and_whose_answer_was_lost_is_carried_out() -
     play(act)
 
 
-def test_errors_are_tried_again_and_garbage_is_no_answer() -> None:
+def test_errors_are_retried_and_malformed_responses_are_rejected() -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         offer = (await provider.offers())[0]
         await provider.acquire(order(offer))
@@ -211,7 +211,7 @@ def test_errors_are_tried_again_and_garbage_is_no_answer() -> None:
     play(act)
 
 
-def test_who_is_away_for_an_hour_has_all_of_it_when_it_is_back() -> None:
+def test_order_survives_a_one_hour_outage() -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         kept = await ordered(provider)
         await until(provider, lambda shown: phase("here")(shown) and rig.changes > 0)  # its bay has seen it, too
@@ -228,7 +228,7 @@ def test_who_is_away_for_an_hour_has_all_of_it_when_it_is_back() -> None:
     play(act)
 
 
-def test_an_attach_that_was_ordered_before_an_hour_away_is_given_up_not_made_up_for() -> None:
+def test_attach_pending_through_a_long_outage_fails() -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         rig.fabric.hold = True
         made = await ordered(provider)
@@ -245,7 +245,7 @@ def test_an_attach_that_was_ordered_before_an_hour_away_is_given_up_not_made_up_
     play(act)
 
 
-def test_what_somebody_detached_by_hand_is_gone_and_its_block_free() -> None:
+def test_manually_detached_device_is_gone_and_its_block_is_free() -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         await ordered(provider)
         await until(provider, phase("here"))
@@ -260,7 +260,7 @@ def test_what_somebody_detached_by_hand_is_gone_and_its_block_free() -> None:
     play(act)
 
 
-def test_what_somebody_attached_by_hand_is_not_ours_and_stays() -> None:
+def test_manually_attached_device_is_not_ours_and_stays() -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         rig.fabric.blocks["Gpu-2"].system = "1"
         made = await ordered(provider)
@@ -274,7 +274,7 @@ def test_what_somebody_attached_by_hand_is_not_ours_and_stays() -> None:
 
 
 @pytest.mark.parametrize("etags", [True, False], ids=["with ETags", "without"])
-def test_two_who_order_the_same_at_once_have_one(*, etags: bool) -> None:
+def test_concurrent_identical_orders_attach_one_device(*, etags: bool) -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         offer, other = (await provider.offers())[0], rig.provider()
         made = order(offer)
@@ -286,7 +286,7 @@ def test_two_who_order_the_same_at_once_have_one(*, etags: bool) -> None:
     play(act, FakeFabric(etags=etags))
 
 
-def test_what_another_writer_overwrote_is_attached_again() -> None:
+def test_attachment_overwritten_by_another_writer_is_repeated() -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         rig.fabric.hold = True
         await ordered(provider)
@@ -301,7 +301,7 @@ def test_what_another_writer_overwrote_is_attached_again() -> None:
     play(act, FakeFabric(etags=False, tasks=False))
 
 
-def test_what_changed_between_reading_and_writing_is_kept_where_there_are_etags() -> None:
+def test_change_between_read_and_write_is_kept_with_etags() -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         def by_hand() -> None:
             rig.fabric.blocks["Gpu-3"].system = "1"
@@ -316,7 +316,7 @@ def test_what_changed_between_reading_and_writing_is_kept_where_there_are_etags(
     play(act)
 
 
-def test_a_block_that_another_took_is_let_go_and_the_order_has_failed() -> None:
+def test_order_fails_if_another_system_took_its_block() -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         def taken() -> None:
             for block in rig.fabric.blocks.values():
@@ -336,7 +336,7 @@ def test_a_block_that_another_took_is_let_go_and_the_order_has_failed() -> None:
     play(act)
 
 
-def test_a_system_has_one_writer_however_many_orders_there_are() -> None:
+def test_concurrent_orders_for_a_system_are_written_serially() -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         rig.fabric.takes_s = 5 * TURN_S
         await asyncio.gather(ordered(provider), ordered(provider, number=1))
@@ -347,7 +347,7 @@ def test_a_system_has_one_writer_however_many_orders_there_are() -> None:
     play(act, FakeFabric(etags=False))
 
 
-def test_what_came_into_use_meanwhile_is_not_detached() -> None:
+def test_device_used_during_a_release_is_not_detached() -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         made = await ordered(provider)
         await until(provider, phase("here"))
@@ -361,7 +361,7 @@ def test_what_came_into_use_meanwhile_is_not_detached() -> None:
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["used before", "used meanwhile"])
-def test_what_its_node_does_not_let_go_of_is_detached_only_by_force(*, late: bool) -> None:
+def test_device_in_use_is_detached_only_by_force(*, late: bool) -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         made = await ordered(provider)
         await until(provider, phase("here"))

@@ -56,7 +56,7 @@ def silent(rig: FabricRig) -> None:
 # --- what comes late --------------------------------------------------------------------------------------------------
 
 
-def test_what_was_taken_and_comes_after_it_has_failed_is_shown_and_goes() -> None:
+def test_device_arriving_after_its_order_failed_is_listed_and_detached() -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         rig.fabric.never = True
         made = await ordered(provider)
@@ -68,7 +68,7 @@ def test_what_was_taken_and_comes_after_it_has_failed_is_shown_and_goes() -> Non
     play(act)
 
 
-def test_what_says_that_it_is_under_way_has_not_failed_however_long_it_takes() -> None:
+def test_attach_reported_in_progress_does_not_time_out() -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         await ordered(provider)
         while rig.now_s < 3 * NOTHING_S:
@@ -80,7 +80,7 @@ def test_what_says_that_it_is_under_way_has_not_failed_however_long_it_takes() -
     play(act, FakeFabric(hold=True, early=True))
 
 
-def test_what_another_leader_asked_for_and_comes_after_it_has_failed_is_shown_and_goes() -> None:
+def test_late_device_of_a_previous_leader_is_listed_and_detached() -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         made = await ordered(provider)
         await when(lambda: rig.fabric.going)
@@ -97,7 +97,7 @@ def test_what_another_leader_asked_for_and_comes_after_it_has_failed_is_shown_an
     play(act, FakeFabric(hold=True, early=True))
 
 
-def test_a_rejected_order_on_a_block_that_may_come_for_another_keeps_its_mark() -> None:
+def test_rejected_order_keeps_its_mark_on_a_block_that_may_still_attach() -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         rig.fabric.never = True
         first = await ordered(provider)
@@ -114,7 +114,7 @@ def test_a_rejected_order_on_a_block_that_may_come_for_another_keeps_its_mark() 
     play(act, FakeFabric(gpus=(A100,)))
 
 
-def test_the_rest_of_half_an_order_that_comes_late_goes_with_it() -> None:
+def test_late_rest_of_a_partial_order_is_released_with_the_order() -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         rig.fabric.half = True
         made = await ordered(provider, devices=2)
@@ -127,7 +127,7 @@ def test_the_rest_of_half_an_order_that_comes_late_goes_with_it() -> None:
     play(act)
 
 
-def test_a_mark_that_says_it_may_come_stays_where_another_of_that_order_is_not_kept_at_once() -> None:
+def test_release_marks_all_blocks_despite_a_temporarily_failed_write() -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         rig.fabric.never = True
         made = await ordered(provider, devices=2)
@@ -145,7 +145,7 @@ def test_a_mark_that_says_it_may_come_stays_where_another_of_that_order_is_not_k
 
 
 @pytest.mark.parametrize("notes", [False, True], ids=["in Client", "in Notes"])
-def test_what_never_comes_has_no_mark_for_ever(*, notes: bool) -> None:
+def test_mark_of_an_undelivered_device_expires(*, notes: bool) -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         rig.fabric.never = True
         made = await ordered(provider)
@@ -168,7 +168,7 @@ def test_what_never_comes_has_no_mark_for_ever(*, notes: bool) -> None:
 # --- who leads next ---------------------------------------------------------------------------------------------------
 
 
-def test_who_leads_next_goes_on_with_what_was_ordered_and_not_attached() -> None:
+def test_next_leader_continues_an_order_that_was_not_attached() -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         del provider
         made = await rig.marked()
@@ -180,7 +180,7 @@ def test_who_leads_next_goes_on_with_what_was_ordered_and_not_attached() -> None
     play(act)
 
 
-def test_who_does_not_lead_attaches_nothing_until_it_does() -> None:
+def test_non_leader_attaches_nothing_until_leadership() -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         await rig.marked()
         asked = len(rig.fabric.patches())
@@ -194,7 +194,7 @@ def test_who_does_not_lead_attaches_nothing_until_it_does() -> None:
     play(act)
 
 
-def test_who_leads_no_more_leaves_what_was_to_be_done() -> None:
+def test_former_leader_abandons_its_pending_detach() -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         kept = await ordered(provider)
         await until(provider, phase("here"))
@@ -216,7 +216,7 @@ def test_who_leads_no_more_leaves_what_was_to_be_done() -> None:
 
 
 @pytest.mark.parametrize("sealed", ["Gpu-1", "Gpu-2"])
-def test_a_refused_order_attaches_nothing_of_what_it_had_marked(sealed: str) -> None:
+def test_rejected_order_attaches_none_of_its_marked_blocks(sealed: str) -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         rig.fabric.sealed = {sealed}
         with pytest.raises(RefusedError, match="does not keep"):

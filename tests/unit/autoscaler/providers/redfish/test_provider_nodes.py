@@ -21,7 +21,7 @@ NOT_THERE = "has no such system for node w9: mend its path in `systems`"
 
 
 @pytest.mark.parametrize("notes", [False, True], ids=["the service keeps names", "it keeps none"])
-def test_a_node_that_is_taken_out_while_a_gpu_is_there_is_told_of_until_it_is_put_back(*, notes: bool) -> None:
+def test_order_on_a_node_removed_from_settings_fails_until_restored(*, notes: bool) -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         made = await ordered(provider)
         await until(provider, phase("here"))
@@ -50,7 +50,7 @@ def test_a_node_that_is_taken_out_while_a_gpu_is_there_is_told_of_until_it_is_pu
     play(act, FakeFabric(keeps=not notes), notes=notes)
 
 
-def test_what_was_not_attached_yet_when_its_node_was_taken_out_is_given_back() -> None:
+def test_unattached_order_on_a_removed_node_can_be_released() -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         rig.end()
         made = await rig.marked()
@@ -69,7 +69,7 @@ def test_what_was_not_attached_yet_when_its_node_was_taken_out_is_given_back() -
     play(act)
 
 
-def test_a_path_that_is_wrong_hides_no_other_node_and_is_named() -> None:
+def test_invalid_system_path_is_reported_and_hides_no_other_node() -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         assert not provider.lacks
         rig.systems = {"w1": rig.systems["w1"], "w9": rig.fabric.path("9")}
@@ -84,7 +84,7 @@ def test_a_path_that_is_wrong_hides_no_other_node_and_is_named() -> None:
     play(act)
 
 
-def test_what_is_at_a_system_that_is_not_there_for_a_while_stays() -> None:
+def test_device_on_a_temporarily_missing_system_is_kept() -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         made = await ordered(provider)
         (here,) = await until(provider, phase("here"))
@@ -101,7 +101,7 @@ def test_what_is_at_a_system_that_is_not_there_for_a_while_stays() -> None:
     play(act)
 
 
-def test_whose_nodes_have_something_of_an_entry_that_was_taken_out_says_why_it_offers_nothing() -> None:
+def test_closing_settings_entry_reports_why_nothing_is_offered() -> None:
     async def act(rig: FabricRig, _: RedfishFabric) -> None:
         rig.systems = {}
         with pytest.raises(RefusedError, match="an entry that closes or was taken out"):
@@ -110,7 +110,7 @@ def test_whose_nodes_have_something_of_an_entry_that_was_taken_out_says_why_it_o
     play(act)
 
 
-def test_what_is_wrong_with_the_service_or_the_login_is_said() -> None:
+def test_rejected_login_is_reported() -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         rig.password = "another"
         with pytest.raises(

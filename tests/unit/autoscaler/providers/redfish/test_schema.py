@@ -28,7 +28,7 @@ def body(**more: object) -> bytes:
     return json.dumps({**BLOCK, **more}).encode()
 
 
-def test_a_block_is_read_with_and_without_a_place_for_names() -> None:
+def test_block_is_parsed_with_and_without_the_client_field() -> None:
     one = documents.parse_block(body())
     assert (one.free_for, one.sound, one.etag) == (None, True, "")
     assert one.processors == ("/redfish/v1/Chassis/Chassis-1/Processors/PROC-550001",)
@@ -54,7 +54,7 @@ def test_a_block_is_read_with_and_without_a_place_for_names() -> None:
         ("", ""),
     ],
 )
-def test_of_a_location_only_the_path_and_query_count(told: str, place: str) -> None:
+def test_location_is_reduced_to_its_path_and_query(told: str, place: str) -> None:
     assert documents.parse_location(told) == place
 
 
@@ -67,7 +67,7 @@ def test_of_a_location_only_the_path_and_query_count(told: str, place: str) -> N
         {"CompositionStatus": {"CompositionState": "Unavailable"}},
     ],
 )
-def test_a_block_that_is_not_well_is_not_sound(told: dict[str, object]) -> None:
+def test_block_with_a_bad_status_is_not_sound(told: dict[str, object]) -> None:
     assert not documents.parse_block(body(**told)).sound
 
 
@@ -86,13 +86,13 @@ def test_a_block_that_is_not_well_is_not_sound(told: dict[str, object]) -> None:
         "/redfish/v1/\nX: y",
     ],
 )
-def test_no_path_leads_out_of_the_service(path: str) -> None:
+def test_path_outside_the_service_is_rejected(path: str) -> None:
     with pytest.raises(RedfishDocumentError):
         documents.parse_block(body(**{"@odata.id": path}))
 
 
 @pytest.mark.parametrize("told", [b"", b"{}", b"[]", b"null", b"<html>", b"\xff", b"[" * 5000, b'{"@odata.id": 7}'])
-def test_garbage_is_no_document(told: bytes) -> None:
+def test_malformed_document_is_rejected(told: bytes) -> None:
     for read in (documents.parse_block, documents.parse_system, documents.parse_collection):
         with pytest.raises(RedfishDocumentError, match="expected"):
             read(told)
@@ -116,7 +116,7 @@ def test_garbage_is_no_document(told: bytes) -> None:
         ({"MemorySummary": {"TotalMemorySizeMiB": 1e300}}, None),
     ],
 )
-def test_a_gpu_is_one_whose_memory_is_known(told: dict[str, object], memory_mib: int | None) -> None:
+def test_gpu_without_type_model_or_memory_is_rejected(told: dict[str, object], memory_mib: int | None) -> None:
     one = {"ProcessorType": "GPU", "Model": "NVIDIA A100 PCIe", "UUID": "GPU-7", **told}
     assert documents.parse_gpu(json.dumps({**one, "ProcessorType": "CPU"}).encode()) is None
     for less in (one if memory_mib is None else {}, {**one, "ProcessorType": None}, {**one, "Model": ""}):
@@ -128,7 +128,7 @@ def test_a_gpu_is_one_whose_memory_is_known(told: dict[str, object], memory_mib:
         assert (found.memory_bytes >> 20, found.product, found.uuid) == (memory_mib, "NVIDIA-A100-PCIe", "GPU-7")
 
 
-def test_the_uuid_of_a_gpu_is_as_its_driver_calls_it() -> None:
+def test_gpu_uuid_matches_the_driver_format() -> None:
     bare = "B0AED23C-0000-1111-2222-333344445555"
     one = {"ProcessorType": "GPU", "Model": "NVIDIA L40S", "UUID": bare, "MemorySummary": {"TotalMemorySizeMiB": 46068}}
     found = documents.parse_gpu(json.dumps(one).encode())
@@ -140,14 +140,14 @@ def test_the_uuid_of_a_gpu_is_as_its_driver_calls_it() -> None:
 
 
 @pytest.mark.parametrize(("model", "uuid"), [("NVIDIA L40S", ""), ("Instinct MI300X", "1650323")])
-def test_no_serial_number_stands_for_a_uuid_that_an_agent_would_never_see(model: str, uuid: str) -> None:
+def test_serial_number_replaces_a_missing_uuid_except_for_nvidia(model: str, uuid: str) -> None:
     one = {"ProcessorType": "GPU", "Model": model, "MemorySummary": {"TotalMemorySizeMiB": 46068}}
     found = documents.parse_gpu(json.dumps({**one, "SerialNumber": "1650323"}).encode())
     assert found is not None
     assert found.uuid == uuid
 
 
-def test_a_mark_is_read_as_it_was_written() -> None:
+def test_mark_is_parsed_as_written() -> None:
     for gone in (False, True):
         one = BlockMark("pilotlight-a-0123456789", ModelName("team/llama-8b:q4"), 7, 2, "worker-1", "rack", 4, gone)
         assert documents.parse_mark(one.text()) == one
@@ -168,7 +168,7 @@ def test_a_mark_is_read_as_it_was_written() -> None:
         "pilotlight name=a by=rack before=0 devices=1 epoch=1",
     ],
 )
-def test_what_is_no_mark_of_ours_is_somebody_elses(text: str | None) -> None:
+def test_foreign_or_malformed_mark_is_not_ours(text: str | None) -> None:
     assert documents.parse_mark(text) is None
 
 
@@ -184,6 +184,6 @@ def test_what_is_no_mark_of_ours_is_somebody_elses(text: str | None) -> None:
         ({}, True, True),
     ],
 )
-def test_a_task_is_over_and_well_or_not(told: dict[str, str], *, over: bool, well: bool) -> None:
+def test_task_state_maps_to_finished_and_successful(told: dict[str, str], *, over: bool, well: bool) -> None:
     found = documents.parse_task(json.dumps(told).encode())
     assert (found.over, found.well and found.over) == (over, well)

@@ -82,7 +82,7 @@ def rig(tmp_path: Path) -> Rig:
 # --- it comes ---------------------------------------------------------------------------------------------------------
 
 
-async def test_what_was_attached_is_scanned_for_and_the_device_plugin_starts_anew_once(rig: Rig) -> None:
+async def test_attached_gpu_is_scanned_for_and_device_plugin_restarts_once(rig: Rig) -> None:
     (before,) = rig.node.plugins()
     rig.node.link(A, AT_A)
     rig.want(A)
@@ -99,7 +99,7 @@ async def test_what_was_attached_is_scanned_for_and_the_device_plugin_starts_ane
     assert rig.node.pods == 2
 
 
-async def test_who_tells_the_kubelet_must_be_ready_before_it_is_said_to_be_here(rig: Rig) -> None:
+async def test_attach_completes_only_after_device_plugin_is_ready(rig: Rig) -> None:
     rig.node.link(A, AT_A)
     rig.want(A)
     await rig.turns(8, pods=False)
@@ -114,7 +114,7 @@ async def test_who_tells_the_kubelet_must_be_ready_before_it_is_said_to_be_here(
     assert rig.node.plugins() == [uid]
 
 
-async def test_what_is_not_seen_in_time_has_failed_and_says_why(rig: Rig) -> None:
+async def test_gpu_not_visible_in_time_fails_with_a_reason(rig: Rig) -> None:
     rig.node.deaf = True
     rig.node.link(A, AT_A)
     rig.want(A)
@@ -126,7 +126,7 @@ async def test_what_is_not_seen_in_time_has_failed_and_says_why(rig: Rig) -> Non
     assert 30 < len(rig.node.said) < 150, "every few seconds: a link takes its time"
 
 
-async def test_a_bus_that_was_hidden_when_its_gpu_left_is_shown_again_for_the_next(rig: Rig) -> None:
+async def test_drained_bus_is_enabled_again_for_the_next_gpu(rig: Rig) -> None:
     rig.node.hidden.add(AT_A)
     rig.node.link(A, AT_A)
     rig.want(A)
@@ -136,7 +136,7 @@ async def test_a_bus_that_was_hidden_when_its_gpu_left_is_shown_again_for_the_ne
 
 
 @pytest.mark.parametrize("why", ["driver", "API server"])
-async def test_what_cannot_be_seen_stops_all_steps_and_is_said(rig: Rig, why: str) -> None:
+async def test_unreachable_driver_or_api_server_stops_all_steps(rig: Rig, why: str) -> None:
     rig.node.link(A, AT_A)
     rig.node.answers, rig.server.away = why != "driver", why != "driver"
     rig.want(A)
@@ -150,7 +150,7 @@ async def test_what_cannot_be_seen_stops_all_steps_and_is_said(rig: Rig, why: st
 # --- it leaves --------------------------------------------------------------------------------------------------------
 
 
-async def test_what_nobody_uses_leaves_in_the_order_that_lets_everybody_go_first(rig: Rig) -> None:
+async def test_idle_gpu_is_released_in_the_safe_order(rig: Rig) -> None:
     gpu, _ = rig.node.link(A, AT_A, here=True), rig.node.link(B, AT_B, here=True)
     gpu.kept = True
     rig.want(A, leave=True)
@@ -163,7 +163,7 @@ async def test_what_nobody_uses_leaves_in_the_order_that_lets_everybody_go_first
     assert rig.node.pods == 2, "the device plug-in counts anew"
 
 
-async def test_in_a_virtual_machine_the_kernel_takes_it_off_the_bus(rig: Rig) -> None:
+async def test_virtual_machine_removes_the_gpu_through_sysfs(rig: Rig) -> None:
     rig.node.virtual = True
     rig.node.link(A, AT_A, here=True)
     rig.node.link(B, AT_B, here=True)
@@ -173,7 +173,7 @@ async def test_in_a_virtual_machine_the_kernel_takes_it_off_the_bus(rig: Rig) ->
     assert rig.node.said[1:] == [f"drain -r {AT_A}", f"remove {AT_A}"]
 
 
-async def test_the_modules_that_hold_a_drivers_last_gpu_go_first(rig: Rig) -> None:
+async def test_modules_that_hold_the_last_gpu_are_unloaded_first(rig: Rig) -> None:
     rig.node.link(A, AT_A, here=True)
     rig.want(A, leave=True)
     await rig.turns()
@@ -181,7 +181,7 @@ async def test_the_modules_that_hold_a_drivers_last_gpu_go_first(rig: Rig) -> No
     assert rig.node.said == [f"drain -m 1 {AT_A}", "modprobe -r nvidia_drm nvidia_uvm", f"drain -r {AT_A}"]
 
 
-async def test_what_is_used_stays_whoever_asks_and_it_is_said_by_whom(rig: Rig) -> None:
+async def test_gpu_in_use_is_kept_and_its_user_is_reported(rig: Rig) -> None:
     gpu = rig.node.link(A, AT_A, here=True)
     gpu.computing = (4711,)
     rig.table = [PodDevices(namespace="engines", name="bob", devices=(A,))]
@@ -199,9 +199,7 @@ async def test_what_is_used_stays_whoever_asks_and_it_is_said_by_whom(rig: Rig) 
     assert rig.report().done
 
 
-async def test_daemons_of_the_node_let_go_of_it_and_are_started_without_it_and_nobody_else_is_ended(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_only_node_daemons_are_stopped_to_release_a_gpu(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[int] = []
     gpu, (uid,) = rig.node.link(A, AT_A, here=True), rig.node.plugins()
     rig.node.link(B, AT_B, here=True)
@@ -229,7 +227,7 @@ async def test_daemons_of_the_node_let_go_of_it_and_are_started_without_it_and_n
     assert rig.node.pods == 3, "one that looks at it goes, and one that counts it"
 
 
-async def test_a_step_that_works_and_changes_nothing_is_not_done_over_and_over_without_a_pause(rig: Rig) -> None:
+async def test_step_without_effect_is_not_repeated_without_a_pause(rig: Rig) -> None:
     rig.node.link(A, AT_A, here=True).kept = True
     told = rig.node.run
 
@@ -243,7 +241,7 @@ async def test_a_step_that_works_and_changes_nothing_is_not_done_over_and_over_w
     assert [await rig.made.turn() for _ in range(4)] == [True, False, False, False]
 
 
-async def test_what_is_asked_for_no_more_is_shown_again(rig: Rig) -> None:
+async def test_cancelled_release_makes_the_gpu_visible_again(rig: Rig) -> None:
     gpu = rig.node.link(A, AT_A, here=True)
     rig.node.hold(13, gpu, "a-shell")
     rig.want(A, leave=True)
@@ -256,7 +254,7 @@ async def test_what_is_asked_for_no_more_is_shown_again(rig: Rig) -> None:
     assert rig.node.said == [f"drain -m 1 {AT_A}", f"drain -m 0 {AT_A}"]
 
 
-async def test_an_agent_that_starts_anew_goes_on_where_the_last_was(rig: Rig) -> None:
+async def test_restarted_agent_resumes_a_gpu_release(rig: Rig) -> None:
     gpu, _ = rig.node.link(A, AT_A, here=True), rig.node.link(B, AT_B, here=True)
     rig.node.hold(13, gpu, "a-shell")
     rig.want(A, leave=True)
@@ -275,7 +273,7 @@ async def test_an_agent_that_starts_anew_goes_on_where_the_last_was(rig: Rig) ->
     assert rig.report().done, "it is not there, and all that are there are known"
 
 
-async def test_what_an_agent_before_left_behind_is_taken_back_when_nobody_asks_for_it_any_more(rig: Rig) -> None:
+async def test_restarted_agent_reverts_a_release_that_is_not_wanted(rig: Rig) -> None:
     publish(rig.server)
     rig.node.hold(13, rig.node.link(A, AT_A, here=True), "a-shell")
     rig.want(A, leave=True)
@@ -291,7 +289,7 @@ async def test_what_an_agent_before_left_behind_is_taken_back_when_nobody_asks_f
     assert RULE not in rig.server.objects
 
 
-async def test_a_gpu_of_which_nobody_knows_where_it_is_is_not_said_to_be_gone(rig: Rig) -> None:
+async def test_gpu_with_unknown_bus_address_is_not_reported_as_gone(rig: Rig) -> None:
     rig.node.deaf = True
     rig.node.link(A, AT_A, here=True)
     rig.want(A, leave=True)
@@ -301,7 +299,7 @@ async def test_a_gpu_of_which_nobody_knows_where_it_is_is_not_said_to_be_gone(ri
     assert not rig.node.said
 
 
-async def test_who_left_and_comes_again_is_taken_and_told_of_as_new(rig: Rig) -> None:
+async def test_gpu_that_returns_after_its_release_is_attached_again(rig: Rig) -> None:
     rig.node.link(A, AT_A, here=True)
     rig.want(A, leave=True)
     await rig.turns()
@@ -329,7 +327,7 @@ def publish(server: PlayedServer) -> None:
     server.put("/apis/resource.k8s.io/v1/resourceslices/one", {"spec": pool})
 
 
-async def test_what_a_dra_driver_publishes_is_tainted_before_anything_else_and_until_it_is_detached(rig: Rig) -> None:
+async def test_dra_device_is_tainted_from_the_first_step_until_detach(rig: Rig) -> None:
     publish(rig.server)
     rig.node.link(A, AT_A, here=True)
     rig.want(A, leave=True)
@@ -348,7 +346,7 @@ async def test_what_a_dra_driver_publishes_is_tainted_before_anything_else_and_u
     assert RULE not in rig.server.objects
 
 
-async def test_a_rule_of_somebody_elses_of_that_name_stays(rig: Rig) -> None:
+async def test_foreign_taint_rule_of_the_same_name_is_kept(rig: Rig) -> None:
     publish(rig.server)
     rig.node.link(A, AT_A, here=True)
     rig.server.put(RULE, {"spec": {}})
@@ -371,11 +369,11 @@ async def test_a_rule_of_somebody_elses_of_that_name_stays(rig: Rig) -> None:
     [("00000000:3B:00.0", AT_B), ("0000:3b:00.0", AT_B), ("00010000:01:00.0", "10000:01:00.0"), ("3b:00.0", ""),
      ("../../etc", "")],
 )  # fmt: skip
-def test_a_bus_is_named_as_sysfs_names_it(text: str, bus: str) -> None:
+def test_pci_bus_address_is_normalized_to_sysfs_form(text: str, bus: str) -> None:
     assert parse_bus_address(text) == bus
 
 
-def test_what_programs_print_is_read_and_what_is_none_of_it_is_left_out() -> None:
+def test_driver_tool_output_is_parsed_and_invalid_rows_are_skipped() -> None:
     rows = f"{A}, 00000000:18:00.0, 4, Enabled, [N/A]", f"{B}, 00000000:3B:00.0, [N/A], Disabled, Enabled"
     text = "\n".join((*rows, "WARNING: infoROM", ", , , ,"))
     assert parse_gpu_query(text) == {A: hotplug.Gpu(AT_A, 4 << 20, kept=True), B: hotplug.Gpu(AT_B, cut=True)}
@@ -389,7 +387,7 @@ def test_what_programs_print_is_read_and_what_is_none_of_it_is_left_out() -> Non
     assert parse_device_minor("Device Minor: \t ?\n") is None
 
 
-async def test_a_command_that_fails_is_said_with_what_it_said(tmp_path: Path) -> None:
+async def test_failed_command_error_includes_its_output(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     rig.node.link(A, AT_A, here=True).kept = True
     with pytest.raises(StepError, match=r"drain -p .* ended with 3 and said: Persistence mode is on"):
@@ -398,7 +396,7 @@ async def test_a_command_that_fails_is_said_with_what_it_said(tmp_path: Path) ->
         await Bus(rig.node.root, rig.node.run).act(hotplug.Step("remove", (AT_B,)))
 
 
-def test_a_process_that_is_no_keeper_is_waited_for() -> None:
+def test_release_waits_for_a_process_that_is_no_node_daemon() -> None:
     seen = Seen(
         {}, frozenset({AT_A}), {AT_A: 0, AT_B: 1}, hidden=frozenset({AT_A}), holders={0: (Holder(7, "nvidia-smi"),)}
     )

@@ -37,7 +37,7 @@ def scan(rig: Rig) -> None:
 # --- one comes --------------------------------------------------------------------------------------------------------
 
 
-async def test_what_has_left_is_not_brought_back_by_scans_for_another_until_it_is_detached(rig: Rig) -> None:
+async def test_released_gpu_is_not_rescanned_before_its_detach(rig: Rig) -> None:
     rig.made.want([COMES])
     await rig.turns(3)
     rig.made.want([LEAVES, COMES])
@@ -54,7 +54,7 @@ async def test_what_has_left_is_not_brought_back_by_scans_for_another_until_it_i
     assert rig.report() == FabricReport(device=C, done=True)
 
 
-async def test_who_comes_is_scanned_for_while_another_is_let_go_of_whose_hidden_bus_stays_so(rig: Rig) -> None:
+async def test_new_gpu_is_scanned_for_while_another_gpu_drains(rig: Rig) -> None:
     rig.node.hold(13, rig.node.gpus[AT_A], "a-shell")
     rig.made.want([LEAVES])
     await rig.turns(3)
@@ -66,13 +66,13 @@ async def test_who_comes_is_scanned_for_while_another_is_let_go_of_whose_hidden_
     assert rig.node.said == [f"drain -m 1 {AT_A}", "rescan 1"]
 
 
-async def test_who_waits_for_a_detach_for_too_long_has_failed_and_says_what_it_waited_for(rig: Rig) -> None:
+async def test_attach_waiting_too_long_for_a_detach_fails_with_reason(rig: Rig) -> None:
     rig.made.want([LEAVES, COMES])
     await rig.turns(int(VISIBLE_S) + 3)
     assert rig.made.report() == (LEFT, FabricReport(device=C, failed=True, says=WAITS))
 
 
-async def test_what_others_brought_back_is_not_said_to_have_left_and_is_let_go_of_once_more(rig: Rig) -> None:
+async def test_released_gpu_that_is_rescanned_is_released_again(rig: Rig) -> None:
     rig.made.want([LEAVES])
     await rig.turns(8)
     assert rig.report() == LEFT
@@ -87,7 +87,7 @@ async def test_what_others_brought_back_is_not_said_to_have_left_and_is_let_go_o
 # --- one has its place ------------------------------------------------------------------------------------------------
 
 
-async def test_what_somebody_put_in_the_place_of_one_that_left_stays(rig: Rig) -> None:
+async def test_replacement_at_the_address_of_a_released_gpu_is_kept(rig: Rig) -> None:
     rig.made.want([LEAVES])
     await rig.turns(8)
     rig.node.detach(AT_A)
@@ -99,7 +99,7 @@ async def test_what_somebody_put_in_the_place_of_one_that_left_stays(rig: Rig) -
     assert rig.node.said == []
 
 
-async def test_what_comes_to_the_place_of_one_that_left_is_taken_once_that_is_known_to_be_detached(rig: Rig) -> None:
+async def test_gpu_at_a_reused_address_attaches_after_detach_is_confirmed(rig: Rig) -> None:
     rig.made.want([LEAVES])
     await rig.turns(8)
     rig.node.detach(AT_A)
@@ -115,7 +115,7 @@ async def test_what_comes_to_the_place_of_one_that_left_is_taken_once_that_is_kn
     assert rig.node.gpus[AT_A].driven
 
 
-async def test_where_another_is_shown_in_its_place_it_is_gone_though_nobody_saw_it_leave(rig: Rig) -> None:
+async def test_gpu_replaced_at_its_address_counts_as_released(rig: Rig) -> None:
     rig.made.want([LEAVES])
     rig.node.hold(13, rig.node.gpus[AT_A], "a-shell")
     await rig.turns(4)
@@ -133,7 +133,7 @@ async def test_where_another_is_shown_in_its_place_it_is_gone_though_nobody_saw_
 # --- parts ------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_gpu_in_mig_mode_stays_while_a_pod_has_a_part_of_whichever_and_one_that_is_whole_goes(rig: Rig) -> None:
+async def test_mig_gpu_is_kept_while_a_pod_holds_any_mig_device(rig: Rig) -> None:
     rig.node.gpus[AT_A].cut = True
     rig.table = [PodDevices(namespace="engines", name="bob", devices=("MIG-aaaa-1",))]
     rig.made.want([LEAVES, FabricWant(device=B, leave=True)])
@@ -150,9 +150,7 @@ async def test_a_gpu_in_mig_mode_stays_while_a_pod_has_a_part_of_whichever_and_o
 
 
 @pytest.mark.parametrize("leaves", [True, False])
-async def test_what_came_or_left_while_the_api_server_was_away_is_told_of_once_as_any_other(
-    rig: Rig, leaves: bool
-) -> None:
+async def test_device_plugin_restarts_once_after_an_api_server_outage(rig: Rig, leaves: bool) -> None:
     want = LEAVES if leaves else FabricWant(device=B)
     rig.server.away = True
     rig.made.want([want])

@@ -149,7 +149,7 @@ def _heard(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "pilotlight.agent")
 
 
-async def test_a_pull_gives_what_the_runtime_calls_the_image_or_one_line_why_not(path: Path) -> None:
+async def test_image_pull_returns_the_image_id_or_a_one_line_error(path: Path) -> None:
     daemon = DaemonClient(path)
     with pytest.raises(PullError, match="there is no such socket"):
         await pull_image(daemon, "a:1", None)
@@ -171,7 +171,7 @@ async def test_a_pull_gives_what_the_runtime_calls_the_image_or_one_line_why_not
     await daemon.close()
 
 
-async def test_an_image_that_is_wanted_comes_once_however_often_it_is_said(path: Path) -> None:
+async def test_wanted_image_is_pulled_once_despite_repeated_requests(path: Path) -> None:
     came = asyncio.Semaphore(0)
     async with Runtime(path).running() as runtime, bringing(path, came=came) as one:
         runtime.gate.clear()
@@ -191,9 +191,7 @@ async def test_an_image_that_is_wanted_comes_once_however_often_it_is_said(path:
         assert not one.failed
 
 
-async def test_no_more_than_so_many_come_at_once_nor_are_listened_to(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_concurrent_pulls_and_wanted_images_are_limited(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     came, wanted = asyncio.Semaphore(0), [ImageWanted(f"e:{n:03}") for n in range(WANTED_MAX + 9)]
     gate, pulling, most = asyncio.Event(), set[str](), list[str]()
 
@@ -220,9 +218,7 @@ async def test_no_more_than_so_many_come_at_once_nor_are_listened_to(
         assert most == [want.image for want in wanted[:WANTED_MAX]]
 
 
-async def test_one_that_fails_is_tried_later_and_later_while_it_is_wanted(
-    path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_failed_pull_is_retried_with_backoff_while_wanted(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     waiting, came = Waiting(), asyncio.Semaphore(0)
     async with Runtime(path).running() as runtime, bringing(path, waiting, came) as one:
         runtime.failing[ENGINE.image] = 8
@@ -248,9 +244,7 @@ async def test_one_that_fails_is_tried_later_and_later_while_it_is_wanted(
     assert len([line for line in said if "vllm" in line and "reason" in line]) == 1, "once, for it is one reason"
 
 
-async def test_a_login_comes_from_its_pull_secret_and_is_never_said(
-    path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_pull_secret_login_is_used_and_never_logged(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     waiting, came = Waiting(), asyncio.Semaphore(0)
     async with Runtime(path).running() as runtime, bringing(path, waiting, came) as one:
         one.want([ImageWanted("reg.example/team/engine:1", "regcred")])
@@ -271,7 +265,7 @@ async def test_a_login_comes_from_its_pull_secret_and_is_never_said(
     assert "secret-word" not in caplog.text
 
 
-async def test_each_login_of_the_secret_is_tried_as_kubelets_do_it(path: Path) -> None:
+async def test_each_matching_login_of_the_secret_is_tried(path: Path) -> None:
     came = asyncio.Semaphore(0)
     async with Runtime(path).running() as runtime, bringing(path, came=came) as one:
         runtime.failing["reg.example/two/engine:1"] = 1
@@ -280,7 +274,7 @@ async def test_each_login_of_the_secret_is_tried_as_kubelets_do_it(path: Path) -
         assert [login and login.user for _, login in runtime.asked] == ["bob", "ada"]
 
 
-async def test_without_a_socket_it_is_said_once_for_all_images_and_the_kubelet_pulls(
+async def test_missing_runtime_socket_is_logged_once_and_pulls_are_retried(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     waiting, came = Waiting(), asyncio.Semaphore(0)
@@ -301,7 +295,7 @@ async def test_without_a_socket_it_is_said_once_for_all_images_and_the_kubelet_p
             assert sorted(runtime.images) == ["a:1", "b:1"]
 
 
-def test_empty_fields_are_left_out_and_what_is_written_is_read() -> None:
+def test_protobuf_omits_empty_fields_and_round_trips() -> None:
     long = "x" * 300
     assert encode_message((1, ""), (2, b"")) == b""
     assert [*iter_messages(encode_message((1, long), (2, encode_message((1, "y")))), 1)] == [long.encode()]
@@ -312,9 +306,7 @@ def test_empty_fields_are_left_out_and_what_is_written_is_read() -> None:
 
 
 @pytest.mark.standard
-async def test_the_agents_process_has_pulled_what_autoscalers_want_and_says_when_it_is_there(
-    path: Path, tmp_path: Path
-) -> None:
+async def test_agent_process_pulls_wanted_images_and_reports_them(path: Path, tmp_path: Path) -> None:
     reports: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
 
     async def node(request: web.Request) -> web.Response:

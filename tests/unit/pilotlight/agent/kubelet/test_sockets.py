@@ -89,7 +89,7 @@ IMAGES = message(
 )  # fmt: skip
 
 
-def test_pods_are_told_with_their_gpus() -> None:
+def test_assigned_pods_are_decoded_with_their_gpus() -> None:
     assert decode_assigned_pods(PODS) == (
         AssignedPod("engines", "ada-1", ("GPU-a", "GPU-b")), AssignedPod("engines", "shares", ("GPU-c",)),
         AssignedPod("other", "mig", ("MIG-x",)),
@@ -97,7 +97,7 @@ def test_pods_are_told_with_their_gpus() -> None:
     assert decode_assigned_pods(b"") == ()
 
 
-def test_images_are_told_by_all_their_names_and_never_too_many() -> None:
+def test_image_names_are_decoded_and_limited() -> None:
     assert decode_image_names(IMAGES) == ("another:1", "engine:1", "engine:latest", "engine@sha256:2")
     assert len(decode_image_names(message(*((1, message((2, f"i:{n}"))) for n in range(IMAGES_MAX + 5))))) == IMAGES_MAX
 
@@ -110,14 +110,14 @@ FIELDS = st.lists(st.tuples(st.integers(1, NUMBER_MAX), VALUES))
 
 @settings(derandomize=True, deadline=None)
 @given(FIELDS)
-def test_all_that_is_written_is_read(parts: list[tuple[int, Value]]) -> None:
+def test_encoded_fields_decode_to_the_same_values(parts: list[tuple[int, Value]]) -> None:
     wanted = [(number, one.encode() if isinstance(one, str) else one) for number, one in parts]
     assert list(iter_fields(message(*parts))) == wanted
 
 
 @settings(derandomize=True, deadline=None)
 @given(st.binary(max_size=200))
-def test_any_bytes_are_a_message_or_one_error(data: bytes) -> None:
+def test_arbitrary_bytes_decode_or_raise_protobuf_error(data: bytes) -> None:
     for read in (lambda: list(iter_fields(data)), lambda: decode_assigned_pods(data), lambda: decode_image_names(data)):
         with contextlib.suppress(ProtobufError):
             assert read() is not None
@@ -125,7 +125,7 @@ def test_any_bytes_are_a_message_or_one_error(data: bytes) -> None:
 
 @settings(derandomize=True, deadline=None)
 @given(FIELDS, st.data())
-def test_what_is_cut_off_within_a_field_is_none(parts: list[tuple[int, Value]], draw: st.DataObject) -> None:
+def test_message_truncated_within_a_field_is_rejected(parts: list[tuple[int, Value]], draw: st.DataObject) -> None:
     whole = message(*parts)
     ends = {len(message(*parts[:count])) for count in range(len(parts) + 1)}
     cut = draw.draw(st.integers(0, len(whole)))
@@ -144,12 +144,12 @@ def test_what_is_cut_off_within_a_field_is_none(parts: list[tuple[int, Value]], 
         (b"\x0a\x05abcd", "longer than what is left"), (b"\x09abcd", "longer"), (b"\x0dabc", "longer"),
     ],
 )  # fmt: skip
-def test_what_is_no_message_says_why(data: bytes, why: str) -> None:
+def test_invalid_message_error_names_the_reason(data: bytes, why: str) -> None:
     with pytest.raises(ProtobufError, match=why):
         list(iter_fields(data))
 
 
-def test_fixed_numbers_are_passed_over_and_the_last_text_counts() -> None:
+def test_fixed_width_fields_are_accepted_and_last_string_wins() -> None:
     data = b"\x11" + b"8" * 8 + b"\x1d" + b"4" * 4 + message((1, "a"), (1, "b"))
     assert [number for number, _ in iter_fields(data)] == [2, 3, 1, 1]
     assert (read_string(data, 1), read_string(data, 9)) == ("b", "")
@@ -204,7 +204,7 @@ async def sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
     await one.close()
 
 
-async def test_kubelet_and_runtime_are_asked_by_their_own_methods(sockets: NodeSockets, tmp_path: Path) -> None:
+async def test_kubelet_and_runtime_are_queried_by_their_own_methods(sockets: NodeSockets, tmp_path: Path) -> None:
     kubelet = Daemon(tmp_path / "kubelet.sock", {nodesockets.LIST_PODS: PODS})
     runtime = Daemon(tmp_path / "cri.sock", {nodesockets.LIST_IMAGES: IMAGES})
     async with kubelet.running(), runtime.running():
@@ -219,7 +219,7 @@ async def test_kubelet_and_runtime_are_asked_by_their_own_methods(sockets: NodeS
     assert runtime.asked == [("/runtime.v1.ImageService/ListImages", b"")], "not so often"
 
 
-async def test_a_socket_that_is_not_there_or_fails_is_said_once_and_the_last_answer_stays(
+async def test_socket_failure_is_logged_once_and_last_answer_is_kept(
     sockets: NodeSockets, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
@@ -239,7 +239,7 @@ async def test_a_socket_that_is_not_there_or_fails_is_said_once_and_the_last_ans
     assert said[2].startswith("'UNIMPLEMENTED")
 
 
-async def test_without_grpc_the_agent_says_what_to_install(
+async def test_missing_grpc_is_logged_with_install_advice(
     sockets: NodeSockets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "kubelet.sock").touch()
@@ -252,7 +252,7 @@ async def test_without_grpc_the_agent_says_what_to_install(
 # --- in a look --------------------------------------------------------------------------------------------------------
 
 
-async def test_the_kubelets_table_goes_before_what_processes_tell(sockets: NodeSockets, tmp_path: Path) -> None:
+async def test_node_look_takes_pods_from_the_kubelet_socket(sockets: NodeSockets, tmp_path: Path) -> None:
     looks = NodeLooks(FakeNvml, tmp_path, lambda: False, sockets)
     before = await looks.look()
     assert (before.pods, before.images) == ((), ())
@@ -267,7 +267,7 @@ async def test_the_kubelets_table_goes_before_what_processes_tell(sockets: NodeS
 
 
 @pytest.mark.standard
-async def test_the_agents_process_tells_what_the_sockets_say(tmp_path: Path) -> None:
+async def test_agent_process_reports_pods_and_images_from_sockets(tmp_path: Path) -> None:
     """With its own event loop, which is another than this one."""
     reports: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
 

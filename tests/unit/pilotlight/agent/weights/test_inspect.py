@@ -47,7 +47,7 @@ async def looked(
         return await inspect_artifact(said, reference.parse_reference(artifact), Ways())
 
 
-async def test_what_weights_pack_writes_is_an_image_whose_file_is_known(tmp_path: Path) -> None:
+async def test_packed_weights_are_a_mountable_image_with_known_files(tmp_path: Path) -> None:
     asked = list[str]()
     found = await looked(tmp_path, "modelpack", asked)
     assert (found.image, found.no_image, found.ggufs) == ("", "", ("a.gguf",))
@@ -55,14 +55,14 @@ async def test_what_weights_pack_writes_is_an_image_whose_file_is_known(tmp_path
     assert any(one.endswith(found.digest) and "/manifests/" in one for one in asked), "it is the image's own manifest"
 
 
-async def test_a_modelpack_alone_is_no_image(tmp_path: Path) -> None:
+async def test_raw_modelpack_artifact_is_not_an_image(tmp_path: Path) -> None:
     found = await looked(tmp_path, "modelpack-raw")
     assert (found.image, found.no_image, found.ggufs) == (None, "it is no image (ModelPack)", ())
     assert found.digest
 
 
 @pytest.mark.parametrize("allowed", [True, False])
-async def test_what_is_refused_to_a_pull_is_no_image_to_be_mounted(tmp_path: Path, *, allowed: bool) -> None:
+async def test_image_with_code_is_mountable_only_with_allow_unsafe(tmp_path: Path, *, allowed: bool) -> None:
     found = await looked(tmp_path, "modelpack", allow_unsafe=True)
     if allowed:
         assert found.image == ""
@@ -77,7 +77,7 @@ async def test_what_is_refused_to_a_pull_is_no_image_to_be_mounted(tmp_path: Pat
 
 
 @pytest.mark.parametrize("allowed", [True, False])
-async def test_an_image_of_which_not_all_names_were_seen_is_mounted_only_for_who_allows_what_is_unsafe(
+async def test_partly_inspected_image_is_mountable_only_with_allow_unsafe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, allowed: bool
 ) -> None:
     await looked(tmp_path, "modelpack")
@@ -109,7 +109,7 @@ MODEL = Model(name=ModelName("ada"), spec=ModelSpec(engine="llama.cpp", artifact
 
 
 @pytest.mark.parametrize("form", ["modelpack", "modelpack-raw"])
-async def test_what_a_header_in_a_registry_says_is_what_the_file_would(tmp_path: Path, form: Form) -> None:
+async def test_remote_header_gives_the_same_memory_as_the_local_file(tmp_path: Path, form: Form) -> None:
     source = tmp_path / "in"
     source.mkdir()
     tiny_gguf.make_model(source / "ada.gguf", "Hello, I am Ada.")
@@ -120,9 +120,7 @@ async def test_what_a_header_in_a_registry_says_is_what_the_file_would(tmp_path:
     assert said.bytes > 0, "were it an adapter"
 
 
-async def test_the_name_that_a_header_gives_itself_is_told_in_few_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_long_architecture_name_in_a_header_is_shortened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def long(path: Path) -> gguf.GgufInfo:
         return replace(gguf.load_gguf_info(path), architecture="\N{GRINNING FACE}" * 90_000)
 
@@ -136,7 +134,7 @@ async def test_the_name_that_a_header_gives_itself_is_told_in_few_words(
     assert sized.memory_bytes
 
 
-async def test_config_json_says_what_safetensors_need_before_they_are_anywhere(tmp_path: Path) -> None:
+async def test_config_json_predicts_memory_of_remote_safetensors(tmp_path: Path) -> None:
     config = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4,
               "max_position_embeddings": 512, "vocab_size": 1000}  # fmt: skip
     files = {"config.json": json.dumps(config).encode(), "model.safetensors": NO_TENSORS + bytes(90_000)}
@@ -148,7 +146,7 @@ async def test_config_json_says_what_safetensors_need_before_they_are_anywhere(t
     assert found.source == "Its config.json (llama)"
 
 
-async def test_why_a_header_says_nothing_is_told_without_a_path_of_the_node(tmp_path: Path) -> None:
+async def test_unreadable_header_reason_contains_no_node_path(tmp_path: Path) -> None:
     said, sized, found = await read(tmp_path, packed.model(tmp_path / "in", {"a.gguf": b"GGUF"}))
     assert said.no_header.startswith("a.gguf: truncated")
     assert (sized, found.problem) == (MODEL, f"its artifact does not say what it needs: {said.no_header}")
@@ -157,7 +155,7 @@ async def test_why_a_header_says_nothing_is_told_without_a_path_of_the_node(tmp_
     assert (await read(tmp_path / "two", many))[0].no_header
 
 
-async def test_an_adapter_counts_by_its_size(tmp_path: Path) -> None:
+async def test_remote_adapter_adds_its_size_to_the_memory(tmp_path: Path) -> None:
     source = tmp_path / "in"
     source.mkdir()
     tiny_gguf.make_model(source / "ada.gguf", "Hello, I am Ada.")
@@ -172,7 +170,7 @@ async def test_an_adapter_counts_by_its_size(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", ["modelpack", "modelpack-raw"])
 @pytest.mark.parametrize("below", ["", "lora/"])
-async def test_a_folder_of_pefts_counts_by_its_safetensors(tmp_path: Path, form: Form, below: str) -> None:
+async def test_peft_directory_counts_only_its_safetensors(tmp_path: Path, form: Form, below: str) -> None:
     files = {
         f"{below}adapter_config.json": b"{}", f"{below}adapter_model.safetensors": NO_TENSORS + bytes(90_000),
         f"{below}README.md": bytes(500), f"{below}old/adapter_model.safetensors": NO_TENSORS + bytes(7_000),
@@ -189,7 +187,7 @@ async def test_a_folder_of_pefts_counts_by_its_safetensors(tmp_path: Path, form:
 
 
 @pytest.mark.parametrize("wrong", [{"weights_bytes": -1}, {"width": 10**400}, {"layers": [{"key_elements": -1}]}])
-def test_a_header_of_no_model_is_as_good_as_none_whatever_an_agent_says(wrong: dict[str, object]) -> None:
+def test_reported_header_with_invalid_shape_is_ignored(wrong: dict[str, object]) -> None:
     shape = {"weights_bytes": 10, "layers": [], "context_tokens": 1, "vocabulary": 1, "width": 1, "inner": 1}
     lora = Adapter(name="x", artifact="oci://r.io/x:1")
     model = replace(MODEL, spec=replace(MODEL.spec, adapters=(lora,)))
@@ -208,7 +206,7 @@ def test_a_header_of_no_model_is_as_good_as_none_whatever_an_agent_says(wrong: d
     assert found.adapters_bytes == 0
 
 
-async def test_at_the_hub_a_header_is_read_too_and_nothing_is_an_image(tmp_path: Path) -> None:
+async def test_hub_artifact_has_a_header_and_no_image(tmp_path: Path) -> None:
     tiny_gguf.make_model(tmp_path / "ada.gguf", "Hello, I am Ada.")
     async with FakeHub({}, {"ada.gguf": (tmp_path / "ada.gguf").read_bytes()}).both() as fake:
         said = WeightsReport(artifact="hf://acme/tiny@main", look=True)

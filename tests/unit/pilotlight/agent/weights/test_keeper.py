@@ -43,7 +43,7 @@ def host(tmp_path: Path) -> Iterator[str]:
         yield found
 
 
-async def test_what_a_replica_waits_for_comes_is_told_and_held(kept: Kept, host: str) -> None:
+async def test_wanted_weights_are_pulled_reported_and_held(kept: Kept, host: str) -> None:
     async with kept.running():
         kept.wants(want(host, "r1"))
         await kept.until(lambda: kept.said and kept.said[0].folder)
@@ -58,7 +58,7 @@ async def test_what_a_replica_waits_for_comes_is_told_and_held(kept: Kept, host:
     assert kept.in_use() == [False], "who ends holds nothing"
 
 
-async def test_a_start_with_weights_that_were_here_has_them_read_ahead_and_one_that_fetched_them_has_not(
+async def test_read_ahead_runs_only_for_weights_already_stored(
     kept: Kept, host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = list[list[str]]()
@@ -78,7 +78,7 @@ async def test_a_start_with_weights_that_were_here_has_them_read_ahead_and_one_t
     assert read == [["LICENSE", "a.gguf"]]
 
 
-async def test_what_peers_gave_is_counted(kept: Kept, host: str) -> None:
+async def test_bytes_from_peers_are_counted(kept: Kept, host: str) -> None:
     """Here none of what came: it was given already when the pull began."""
 
     async def alone(artifact: str) -> Peering:
@@ -92,7 +92,7 @@ async def test_what_peers_gave_is_counted(kept: Kept, host: str) -> None:
     assert "pilotlight_pull_peer_bytes_total 7.0" in kept.keeping.metrics.text().decode()
 
 
-async def test_what_in_it_could_be_laid_over_other_weights_is_told(kept: Kept, tmp_path: Path) -> None:
+async def test_adapter_files_are_reported_separately(kept: Kept, tmp_path: Path) -> None:
     files = {"base.gguf": b"GGUF", "adapter-x.gguf": b"GGUF"}
     packed.packed(packed.model(tmp_path / "model", files), tmp_path / "layout")
     with packed.served(tmp_path / "layout") as host:
@@ -102,7 +102,7 @@ async def test_what_in_it_could_be_laid_over_other_weights_is_told(kept: Kept, t
             assert (kept.said[0].ggufs, kept.said[0].adapters) == (("base.gguf",), ("adapter-x.gguf",))
 
 
-async def test_code_comes_for_who_allows_it_and_is_refused_to_all_others(kept: Kept, tmp_path: Path) -> None:
+async def test_weights_with_code_are_pulled_only_with_allow_unsafe(kept: Kept, tmp_path: Path) -> None:
     files = {"a.gguf": b"GGUF", "modeling.py": b"pass"}
     plan = plan_artifact(packed.model(tmp_path / "model", files), allow_unsafe=True)
     oci_layout.write_layout(tmp_path / "layout", plan, "modelpack", "v1")
@@ -121,7 +121,7 @@ async def test_code_comes_for_who_allows_it_and_is_refused_to_all_others(kept: K
             assert not {one.allow_unsafe: one for one in kept.said}[False].folder
 
 
-async def test_each_replica_is_a_try_of_its_own(kept: Kept, host: str) -> None:
+async def test_each_replica_triggers_its_own_pull_attempt(kept: Kept, host: str) -> None:
     async with kept.running():
         kept.wants(want(host, "r1", tag="none"))
         await kept.until(lambda: kept.said and kept.said[0].failed)
@@ -132,7 +132,7 @@ async def test_each_replica_is_a_try_of_its_own(kept: Kept, host: str) -> None:
         await kept.until(lambda: kept.said[0].replicas == ("r2",))
 
 
-async def test_a_try_that_fails_has_failed_also_where_one_before_it_had_the_weights(kept: Kept, host: str) -> None:
+async def test_failed_attempt_is_reported_despite_an_earlier_success(kept: Kept, host: str) -> None:
     async with kept.running():
         kept.wants(want(host, "r1", secret="mine"))
         await kept.until(lambda: kept.said and kept.said[0].folder)
@@ -146,9 +146,7 @@ async def test_a_try_that_fails_has_failed_also_where_one_before_it_had_the_weig
         assert kept.in_use() == [True]
 
 
-async def test_a_copy_that_cannot_be_held_fails_the_starts_that_would_need_its_room(
-    kept: Kept, host: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_failure_to_hold_a_copy_fails_new_starts(kept: Kept, host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with kept.running():
         with monkeypatch.context() as broken:
             broken.setattr(WeightsKeeper, "_found", failing)
@@ -159,9 +157,7 @@ async def test_a_copy_that_cannot_be_held_fails_the_starts_that_would_need_its_r
         await kept.until(lambda: kept.said[0].folder)
 
 
-async def test_a_pull_secret_is_asked_for_by_name_and_one_that_is_not_there_fails_the_start(
-    kept: Kept, host: str
-) -> None:
+async def test_missing_pull_secret_fails_the_start(kept: Kept, host: str) -> None:
     async with kept.running():
         kept.wants(want(host, "r1", secret="mine"), want(host, "r2", secret="none"))
         await kept.until(lambda: len(kept.said) == 2 and all(one.replicas for one in kept.said))
@@ -171,7 +167,7 @@ async def test_a_pull_secret_is_asked_for_by_name_and_one_that_is_not_there_fail
         assert sorted(kept.logins) == ["mine", "none"]
 
 
-async def test_what_is_wanted_no_more_is_let_go_after_a_while_and_what_pods_use_is_not(kept: Kept, host: str) -> None:
+async def test_unwanted_weights_are_released_after_a_delay_unless_in_use(kept: Kept, host: str) -> None:
     async with kept.running():
         kept.wants(want(host, "r1"))
         await kept.until(lambda: kept.said and kept.said[0].folder)
@@ -190,7 +186,7 @@ async def test_what_is_wanted_no_more_is_let_go_after_a_while_and_what_pods_use_
         await kept.until(lambda: kept.in_use() == [False])
 
 
-async def test_a_pull_goes_on_while_leaders_change_and_ends_where_it_stays_unwanted(
+async def test_pull_survives_leader_change_and_ends_when_unwanted(
     kept: Kept, host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     began, ended = list[str](), list[str]()
@@ -219,7 +215,7 @@ async def test_a_pull_goes_on_while_leaders_change_and_ends_where_it_stays_unwan
         await kept.until(lambda: ended)
 
 
-async def test_the_newest_epoch_counts_whoever_else_speaks(kept: Kept, host: str) -> None:
+async def test_wants_of_an_older_epoch_are_ignored(kept: Kept, host: str) -> None:
     async with kept.running():
         kept.wants(want(host, "r2"), epoch=5)
         await kept.until(lambda: kept.said and kept.said[0].folder)
@@ -229,7 +225,7 @@ async def test_the_newest_epoch_counts_whoever_else_speaks(kept: Kept, host: str
         assert [one.replicas for one in kept.said] == [("r2",)]
 
 
-async def test_settings_that_cannot_be_used_fail_pulls_and_nothing_else(kept: Kept, host: str) -> None:
+async def test_unusable_signature_settings_fail_only_their_pulls(kept: Kept, host: str) -> None:
     async with kept.running():
         kept.wants(want(host, "r1"), signatures=Signatures(policy="enforce", keys=("/nowhere.pub",)))
         await kept.until(lambda: kept.said and kept.said[0].failed)
@@ -238,7 +234,7 @@ async def test_settings_that_cannot_be_used_fail_pulls_and_nothing_else(kept: Ke
         await kept.until(lambda: kept.said[0].folder)
 
 
-async def test_a_store_that_cannot_be_read_costs_the_start_and_not_the_agent(
+async def test_unreadable_store_fails_starts_but_not_the_agent(
     kept: Kept, host: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with kept.running():
@@ -260,7 +256,7 @@ def failing(*_: object) -> NoReturn:
     raise OSError("Input/output error")
 
 
-async def test_a_long_reason_makes_no_report_that_is_too_long_to_be_heard(kept: Kept, host: str) -> None:
+async def test_long_failure_reason_is_truncated(kept: Kept, host: str) -> None:
     kept.refuses = "x" * (1 << 20)
     async with kept.running():
         kept.wants(want(host, "r1", secret="mine"))
@@ -268,12 +264,12 @@ async def test_a_long_reason_makes_no_report_that_is_too_long_to_be_heard(kept: 
         assert len(kept.said[0].failed) == REASON_CHARS_MAX
 
 
-async def test_an_agent_that_may_read_no_secret_says_so() -> None:
+async def test_secret_lookup_without_namespace_names_the_missing_option() -> None:
     with pytest.raises(NoSecretError, match="--pull-secrets NAMESPACE"):
         await PullSecrets(None)("mine")
 
 
-def test_how_far_a_pull_is_is_told_now_and_then(kept: Kept) -> None:
+def test_pull_progress_is_reported_at_intervals(kept: Kept) -> None:
     line, told = room.WeightsTask(), list[int]()
     kept.keeping.changed = lambda: told.append(1)
     for bytes_, after_s in ((1, 0.0), (2, 0.5), (3, 0.6)):
@@ -283,7 +279,7 @@ def test_how_far_a_pull_is_is_told_now_and_then(kept: Kept) -> None:
     assert line.came == Came(3, 10, 1.0)
 
 
-def test_the_newest_epoch_is_told_at_once_so_that_no_leader_takes_a_lower_one(kept: Kept) -> None:
+def test_new_epoch_is_reported_immediately(kept: Kept) -> None:
     told = list[int]()
     kept.keeping.changed = lambda: told.append(kept.keeping.epoch)
     assert kept.keeping.epoch == 0
@@ -292,7 +288,7 @@ def test_the_newest_epoch_is_told_at_once_so_that_no_leader_takes_a_lower_one(ke
     assert told == [3, 4]
 
 
-async def test_before_a_pull_it_is_asked_who_else_has_it_and_not_for_what_is_here(kept: Kept, host: str) -> None:
+async def test_peers_are_queried_for_a_pull_but_not_for_stored_weights(kept: Kept, host: str) -> None:
     asked, asks = list[str](), list[int]()
 
     def nobody() -> tuple[Peer, ...]:

@@ -37,7 +37,7 @@ def host(tmp_path: Path) -> Iterator[str]:
         yield found
 
 
-async def test_what_is_only_to_be_looked_at_is_told_and_nothing_of_it_comes(kept: Kept, host: str) -> None:
+async def test_inspection_reports_without_downloading_weights(kept: Kept, host: str) -> None:
     async with kept.running():
         look = replace(want(host, "r1"), look=True)
         kept.wants(look)
@@ -51,7 +51,7 @@ async def test_what_is_only_to_be_looked_at_is_told_and_nothing_of_it_comes(kept
         await kept.until(lambda: not kept.keeping._lines)
 
 
-async def test_what_a_break_left_of_looks_goes_when_the_agent_begins_anew(kept: Kept) -> None:
+async def test_leftover_headers_are_removed_at_agent_start(kept: Kept) -> None:
     left = kept.root / HEADERS / "ab" / "a.gguf"
     left.parent.mkdir(parents=True)
     left.write_bytes(b"GGUF")
@@ -59,7 +59,7 @@ async def test_what_a_break_left_of_looks_goes_when_the_agent_begins_anew(kept: 
         await kept.until(lambda: not (kept.root / HEADERS).exists())
 
 
-async def test_few_artifacts_are_looked_at_at_once(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_number_of_concurrent_inspections_is_limited(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     at_once, most, let = 0, 0, asyncio.Event()
 
     async def waits(said: WeightsReport, *_: object) -> WeightsReport:
@@ -79,9 +79,7 @@ async def test_few_artifacts_are_looked_at_at_once(kept: Kept, monkeypatch: pyte
         assert most == LOOKS_MAX
 
 
-async def test_headers_that_are_too_much_for_one_report_are_told_one_after_another(
-    kept: Kept, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_headers_too_large_for_one_report_are_sent_in_turn(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     async def found(said: WeightsReport, *_: object) -> WeightsReport:
         return replace(said, digest="sha256:aa", header="x" * (HEADERS_CHARS_MAX // 3))
 
@@ -99,7 +97,7 @@ async def test_headers_that_are_too_much_for_one_report_are_told_one_after_anoth
         await kept.until(lambda: told() == {one.artifact for one in looks} - first)
 
 
-async def test_a_look_that_nobody_waits_for_is_tried_again_after_a_while(kept: Kept, host: str) -> None:
+async def test_failed_inspection_is_retried_after_an_interval(kept: Kept, host: str) -> None:
     async with kept.running():
         look = replace(want(host, tag="none"), look=True)
         kept.wants(look)
@@ -110,9 +108,7 @@ async def test_a_look_that_nobody_waits_for_is_tried_again_after_a_while(kept: K
         await kept.until(lambda: kept.keeping._lines[read_weights_request(look)].again_s > first)
 
 
-async def test_why_there_is_no_image_or_header_is_told_as_far_as_a_report_has_room(
-    kept: Kept, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_inspection_failure_reasons_are_truncated(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     async def found(said: WeightsReport, *_: object) -> WeightsReport:
         return replace(said, digest="sha256:aa", no_image="x" * 1_000_000, no_header="x" * 1_000_000)
 
@@ -123,9 +119,7 @@ async def test_why_there_is_no_image_or_header_is_told_as_far_as_a_report_has_ro
         assert {len(kept.said[0].no_image), len(kept.said[0].no_header)} == {REASON_CHARS_MAX}
 
 
-async def test_what_was_no_image_is_looked_at_again_for_it_may_have_been_pushed_anew(
-    kept: Kept, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_non_image_artifact_is_inspected_again(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = list[str]()
 
     async def found(said: WeightsReport, *_: object) -> WeightsReport:
@@ -158,7 +152,7 @@ def ada(tmp_path: Path) -> Path:
     return tmp_path / "layout"
 
 
-async def test_a_header_is_read_once_whoever_asks_for_it(kept: Kept, ada: Path) -> None:
+async def test_header_is_read_once_for_all_requests(kept: Kept, ada: Path) -> None:
     asked = list[str]()
     with packed.served(ada, asked) as host:
         async with kept.running():
@@ -177,7 +171,7 @@ async def test_a_header_is_read_once_whoever_asks_for_it(kept: Kept, ada: Path) 
     assert blobs[weights] == 3, "names in the image's one layer, before and behind the weights; then the header"
 
 
-async def test_the_next_leader_is_told_what_was_seen_also_while_the_registry_is_away(
+async def test_next_leader_gets_cached_inspection_during_registry_outage(
     kept: Kept, ada: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetch, "AWAY_WAIT_S", 0.01)
@@ -196,7 +190,7 @@ async def test_the_next_leader_is_told_what_was_seen_also_while_the_registry_is_
             await kept.until(lambda: not kept.keeping._lines)
 
 
-async def test_of_many_artifacts_those_read_last_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_header_cache_keeps_the_most_recent_artifacts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inspect, "HEADERS_MAX", 2)
     headers, reads = Headers(), list[str]()
 

@@ -30,7 +30,7 @@ def want(artifact: str, *replicas: str, secret: str = "") -> NodeWant:
 
 
 @pytest.mark.parametrize("artifact", [HUB, BUCKET])
-async def test_they_come_are_told_and_are_taken_again_while_their_place_is_away(
+async def test_hub_and_bucket_weights_are_downloaded_once(
     kept: Kept, monkeypatch: pytest.MonkeyPatch, artifact: str
 ) -> None:
     s3 = FakeS3({"tiny/a.gguf": CONTENT})
@@ -51,7 +51,7 @@ async def test_they_come_are_told_and_are_taken_again_while_their_place_is_away(
 
 
 @pytest.mark.parametrize("unsafe", [False, True])
-async def test_what_lies_there_is_told_of_by_an_agent_that_began_anew(
+async def test_restarted_agent_reports_stored_weights(
     kept: Kept, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, unsafe: bool
 ) -> None:
     async with FakeHub({}, {"a.gguf": CONTENT}).both() as hub:
@@ -66,9 +66,7 @@ async def test_what_lies_there_is_told_of_by_an_agent_that_began_anew(
             await anew.until(lambda: anew.keeping.report()[0] == (HUB,))
 
 
-async def test_what_is_not_open_needs_the_agents_own_token_and_a_pull_secret_is_none(
-    kept: Kept, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_private_hub_model_requires_the_token_of_the_agent(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     async with FakeHub({}, {"a.gguf": CONTENT}).both() as hub, kept.running():
         hub.private = True
         for name, value in hub.env().items():
@@ -82,7 +80,7 @@ async def test_what_is_not_open_needs_the_agents_own_token_and_a_pull_secret_is_
         await kept.until(lambda: kept.said[0].folder)
 
 
-async def test_where_signatures_are_wanted_nothing_comes_from_there(
+async def test_enforced_signatures_reject_weights_outside_registries(
     kept: Kept, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     async with FakeHub({}, {"a.gguf": CONTENT}).both() as hub, kept.running():

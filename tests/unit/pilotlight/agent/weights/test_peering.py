@@ -39,7 +39,7 @@ TOKEN = "0123456789abcdef" * 4
     ("with_token", "private", "status"),
     [(True, True, 200), (True, False, 200), (False, False, 200), (False, True, 404)],
 )
-async def test_without_a_token_only_what_needed_no_login_is_given(
+async def test_port_without_token_serves_only_public_weights(
     tmp_path: Path, with_token: bool, private: bool, status: int
 ) -> None:
     await filled(Store(tmp_path / "store", spare_bytes=0).open(), private=private)
@@ -60,13 +60,13 @@ async def test_without_a_token_only_what_needed_no_login_is_given(
         await runner.cleanup()
 
 
-def test_each_address_is_one_peer_and_its_name_shows_none() -> None:
+def test_duplicate_peer_urls_are_merged_and_names_hide_the_url() -> None:
     urls = ["https://a:1", "https://b:1", "https://a:1"]
     found = peering.build_static_peering(urls, build_peer_access(None, None, None, None)).peers()
     assert [(one.name, one.url) for one in found] == [("peer-1", "https://a:1"), ("peer-2", "https://b:1")]
 
 
-def test_a_machine_that_is_called_as_a_peer_asks_that_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_named_like_a_peer_still_uses_that_peer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("socket.gethostname", lambda: "peer-1")
     made = peering.build_static_peering(["https://a:1"], build_peer_access(None, None, None, None))
     assert [one.url for one in Board(made.peers(), made.own).peers] == ["https://a:1"]
@@ -112,7 +112,7 @@ async def filled_node(tmp_path: Path) -> AsyncIterator[tuple[FakeRegistry, refer
     ],
     ids=["a token", "certificates", "both", "whom we do not believe", "nobody", "a stranger"],
 )
-async def test_nodes_give_each_other_weights_over_tls_and_only_to_whom_they_know(
+async def test_weights_are_shared_over_tls_only_between_trusted_nodes(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, node: Shown, other: Shown, *, token: bool, left: str
 ) -> None:
     async with filled_node(tmp_path) as (fake, of):

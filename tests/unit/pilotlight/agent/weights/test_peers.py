@@ -91,7 +91,7 @@ async def agent(
         await runner.cleanup()
 
 
-async def test_what_needed_a_login_is_given_to_agents_and_to_nobody_without_their_certificate(tmp_path: Path) -> None:
+async def test_private_weights_are_served_only_to_certified_agents(tmp_path: Path) -> None:
     await filled(Store(tmp_path / "store", spare_bytes=0).open(), private=True)
     ours, stranger = shown(tmp_path), shown(tmp_path, THEIRS)
     async with Autoscaler(tmp_path).running() as way, agent("n1", way, tmp_path / "store", ours) as one:
@@ -111,7 +111,7 @@ async def test_what_needed_a_login_is_given_to_agents_and_to_nobody_without_thei
 
 
 @pytest.mark.parametrize(("certified", "from_peer"), [(CERTIFIED, True), ("127.0.0.1", False)])
-async def test_a_pull_takes_from_an_agent_whose_certificate_is_for_agents_else_from_the_registry(
+async def test_pull_uses_a_peer_only_with_an_agent_certificate(
     tmp_path: Path, certified: str, *, from_peer: bool
 ) -> None:
     seen, gives = list[str](), StoreMetrics()
@@ -139,7 +139,7 @@ async def test_a_pull_takes_from_an_agent_whose_certificate_is_for_agents_else_f
     assert (came >= size) is from_peer
 
 
-async def test_of_what_is_said_only_addresses_of_peers_and_what_they_hold_are_believed(tmp_path: Path) -> None:
+async def test_invalid_peer_urls_and_digests_are_ignored(tmp_path: Path) -> None:
     scaler, digest = Autoscaler(tmp_path), digests.compute_digest(b"x")
     async with scaler.running() as way:
         one = Neighbours("n2", [way, way], PeerOptions(listen=LOOPBACK), Files(), StoreMetrics())
@@ -161,9 +161,7 @@ async def test_of_what_is_said_only_addresses_of_peers_and_what_they_hold_are_be
         "https://[fe80::1]:1", "https://0.0.0.0:1", "https://224.0.0.1:1",
     ],
 )  # fmt: skip
-async def test_another_nodes_agent_is_not_on_this_machine_whatever_is_said_unless_this_one_says_that_of_itself(
-    tmp_path: Path, url: str
-) -> None:
+async def test_local_peer_address_is_ignored_unless_own_address_is_local(tmp_path: Path, url: str) -> None:
     scaler = Autoscaler(tmp_path)
     scaler.peers = (NodePeer(node="evil", url=url), NodePeer(node="b", url="https://10.0.0.1:1"))
     async with scaler.running() as way:
@@ -178,7 +176,7 @@ async def test_another_nodes_agent_is_not_on_this_machine_whatever_is_said_unles
             assert {one.name for one in (await near.peering(ADA)).peers()} == {"evil", "b"}
 
 
-async def test_an_answer_that_comes_in_pieces_is_read_whole_and_one_that_is_too_long_not_at_all(tmp_path: Path) -> None:
+async def test_chunked_answer_is_read_and_oversized_answer_is_rejected(tmp_path: Path) -> None:
     scaler = Autoscaler(tmp_path)
     scaler.slowly = True
     async with scaler.running() as way:
@@ -189,9 +187,7 @@ async def test_an_answer_that_comes_in_pieces_is_read_whole_and_one_that_is_too_
         assert (await one.peering(ADA)).peers() == []
 
 
-async def test_a_word_that_is_none_costs_the_peers_alone_and_is_said_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_invalid_or_missing_answer_yields_no_peers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     scaler = Autoscaler(tmp_path)
     async with scaler.running() as way:
         one = Neighbours("n2", [way], PeerOptions(listen=LOOPBACK), Files(), StoreMetrics())
@@ -204,9 +200,7 @@ async def test_a_word_that_is_none_costs_the_peers_alone_and_is_said_once(
     await nobody.close()
 
 
-async def test_an_agent_that_others_cannot_reach_is_not_told_of(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_agent_without_tls_announces_no_peer_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POD_IP", "10.0.0.7")
     async with Autoscaler(tmp_path).running() as way:
         async with agent("n1", way, tmp_path / "store", Access()) as one:

@@ -46,7 +46,9 @@ def host(tmp_path: Path) -> Iterator[str]:
         (["reg.example", "-p", "s3cret"], "", "No such option"),
     ],
 )
-def test_what_is_typed_wrong_is_said_and_nothing_is_asked(file: Path, words: list[str], typed: str, said: str) -> None:
+def test_invalid_login_input_is_rejected_and_stores_nothing(
+    file: Path, words: list[str], typed: str, said: str
+) -> None:
     result = run("login", *words, typed=typed)
     assert result.exit_code == 2
     assert said in result.output
@@ -54,7 +56,7 @@ def test_what_is_typed_wrong_is_said_and_nothing_is_asked(file: Path, words: lis
     assert not file.exists()
 
 
-def test_without_an_answer_nothing_is_kept(file: Path) -> None:
+def test_login_without_registry_response_stores_nothing(file: Path) -> None:
     result = run("login", "127.0.0.1:1", "-u", "me", "--password-stdin", typed="s3cret")
     assert result.exit_code == 1
     assert "given up after" in result.output
@@ -62,7 +64,7 @@ def test_without_an_answer_nothing_is_kept(file: Path) -> None:
     assert not file.exists()
 
 
-def test_where_nobody_asks_for_a_login_it_is_kept_and_said_to_be_untried(
+def test_login_to_an_open_registry_is_stored_as_unverified(
     host: str, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("click.testing._NamedTextIOWrapper.isatty", lambda self: True, raising=False)

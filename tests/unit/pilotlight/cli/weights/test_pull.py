@@ -54,7 +54,7 @@ def pulled(host: str, store: str) -> dict[str, object]:
     return told
 
 
-def test_weights_are_pulled_and_then_are_here(host: str, store: str) -> None:
+def test_second_pull_reuses_the_stored_weights(host: str, store: str) -> None:
     told = pulled(host, store)
     assert (told["artifact"], told["bytes"]) == (f"oci://{host}/{NAME}:v1", sum(map(len, FILES.values())))
     assert sorted(told["files"]) == sorted(FILES)  # type: ignore[call-overload]  # JSON's
@@ -67,7 +67,7 @@ def test_weights_are_pulled_and_then_are_here(host: str, store: str) -> None:
     assert run("ls", "--store", store).output.count(str(told["artifact"])) == 1
 
 
-def test_a_copy_is_known_by_each_tag_under_which_it_came(host: str, layout: Path, store: str) -> None:
+def test_stored_copy_is_found_by_every_pulled_tag(host: str, layout: Path, store: str) -> None:
     told = pulled(host, store)
     digest = str(told["digest"])
     assert run("push", str(layout), f"{host}/{NAME}:v2").exit_code == 0
@@ -86,7 +86,7 @@ def test_a_copy_is_known_by_each_tag_under_which_it_came(host: str, layout: Path
 
 
 @pytest.mark.parametrize("output", ["text", "json"])
-def test_what_a_disk_has_changed_is_named_and_dropped_and_comes_anew(host: str, store: str, output: str) -> None:
+def test_verify_reports_and_drops_changed_files(host: str, store: str, output: str) -> None:
     told = pulled(host, store)
     assert run("verify", "--store", store).output.endswith("73.2Ki: as it came\n")
     folder = Path(str(told["folder"]))
@@ -107,7 +107,7 @@ def test_what_a_disk_has_changed_is_named_and_dropped_and_comes_anew(host: str, 
     assert run("verify", "--store", store).exit_code == 0
 
 
-def test_a_bad_file_is_not_given_to_the_next_copy(tmp_path: Path, store: str) -> None:
+def test_corrupt_shared_file_is_not_reused_by_the_next_pull(tmp_path: Path, store: str) -> None:
     """One that two Copies have: the other keeps its own name of it, and a new pull fetches it."""
     packed.packed(packed.model(tmp_path / "of"), tmp_path / "raw", "modelpack-raw")
     with packed.served(tmp_path / "raw") as host:
@@ -121,7 +121,7 @@ def test_a_bad_file_is_not_given_to_the_next_copy(tmp_path: Path, store: str) ->
         assert (again / "model.gguf").read_bytes() == FILES["model.gguf"]
 
 
-def test_code_is_pulled_for_who_allows_it_alone(tmp_path: Path, store: str) -> None:
+def test_weights_with_code_are_pulled_only_with_allow_unsafe(tmp_path: Path, store: str) -> None:
     offered = [Offered("model.gguf", 4, content=b"GGUF"), Offered("run.py", 1, content=b"x")]
     oci_layout.write_layout(tmp_path / "code", pack.build_plan(offered, About(), allow_unsafe=True), "modelpack")
     with packed.served(tmp_path / "code") as host:
@@ -132,7 +132,7 @@ def test_code_is_pulled_for_who_allows_it_alone(tmp_path: Path, store: str) -> N
         assert before.stderr == after.stderr
 
 
-def test_what_is_pinned_is_named_and_stays(host: str, store: str) -> None:
+def test_verify_keeps_a_corrupt_pinned_copy(host: str, store: str) -> None:
     told = pulled(host, store)
     run("pin", str(told["digest"]), "--store", store)
     _changed(Path(str(told["folder"])) / "model.gguf", b"X")
@@ -148,7 +148,7 @@ def test_what_is_pinned_is_named_and_stays(host: str, store: str) -> None:
         (("pull", "oci://127.0.0.1:1/a/b"), 1, "does not answer"),
     ],
 )
-def test_wrong_usage_is_one_line(
+def test_pull_errors_are_one_line(
     words: tuple[str, ...], code: int, said: str, store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("artifacts.http.retry.TRIES_MAX", 1)

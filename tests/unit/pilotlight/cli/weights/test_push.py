@@ -36,7 +36,7 @@ def nobody(tmp_path: Path) -> dict[str, str]:
     return {"HOME": str(tmp_path), "HF_HOME": str(tmp_path), "REGISTRY_AUTH_FILE": str(tmp_path / "none.json")}
 
 
-async def test_a_repository_is_looked_at_without_its_weights(nobody: dict[str, str]) -> None:
+async def test_inspect_lists_a_repository_without_downloading_weights(nobody: dict[str, str]) -> None:
     async with FakeHub(SMALL, LARGE).both() as fake:
         env = nobody | fake.env()
         shown = await run("inspect", "hf://acme/tiny", env=env)
@@ -55,7 +55,7 @@ async def test_a_repository_is_looked_at_without_its_weights(nobody: dict[str, s
         assert "it has no such revision" in missing.output
 
 
-async def test_a_repository_is_pulled_listed_and_pinned_under_its_name(tmp_path: Path, nobody: dict[str, str]) -> None:
+async def test_hub_repository_is_pulled_listed_and_pinned_by_its_name(tmp_path: Path, nobody: dict[str, str]) -> None:
     async with FakeHub(SMALL, LARGE).both() as fake:
         fake.gated, env, store = "auto", nobody | fake.env(TOKEN), str(tmp_path / "store")
         pulled = await run("pull", "hf://acme/tiny", "--store", store, env=env)
@@ -72,7 +72,7 @@ async def test_a_repository_is_pulled_listed_and_pinned_under_its_name(tmp_path:
         assert "patterns of paths" in wrong.output
 
 
-async def test_what_lies_elsewhere_becomes_an_artifact_of_a_registry(tmp_path: Path, nobody: dict[str, str]) -> None:
+async def test_hub_and_bucket_weights_are_pushed_to_a_registry(tmp_path: Path, nobody: dict[str, str]) -> None:
     objects = {"m/a.gguf": b"GGUF" * 999, "m/LICENSE": b"free"}
     async with FakeHub(SMALL, LARGE).both() as hub, FakeS3(objects).serving() as s3, FakeRegistry().serving() as to:
         assert isinstance(s3, FakeS3)
@@ -94,9 +94,7 @@ async def test_what_lies_elsewhere_becomes_an_artifact_of_a_registry(tmp_path: P
         assert "lies in a registry already" in again.output
 
 
-async def test_a_push_that_is_killed_leaves_nothing_for_longer_than_the_store_is_next_opened(
-    tmp_path: Path, nobody: dict[str, str]
-) -> None:
+async def test_files_of_a_killed_push_are_removed_when_the_store_opens(tmp_path: Path, nobody: dict[str, str]) -> None:
     asked = asyncio.Event()
     async with FakeHub(SMALL, LARGE).both() as hub, FakeRegistry().serving() as to:
 

@@ -37,7 +37,7 @@ def left(store: Store) -> list[str]:
     return sorted(row.record.reference for row in store.rows())
 
 
-def test_all_copies_are_listed_with_size_age_and_who_holds_them(store: Store) -> None:
+def test_ls_lists_copies_with_size_age_and_holder(store: Store) -> None:
     store.pin(TWO.key.digest)
     copy = store.find(ONE.key)
     assert copy is not None
@@ -51,7 +51,7 @@ def test_all_copies_are_listed_with_size_age_and_who_holds_them(store: Store) ->
     assert lines[-1] == "2 Copies, 5Ki with shared files counted once"
 
 
-def test_programs_are_told_the_same(store: Store) -> None:
+def test_ls_json_output_lists_the_same_copies(store: Store) -> None:
     found = {row["artifact"]: row for row in json.loads(run(store, "ls", "--output", "json").output)}
     assert set(found) == {ONE.reference, TWO.reference}
     row = found[TWO.reference]
@@ -60,7 +60,7 @@ def test_programs_are_told_the_same(store: Store) -> None:
 
 
 @pytest.mark.parametrize("name", [ONE.reference, ONE.key.digest, SHORT, SHORT.partition(":")[2][:6]])
-def test_a_copy_is_named_as_it_was_asked_for_or_by_its_digest(store: Store, name: str) -> None:
+def test_copy_is_found_by_reference_or_digest(store: Store, name: str) -> None:
     assert run(store, "pin", name).output == f"{SHORT} is pinned\n"
     refused = run(store, "evict", name)
     assert (refused.exit_code, refused.stderr.count("\n")) == (1, 1)
@@ -70,7 +70,7 @@ def test_a_copy_is_named_as_it_was_asked_for_or_by_its_digest(store: Store, name
     assert left(store) == [TWO.reference]
 
 
-def test_what_another_registry_has_under_the_same_digest_goes_only_by_the_digest(store: Store) -> None:
+def test_evict_by_reference_keeps_same_digest_of_other_registries(store: Store) -> None:
     there = wanted("a", raw("x"), raw("shared"), origin="other.example")
     asyncio.run(store.ensure(there, fetching(there), None)).close()
     read = json.loads(run(store, "verify", there.reference, "--output", "json").output)
@@ -82,7 +82,7 @@ def test_what_another_registry_has_under_the_same_digest_goes_only_by_the_digest
     assert left(store) == [TWO.reference]
 
 
-def test_nothing_of_the_list_is_cut_where_the_terminal_is_narrow(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ls_wraps_instead_of_truncating_on_a_narrow_terminal(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     store.pin(ONE.key.digest)
     narrow = io.StringIO()
     monkeypatch.setattr(stored, "build_console", lambda: Console(file=narrow, width=64))
@@ -94,13 +94,13 @@ def test_nothing_of_the_list_is_cut_where_the_terminal_is_narrow(store: Store, m
     assert "".join(line.split("  ")[0].strip() for line in lines[1:]).count(ONE.reference) == 1
 
 
-def test_a_store_without_copies_says_so_when_it_is_read(tmp_path: Path) -> None:
+def test_verify_of_an_empty_store_prints_a_notice(tmp_path: Path) -> None:
     empty = Store(tmp_path / "empty", spare_bytes=0).open()
     assert run(empty, "verify").output == "there is no Copy here\n"
     assert run(empty, "verify", "--output", "json").output == "[]\n"
 
 
-def test_so_much_is_freed_or_nothing_goes(store: Store) -> None:
+def test_evict_frees_the_requested_size_or_nothing(store: Store) -> None:
     store.pin(ONE.key.digest)
     refused = run(store, "evict", "--free", "4Ki")
     assert (refused.exit_code, len(left(store))) == (1, 2)
@@ -118,13 +118,13 @@ def test_so_much_is_freed_or_nothing_goes(store: Store) -> None:
         (("pin", "abc"), "'abc': there is no such Copy"),
     ],
 )
-def test_wrong_usage_is_one_line(store: Store, words: tuple[str, ...], said: str) -> None:
+def test_usage_error_is_one_line(store: Store, words: tuple[str, ...], said: str) -> None:
     result = run(store, *words)
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
     assert said in result.stderr
 
 
-def test_a_digest_is_pinned_before_it_is_here_and_there_is_nothing_to_evict(store: Store) -> None:
+def test_digest_can_be_pinned_before_its_pull(store: Store) -> None:
     digest = wanted("later").key.digest
     assert run(store, "pin", digest).exit_code == 0
     assert store.layout.pin(digest).exists()
@@ -132,13 +132,13 @@ def test_a_digest_is_pinned_before_it_is_here_and_there_is_nothing_to_evict(stor
     assert (refused.exit_code, "no Copy of the rest" in refused.stderr) == (1, True)
 
 
-def test_a_folder_that_is_no_store_is_not_made_one(tmp_path: Path) -> None:
+def test_directory_without_a_store_is_rejected_unchanged(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli, ["weights", "ls", "--store", str(tmp_path)], prog_name="pilotlight")
     assert (result.exit_code, list(tmp_path.iterdir())) == (2, [])
     assert "there is no store of weights" in result.stderr
 
 
-def test_what_may_not_be_read_is_one_line(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_store_is_a_one_line_error(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuses(_self: Store) -> list[Row]:
         raise PermissionError(13, "Permission denied")
 

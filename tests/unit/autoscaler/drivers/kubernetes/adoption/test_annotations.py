@@ -31,7 +31,7 @@ from tests.kit.workload import KEY, annotated
 # --- annotations ------------------------------------------------------------------------------------------------------
 
 
-def test_the_first_name_is_the_models_and_the_others_are_aliases() -> None:
+def test_first_annotated_name_is_the_model_and_others_are_aliases() -> None:
     model = read_model(annotated({"pilotlight.dev/models": "ada, babbage,ada ,"}))
     assert (model.name, model.spec.aliases, model.namespace) == ("ada", ("babbage",), "default")
     assert model.adopted == Adopted(
@@ -40,19 +40,19 @@ def test_the_first_name_is_the_models_and_the_others_are_aliases() -> None:
     assert (model.spec.gpu.count, model.spec_hash(), model.created_unix_s) == (0, ADOPTED_HASH, 100)
 
 
-def test_each_annotation_is_in_force() -> None:
+def test_annotations_set_replicas_slots_and_idle_seconds() -> None:
     notes = {"models": "ada", "replicas-min": "1", "replicas-max": "5", "slots": "32", "idle-seconds": "90"}
     model = read_model(annotated({f"pilotlight.dev/{name}": value for name, value in notes.items()}))
     assert (model.spec.replicas.min, model.spec.replicas.max) == (1, 5)
     assert (model.slots, model.spec.idle_seconds) == (32, 90.0)
 
 
-def test_without_annotations_it_is_as_any_model_whose_engine_is_a_command() -> None:
+def test_workload_without_scaling_annotations_has_default_settings() -> None:
     model = read_model(annotated())
     assert (model.spec.replicas, model.slots) == (ReplicaRange(), default_slots(model.spec.engine))
 
 
-def test_lingos_annotations_have_lingos_defaults() -> None:
+def test_lingo_annotations_use_lingo_defaults() -> None:
     model = read_model(annotated({"lingo.substratus.ai/models": "ada"}))
     assert (model.spec.replicas.min, model.spec.replicas.max, model.slots) == (0, 3, 100)
     notes = {"lingo.substratus.ai/models": "ada", "lingo.substratus.ai/min-replicas": "1",
@@ -75,7 +75,7 @@ def test_lingos_annotations_have_lingos_defaults() -> None:
         ("pilotlight.dev/idle-second", "9", "unknown (did you mean pilotlight.dev/idle-seconds?)"),
     ],
 )
-def test_a_wrong_annotation_is_one_line_that_names_object_and_annotation(name: str, value: str, said: str) -> None:
+def test_invalid_annotation_error_names_object_and_annotation(name: str, value: str, said: str) -> None:
     notes = {"pilotlight.dev/models": "ada", "pilotlight.dev/replicas-max": "1", name: value}
     with pytest.raises(AnnotationError) as error:
         read_model(annotated(notes))
@@ -88,34 +88,34 @@ def test_a_wrong_annotation_is_one_line_that_names_object_and_annotation(name: s
 # --- whose the scale is -----------------------------------------------------------------------------------------------
 
 
-def test_what_a_workload_was_made_with_is_nobodys_hand() -> None:
+def test_initial_replicas_are_not_manual_scaling() -> None:
     assert find_manual_scaling(None, annotated(replicas=0), None, 200.0) is None
     assert find_manual_scaling(None, annotated(replicas=3), None, 200.0) is None
 
 
-def test_kubectl_scale_is_a_hand_also_for_who_comes_later() -> None:
+def test_earlier_kubectl_scale_counts_as_manual_scaling() -> None:
     scaled = annotated(replicas=3, scaled_by="kubectl", since_adopted=True, scaled_unix_s=150.0)
     assert find_manual_scaling(None, scaled, None, 200.0) == Hand(3, "kubectl", 150.0)
 
 
 @pytest.mark.parametrize("written_s", [150.0, 9000.0, -9000.0])
-def test_a_hand_holds_from_when_it_was_seen_whatever_clock_its_time_was_written_by(written_s: float) -> None:
+def test_manual_scaling_is_timed_by_the_local_clock(written_s: float) -> None:
     scaled = annotated(replicas=3, scaled_by="kubectl", since_adopted=True, scaled_unix_s=written_s)
     assert find_manual_scaling(annotated(), scaled, None, 200.0) == Hand(3, "kubectl", 200.0)
 
 
-def test_what_was_scaled_before_we_came_is_not_of_the_future() -> None:
+def test_manual_scaling_time_in_the_future_is_set_to_now() -> None:
     scaled = annotated(replicas=3, scaled_by="kubectl", since_adopted=True, scaled_unix_s=9000.0)
     assert find_manual_scaling(None, scaled, None, 200.0) == Hand(3, "kubectl", 200.0)
 
 
-def test_a_patch_to_zero_leaves_nobody_as_the_owner_and_is_a_hand_all_the_same() -> None:
+def test_patch_to_zero_without_field_owner_is_manual_scaling() -> None:
     before = annotated(replicas=1, ours=True, scaled_by="")
     after = annotated(replicas=0, scaled_by="", scaled_unix_s=None)
     assert find_manual_scaling(before, after, None, 200.0) == Hand(0, "", 200.0)
 
 
-def test_our_own_scale_and_that_of_an_hpa_are_no_hand() -> None:
+def test_own_and_hpa_scaling_is_not_manual_scaling() -> None:
     assert (
         find_manual_scaling(annotated(), annotated(replicas=1, ours=True, scaled_by=""), Hand(0, "kubectl", 1.0), 200.0)
         is None
@@ -124,12 +124,12 @@ def test_our_own_scale_and_that_of_an_hpa_are_no_hand() -> None:
     assert find_manual_scaling(annotated(), by_hpa, None, 200.0) is None
 
 
-def test_a_hand_is_kept_while_the_scale_stays() -> None:
+def test_manual_scaling_is_kept_while_the_scale_is_unchanged() -> None:
     hand = Hand(3, "kubectl", 150.0)
     assert find_manual_scaling(annotated(replicas=3), annotated(replicas=3, version=2), hand, 200.0) is hand
 
 
-def test_a_persons_scale_is_least_and_most_and_zero_is_a_pause() -> None:
+def test_manual_scale_sets_min_and_max_and_zero_pauses_the_model() -> None:
     three = read_model(annotated(), Others("", Hand(3, "kubectl", 0.0), 600.0))
     assert (three.spec.replicas.min, three.spec.replicas.max, three.spec.paused) == (3, 3, False)
     assert three.adopted is not None
@@ -139,7 +139,7 @@ def test_a_persons_scale_is_least_and_most_and_zero_is_a_pause() -> None:
     assert zero.spec.paused
 
 
-def test_another_autoscaler_leaves_only_zero_or_not_zero() -> None:
+def test_other_autoscaler_restricts_scaling_to_zero_or_nonzero() -> None:
     model = read_model(annotated(), Others("HorizontalPodAutoscaler ada"))
     assert model.adopted is not None
     assert (model.adopted.toggled, model.adopted.reason) == (True, "ScaledByAnother")
@@ -169,7 +169,7 @@ def deployment(**annotations: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_a_workload_is_read_with_who_scaled_it_last() -> None:
+def test_workload_is_read_with_its_last_scaler() -> None:
     assert read_workload("Deployment", deployment()) is None
     seen = read_workload("Deployment", deployment(**{"pilotlight.dev/models": "ada", "other": "x"}))
     assert isinstance(seen, WorkloadSeen)
@@ -179,7 +179,7 @@ def test_a_workload_is_read_with_who_scaled_it_last() -> None:
     assert seen.notes == (("pilotlight.dev/models", "ada"),)
 
 
-def test_who_scales_to_zero_and_then_annotates_has_not_switched_it_off() -> None:
+def test_scale_before_annotation_is_not_marked_as_since_adoption() -> None:
     found = deployment(**{"pilotlight.dev/models": "ada"})
     fields: dict[str, Any] = {"f:metadata": {"f:annotations": {"f:pilotlight.dev/models": {}}}}
     found["metadata"]["managedFields"].append(
@@ -191,7 +191,7 @@ def test_who_scales_to_zero_and_then_annotates_has_not_switched_it_off() -> None
     assert seen.named_unix_s == datetime(2026, 1, 3, tzinfo=UTC).timestamp(), "it is as old as its annotation"
 
 
-def test_a_workload_is_as_old_as_its_names_and_an_old_one_takes_no_name_from_who_has_it() -> None:
+def test_naming_time_changes_with_names_and_older_name_wins() -> None:
     """Whoever writes it later makes it no younger; other names are new."""
     old = set_naming_time(None, annotated({"pilotlight.dev/models": "ada"}, named_unix_s=300), 900.0)
     again = set_naming_time(
@@ -243,7 +243,7 @@ def pod_object(
         ({"livenessProbe": {"httpGet": {"port": 9100}}}, (8080, 8080, None, False)),
     ],
 )  # fmt: skip
-def test_where_a_pod_answers_comes_from_its_own_template(
+def test_pod_port_and_probe_are_read_from_its_own_spec(
     container: dict[str, Any], expected: tuple[int, int, str | None, bool]
 ) -> None:
     seen = read_pod(pod_object(container, {}), KEY, "engine")
@@ -274,7 +274,7 @@ SIDECAR = {"initContainers": [{"name": "mesh", "restartPolicy": "Always"}, {"nam
         ({}, SIDECAR, {"containerStatuses": [READY], "initContainerStatuses": [{**READY, "name": "mesh"}]}, False),
     ],
 )  # fmt: skip
-def test_a_pod_is_held_until_its_kubelet_would_send_requests(
+def test_pod_is_held_until_its_readiness_conditions_are_met(
     container: dict[str, Any], spec: dict[str, Any], status: dict[str, Any], held: bool
 ) -> None:
     found = pod_object(container, status)
@@ -289,9 +289,7 @@ def test_a_pod_is_held_until_its_kubelet_would_send_requests(
     [({"waiting": {"reason": "ErrImagePull", "message": "not found"}}, "ErrImagePull: init container {}: not found"),
      ({"waiting": {"reason": "CrashLoopBackOff"}}, "CrashLoopBackOff: init container {}")],
 )  # fmt: skip
-def test_a_pod_that_waits_on_an_injected_container_names_it_and_waits_a_minute(
-    name: str, state: dict[str, Any], waits: str
-) -> None:
+def test_failing_init_container_is_named_and_pod_waits_a_minute(name: str, state: dict[str, Any], waits: str) -> None:
     status = {
         "initContainerStatuses": [{"name": name, "state": state}],
         "containerStatuses": [{"name": "engine", "state": {"waiting": {"reason": "PodInitializing"}}}],
@@ -301,7 +299,7 @@ def test_a_pod_that_waits_on_an_injected_container_names_it_and_waits_a_minute(
     assert (seen.waits, seen.patience_s) == (waits.format(name), 60.0)
 
 
-def test_the_container_with_the_annotated_port_serves() -> None:
+def test_container_with_annotated_port_is_the_engine() -> None:
     first = {"name": "web", "ports": [{"name": "http", "containerPort": 80}]}
     killed = {"name": "engine", "state": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}}
     found = pod_object({"ports": [{"containerPort": 9000}]}, {"containerStatuses": [killed]})
@@ -311,7 +309,7 @@ def test_the_container_with_the_annotated_port_serves() -> None:
     assert (seen.port, seen.ended) == (9000, "was killed for memory (OOMKilled)")
 
 
-def test_a_pod_that_something_else_controls_is_not_the_workloads() -> None:
+def test_pod_with_other_controller_kind_is_ignored() -> None:
     assert read_pod(pod_object({}, {}, owner="Job"), KEY, "engine") is None
 
 
@@ -326,15 +324,13 @@ def test_a_pod_that_something_else_controls_is_not_the_workloads() -> None:
         (KEY._replace(kind="StatefulSet"), "ada-canary", False),
     ],
 )
-def test_a_pod_that_another_workload_of_the_same_kind_made_is_not_its(
-    key: WorkloadKey, owner: str, is_its: bool
-) -> None:
+def test_pod_of_other_workload_with_same_selector_is_ignored(key: WorkloadKey, owner: str, is_its: bool) -> None:
     """Selectors may overlap: {app: x} also takes what is {app: x, track: canary}."""
     kind = "ReplicaSet" if key.kind == "Deployment" else key.kind
     assert (read_pod(pod_object({}, {}, kind, owner), key, "engine") is not None) is is_its
 
 
-def test_an_engine_has_ended_when_its_kubelet_waits_before_the_next_start() -> None:
+def test_engine_in_crash_loop_backoff_or_evicted_has_ended() -> None:
     again = {"name": "engine", "state": {"waiting": {"reason": "CrashLoopBackOff"}},
              "lastState": {"terminated": {"exitCode": 3}}}  # fmt: skip
     seen = read_pod(pod_object({}, {"containerStatuses": [{"name": "proxy"}, again]}), KEY, "engine")

@@ -187,7 +187,7 @@ async def serving(*names: str, whose: Callable[[str, str | None], str | None] = 
         yield house
 
 
-async def test_annotations_that_get_wrong_leave_the_last_good_ones_in_force_and_harm_nobody() -> None:
+async def test_invalid_annotations_keep_the_last_valid_ones_in_force() -> None:
     """Its pods go on to be read, by the port as it was, and so do those of the others."""
     async with serving("ada", "bert") as house:
         house.plane.put(APPS, deployment("ada", models="ada", slots="7"))
@@ -204,7 +204,7 @@ async def test_annotations_that_get_wrong_leave_the_last_good_ones_in_force_and_
         await house.until_model("ada", lambda model: model.slots == 9)
 
 
-async def test_what_was_found_wrong_before_we_led_is_an_event_once_we_do() -> None:
+async def test_problem_found_as_follower_is_an_event_after_leadership() -> None:
     """And only then; who led meanwhile told what came meanwhile."""
     async with serving("ada") as house:
         await house.driver.follow()
@@ -218,7 +218,7 @@ async def test_what_was_found_wrong_before_we_led_is_an_event_once_we_do() -> No
         assert (note.workload.name, note.reason, note.warning) == ("bad", "WrongAnnotation", True)
 
 
-async def test_a_pod_that_cannot_be_read_harms_no_other() -> None:
+async def test_unreadable_pod_does_not_affect_other_pods() -> None:
     """A kubelet that does not say when it began, and something that is no status at all."""
     async with serving("ada", "bert") as house:
         unsaid = {"name": "engine", "state": {"running": {"startedAt": None}}}
@@ -229,7 +229,7 @@ async def test_a_pod_that_cannot_be_read_harms_no_other() -> None:
         assert set(house.now().values()) == {Seen.READY, Seen.UNREADY}
 
 
-async def test_an_order_that_is_not_written_because_another_leads_now_is_no_failed_start() -> None:
+async def test_order_fenced_by_another_leader_is_not_a_failed_start() -> None:
     """It is forgotten: who leads then orders what it wants."""
     async with serving("ada") as house:
         (before,) = house.now()
@@ -243,7 +243,7 @@ async def test_an_order_that_is_not_written_because_another_leads_now_is_no_fail
 
 
 @pytest.mark.parametrize(("status", "tries"), [(503, 51), (429, 51), (408, 51), (409, 20), (403, 1)])
-async def test_a_scale_is_written_again_until_the_api_server_is_well(
+async def test_scale_write_retries_depend_on_the_error_status(
     status: int, tries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A conflict only for a while, and a refusal not at all: these end the start."""
@@ -259,7 +259,7 @@ async def test_a_scale_is_written_again_until_the_api_server_is_well(
         assert bool(house.reasons("more")) == (tries < 50)
 
 
-async def test_a_persons_scale_holds_for_its_time_whatever_happens_to_the_clocks_of_others() -> None:
+async def test_manual_scale_hold_is_independent_of_server_clock() -> None:
     """It was written an hour ago by another's clock, and then the server's is set: it holds from when it was seen."""
     async with serving("ada") as house:
         found = deployment("ada", models="ada")
@@ -276,7 +276,7 @@ async def test_a_persons_scale_holds_for_its_time_whatever_happens_to_the_clocks
         assert house.model("ada").spec.replicas.min == 3
 
 
-async def test_a_workload_that_is_released_stays_so_and_as_it_is() -> None:
+async def test_released_workload_stays_released_and_unchanged() -> None:
     """Whatever becomes known of names and of other autoscalers while its Replica ends."""
     async with serving("ada", "bert") as house:
         house.driver.called({Origin("Deployment", "n", name): ModelName(name) for name in ("ada", "bert")}, {})
@@ -296,7 +296,7 @@ async def test_a_workload_that_is_released_stays_so_and_as_it_is() -> None:
         assert {path.rpartition("/")[2] for path in house.plane.asked} == {"status"}
 
 
-def test_own_and_adopted_pods_are_probed_at_one_pace_and_in_no_haste_before_we_lead() -> None:
+def test_own_and_adopted_pods_share_one_probe_pace() -> None:
     api = cast("Api", Plane())
     cluster = Cluster(ClusterOptions(namespace="n"), (api, api), cast("Elector", None), "a1", lambda: 0.0)
     pace = cluster._pace
@@ -321,7 +321,7 @@ async def test_an_exception_about_one_workload_is_a_fault_of_its_model(monkeypat
         assert [(one.model, "KeyError" in one.reason) for one in house.faults()] == [("ada", True)]
 
 
-async def test_a_runner_that_raises_runs_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_runner_that_raises_is_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contained, "PAUSE_S", 0.0)
     real, odd = workload_controller.Runner._ask_once, iter([True])
 
@@ -336,7 +336,7 @@ async def test_a_runner_that_raises_runs_again(monkeypatch: pytest.MonkeyPatch) 
         assert set(house.now().values()) == {Seen.READY}
 
 
-async def test_a_timer_of_a_runner_that_raises_is_a_fault_of_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_exception_in_runner_timer_is_a_fault_of_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving("ada", "bert") as house:
         found = next(one for one in house.driver._runners() if one.core.seen.key.name == "ada")
 
@@ -349,7 +349,7 @@ async def test_a_timer_of_a_runner_that_raises_is_a_fault_of_its_model(monkeypat
         assert found._timer is not None, "it is tried again"
 
 
-def test_a_change_that_a_callback_failed_to_take_is_reported_again() -> None:
+def test_change_is_delivered_again_after_callback_raises() -> None:
     took: list[object] = []
 
     def changed(changes: list[Change[str]]) -> None:
@@ -366,7 +366,7 @@ def test_a_change_that_a_callback_failed_to_take_is_reported_again() -> None:
     assert took == ["raised", Change(key, None, "new")]
 
 
-async def test_a_failed_mount_ends_the_start_of_an_adopted_pod_and_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failed_mount_ends_adopted_start_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pod_events, "LOOK_S", 0.01)
     monkeypatch.setattr(pod_events, "IMAGE_S_MAX", 0.01)
     monkeypatch.setattr(workload, "UNORDERED_S", 0.0)
@@ -386,7 +386,7 @@ async def test_a_failed_mount_ends_the_start_of_an_adopted_pod_and_is_named(monk
         assert house.reasons("ada-h-2") == [f"FailedMount: {why}"]
 
 
-async def test_what_another_installation_serves_is_left_to_it_and_taken_over_when_it_leaves() -> None:
+async def test_workload_of_other_installation_is_taken_over_when_released() -> None:
     """Nothing of it is scaled, no condition of it is written, and one Event says who serves it."""
     holder = "installation b/x serves the Models of namespace n"
     async with serving("ada", whose=lambda *_: holder) as house:
@@ -408,7 +408,7 @@ async def test_what_another_installation_serves_is_left_to_it_and_taken_over_whe
         assert not [path for path in house.plane.asked if path.endswith("/scale")]
 
 
-async def test_wrong_annotations_are_told_also_where_it_is_not_known_who_serves_the_namespace() -> None:
+async def test_invalid_annotations_are_reported_before_holder_is_known() -> None:
     """Nothing right is there, so that nobody asks who serves it."""
     async with serving(whose=lambda *_: None) as house:
         house.driver.called({}, {})
@@ -419,7 +419,7 @@ async def test_wrong_annotations_are_told_also_where_it_is_not_known_who_serves_
         assert (note.workload.name, note.reason, note.warning) == ("bad", "WrongAnnotation", True)
 
 
-async def test_all_that_exists_is_only_said_when_it_is_known_which_workloads_are_ours() -> None:
+async def test_sync_is_reported_only_after_workload_ownership_is_known() -> None:
     known: str | None = None
     plane, told = Plane(), asyncio.Event()
     plane.put(APPS, deployment("ada", models="ada"))

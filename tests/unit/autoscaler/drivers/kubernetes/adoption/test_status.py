@@ -41,22 +41,22 @@ def said(reason: str = "Scaled", status: str = "True") -> ConditionValue:
 # --- words ------------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_usual_says_nothing_that_changes_with_the_calls() -> None:
+def test_usual_condition_is_independent_of_replica_count() -> None:
     usual = ("True", "Scaled", "its scale follows the Calls on Model ada")
     assert [shown(replicas=replicas, version=1 + replicas) for replicas in (0, 1, 7)] == [usual] * 3
 
 
-def test_a_persons_scale_is_shown_with_the_time_at_which_it_ends() -> None:
+def test_manual_scale_condition_names_its_end_time() -> None:
     message = "scaled to 3 by kubectl, which holds until 1970-01-01T00:10:00Z"
     assert shown(BY_HAND) == ("True", "ScaledByHand", message)
 
 
-def test_another_autoscaler_is_named() -> None:
+def test_condition_names_the_other_autoscaler() -> None:
     message = "HorizontalPodAutoscaler ada scales it, too: only zero or not zero is decided here"
     assert shown(BY_HPA) == ("True", "ScaledByAnother", message)
 
 
-def test_a_name_that_another_has_is_said_beside_whatever_else_is_so() -> None:
+def test_taken_name_is_shown_together_with_other_reasons() -> None:
     usual = f"its scale follows the Calls on Model default/ada; {TAKEN}"
     assert shown(called="default/ada", taken=TAKEN) == ("True", "NameTaken", usual)
     by_hand = shown(BY_HAND, "default/ada", TAKEN)
@@ -64,11 +64,11 @@ def test_a_name_that_another_has_is_said_beside_whatever_else_is_so() -> None:
     assert (by_hand[1], TAKEN in by_hand[2], "holds until" in by_hand[2]) == ("ScaledByHand", True, True)
 
 
-def test_who_has_no_name_left_is_not_served() -> None:
+def test_workload_without_free_name_is_not_served() -> None:
     assert shown(called=None, taken="both belong to others") == ("False", "NameTaken", "both belong to others")
 
 
-def test_wrong_annotations_say_whether_others_are_in_force() -> None:
+def test_invalid_annotation_condition_shows_if_older_ones_apply() -> None:
     assert shown(problem="x is wrong") == (
         "False", "WrongAnnotation", "x is wrong; the last good annotations are in force",
     )  # fmt: skip
@@ -76,13 +76,13 @@ def test_wrong_annotations_say_whether_others_are_in_force() -> None:
     assert alone == ("pilotlight.dev/Adopted", "False", "WrongAnnotation", "x is wrong; it is not served")
 
 
-def test_a_message_ends() -> None:
+def test_long_condition_message_is_truncated() -> None:
     long = shown(problem="x" * 40_000)
     assert long is not None
     assert len(long[2]) == MESSAGE_MAX
 
 
-def test_a_statefulset_shows_only_what_is_out_of_the_ordinary() -> None:
+def test_statefulset_shows_only_unusual_conditions() -> None:
     """Its controller drops it at each write of its own."""
     assert shown(key=SET) is None
     reasons = [
@@ -97,7 +97,7 @@ def test_a_statefulset_shows_only_what_is_out_of_the_ordinary() -> None:
 # --- when it is written -----------------------------------------------------------------------------------------------
 
 
-def test_it_is_written_once_and_its_time_moves_with_its_status_only() -> None:
+def test_condition_is_written_once_and_time_changes_with_status_only() -> None:
     sign = Sign("u")
     sign.see(None, 1, said())
     assert sign.due_s() == float("-inf")
@@ -111,13 +111,13 @@ def test_it_is_written_once_and_its_time_moves_with_its_status_only() -> None:
     assert sign.next("t2") == ShownCondition(said("WrongAnnotation", "False"), "t2")
 
 
-def test_what_is_there_already_is_not_written_by_another_leader() -> None:
+def test_existing_condition_is_not_written_by_a_new_leader() -> None:
     sign = Sign("u")
     sign.see(ShownCondition(said(), "t0"), 1, said())
     assert sign.due_s() is None
 
 
-def test_what_somebody_took_away_is_put_back_after_a_while() -> None:
+def test_removed_condition_is_written_again_after_a_delay() -> None:
     sign = Sign("u")
     sign.see(None, 1, said())
     sign.wrote(sign.next("t1"), 5, 100.0)
@@ -125,7 +125,7 @@ def test_what_somebody_took_away_is_put_back_after_a_while() -> None:
     assert sign.due_s() == 100.0 + AGAIN_S
 
 
-def test_what_is_refused_is_asked_for_again_when_it_changes_or_another_leadership_begins() -> None:
+def test_rejected_condition_is_retried_on_change_or_new_leadership() -> None:
     sign = Sign("u")
     sign.see(None, 1, said())
     sign.refused()
@@ -138,7 +138,7 @@ def test_what_is_refused_is_asked_for_again_when_it_changes_or_another_leadershi
     assert sign.due_s() is not None
 
 
-def test_a_release_takes_it_away_and_leaves_nothing_to_do() -> None:
+def test_release_removes_the_condition_and_leaves_no_work() -> None:
     sign = Sign("u")
     sign.see(ShownCondition(said(), "t0"), 1, None)
     assert (sign.due_s() is not None, sign.next("t1"), sign.empty) == (True, None, False)
@@ -165,13 +165,13 @@ OURS = {
 
 
 @pytest.mark.parametrize(("conditions", "there"), [((), None), ((OURS,), ShownCondition(said(), "t0"))])
-def test_only_our_condition_is_read(conditions: tuple[dict[str, str], ...], there: ShownCondition | None) -> None:
+def test_only_own_condition_is_read(conditions: tuple[dict[str, str], ...], there: ShownCondition | None) -> None:
     seen = read_workload("Deployment", found({"pilotlight.dev/models": "ada"}, *conditions))
     assert isinstance(seen, WorkloadSeen)
     assert seen.shown == there
 
 
-def test_a_workload_that_was_released_while_nobody_looked_is_known_by_what_it_shows() -> None:
+def test_released_workload_is_recognized_by_its_condition() -> None:
     key = WorkloadKey("Deployment", "n", "ada")
     assert read_workload("Deployment", found({}, OURS)) == ReleasedWorkload(key, "u", 7, ShownCondition(said(), "t0"))
     assert read_workload("Deployment", found({})) is None

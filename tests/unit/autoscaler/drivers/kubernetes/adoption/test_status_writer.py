@@ -70,7 +70,7 @@ def named(name: str) -> WorkloadKey:
     return WorkloadKey("Deployment", "default", name)
 
 
-async def test_it_is_applied_to_the_status_by_who_leads_and_only_once() -> None:
+async def test_leader_applies_condition_to_status_once() -> None:
     server = Server()
     async with shows(server) as one:
         one.see(annotated(), SAID)
@@ -93,9 +93,7 @@ async def test_it_is_applied_to_the_status_by_who_leads_and_only_once() -> None:
 
 
 @pytest.mark.parametrize("status", [403, 404, 409, 422])
-async def test_a_refusal_is_said_once_and_others_are_written_all_the_same(
-    status: int, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_rejected_write_is_logged_once_and_others_continue(status: int, caplog: pytest.LogCaptureFixture) -> None:
     server = Server(ApiError(status, "No", "no"), ApiError(status, "No", "no"))
     async with shows(server) as one:
         one.lead()
@@ -109,7 +107,7 @@ async def test_a_refusal_is_said_once_and_others_are_written_all_the_same(
     assert "Deployment default/ada" in caplog.text
 
 
-async def test_a_server_in_trouble_is_asked_again(caplog: pytest.LogCaptureFixture) -> None:
+async def test_write_is_retried_after_server_errors(caplog: pytest.LogCaptureFixture) -> None:
     server = Server(UnreachableError("no answer"), UnreachableError("no answer"), ApiError(503, "Busy", "later"))
     async with shows(server) as one:
         one.lead()
@@ -118,7 +116,7 @@ async def test_a_server_in_trouble_is_asked_again(caplog: pytest.LogCaptureFixtu
     assert len(caplog.records) == 2, "each trouble is said once"
 
 
-async def test_after_a_hand_over_nothing_is_written_before_we_lead_again() -> None:
+async def test_fenced_writer_writes_only_after_leading_again() -> None:
     server = Server(FencedError())
     async with shows(server) as one:
         one.lead()
@@ -134,7 +132,7 @@ async def test_after_a_hand_over_nothing_is_written_before_we_lead_again() -> No
         assert len(server.asked) == 2
 
 
-async def test_what_was_left_is_taken_away() -> None:
+async def test_condition_of_released_workload_is_removed() -> None:
     server = Server()
     async with shows(server) as one:
         one.see(ReleasedWorkload(named("ada"), "u", 1, ShownCondition(SAID, "t")), None)

@@ -22,7 +22,7 @@ from tests.kit.workload import Bench, annotated, running
 # --- which pod is which Replica ---------------------------------------------------------------------------------------
 
 
-def test_orders_are_one_level_and_pods_are_given_to_those_that_wait() -> None:
+def test_orders_set_one_scale_and_pods_go_to_waiting_replicas() -> None:
     bench = Bench()
     bench.core.begin(0.0)
     bench.start("a")
@@ -45,7 +45,7 @@ def test_orders_are_one_level_and_pods_are_given_to_those_that_wait() -> None:
 IMAGE = "ImagePullBackOff: not found"
 
 
-def test_a_pod_whose_image_cannot_be_pulled_is_a_failed_start_after_a_minute_and_goes() -> None:
+def test_image_pull_failure_ends_start_and_scales_down_after_a_minute() -> None:
     """As of Pilotlight's own pods."""
     bench = Bench()
     bench.core.begin(0.0)
@@ -66,7 +66,7 @@ def test_a_pod_whose_image_cannot_be_pulled_is_a_failed_start_after_a_minute_and
     assert bench.write() == 0
 
 
-def test_the_next_start_is_refused_for_a_minute_or_until_the_template_changes() -> None:
+def test_next_start_is_blocked_for_a_minute_or_until_template_changes() -> None:
     """Else each Call would wait a minute for the same failure."""
     bench = Bench()
     bench.core.begin(0.0)
@@ -80,7 +80,7 @@ def test_the_next_start_is_refused_for_a_minute_or_until_the_template_changes() 
     assert not bench.core.obstacle(61.0)
 
 
-def test_an_init_container_that_crashes_ends_the_start_a_minute_after_its_first_crash() -> None:
+def test_crashing_init_container_ends_start_a_minute_after_first_crash() -> None:
     """Its patience lasts while it runs again; before the crash it was a longer one."""
     bench = Bench()
     bench.core.begin(0.0)
@@ -95,7 +95,7 @@ def test_an_init_container_that_crashes_ends_the_start_a_minute_after_its_first_
     assert bench.told()[-1] == ("a", "exited")
 
 
-def test_a_pod_that_has_ended_and_is_kept_by_a_finalizer_is_gone() -> None:
+def test_ended_pod_kept_by_a_finalizer_counts_as_clean() -> None:
     bench = Bench(replicas=1)
     bench.core.begin(0.0)
     bench.pod("p1")
@@ -111,7 +111,7 @@ def test_a_pod_that_has_ended_and_is_kept_by_a_finalizer_is_gone() -> None:
     assert bench.told() == []
 
 
-def test_a_pod_whose_image_is_pulled_in_time_or_later_is_a_replica() -> None:
+def test_pod_is_a_replica_when_its_image_is_eventually_pulled() -> None:
     bench = Bench(replicas=1)
     bench.core.begin(0.0)
     bench.pod("p1", started_unix_s=None, ip="", waits=IMAGE, patience_s=60.0)
@@ -129,7 +129,7 @@ def test_a_pod_whose_image_is_pulled_in_time_or_later_is_a_replica() -> None:
     assert not bench.core._pods["uid-p1"].ended
 
 
-def test_pods_that_are_there_are_replicas_of_their_own_names_or_of_their_marks() -> None:
+def test_existing_pods_become_replicas_named_by_pod_or_mark() -> None:
     bench = Bench(replicas=2)
     bench.pod("p1")
     bench.pod("p2", replica="a", intent="i-a")
@@ -140,7 +140,7 @@ def test_pods_that_are_there_are_replicas_of_their_own_names_or_of_their_marks()
     assert bench.core.marks(going=False) == [], "its name says all"
 
 
-def test_a_pod_that_nobody_ordered_waits_for_its_mark_first() -> None:
+def test_unordered_pod_becomes_a_replica_after_a_delay() -> None:
     bench = Bench(replicas=1)
     bench.core.begin(0.0)
     bench.pod("p1")
@@ -151,7 +151,7 @@ def test_a_pod_that_nobody_ordered_waits_for_its_mark_first() -> None:
     assert bench.told() == [("p1-uid-p", "starting")]
 
 
-def test_what_is_stopped_is_marked_before_the_scale_is_lowered_and_its_end_is_told() -> None:
+def test_stopped_pod_is_marked_before_scale_down_and_end_is_reported() -> None:
     bench = running(2)
     bench.stop("r1")
     (mark,) = bench.core.marks(going=True)
@@ -162,7 +162,7 @@ def test_what_is_stopped_is_marked_before_the_scale_is_lowered_and_its_end_is_to
     assert bench.told() == [("r1", "exited"), ("r1", "clean")]
 
 
-def test_when_another_pod_went_its_end_is_told_and_the_one_that_stays_is_found_anew() -> None:
+def test_remaining_pod_is_renamed_when_scale_down_removes_another() -> None:
     bench = running(2)
     bench.now_s = 10.0
     bench.stop("r1")
@@ -172,7 +172,7 @@ def test_when_another_pod_went_its_end_is_told_and_the_one_that_stays_is_found_a
     assert told == [("r0", "leaving"), ("r1", "exited"), ("r1", "clean"), ("p1-uid-p", "ready")]
 
 
-def test_nothing_is_judged_by_what_is_older_than_our_write() -> None:
+def test_workload_state_older_than_own_write_is_ignored() -> None:
     bench = running(2)
     bench.stop("r1")
     level = bench.core.level()
@@ -182,7 +182,7 @@ def test_nothing_is_judged_by_what_is_older_than_our_write() -> None:
     assert bench.told() == [], "it may still go"
 
 
-def test_a_rollout_neither_doubles_replicas_nor_loses_the_one_that_serves() -> None:
+def test_rollout_replaces_serving_replica_without_extra_replicas() -> None:
     """The new pod comes first, is spare while the old one serves, and takes its place in the same breath."""
     bench = running(1)
     bench.now_s = 10.0
@@ -197,7 +197,7 @@ def test_a_rollout_neither_doubles_replicas_nor_loses_the_one_that_serves() -> N
     assert bench.write() is None
 
 
-def test_what_a_rollout_brings_is_there_before_what_it_ends_goes() -> None:
+def test_rollout_adds_ready_pod_before_an_old_pod_is_stopped() -> None:
     """Two old pods, a new one that answers: it is a Replica beyond the scale, and an old one is to go first."""
     bench = running(2)
     bench.now_s = 10.0
@@ -225,7 +225,7 @@ def test_what_a_rollout_brings_is_there_before_what_it_ends_goes() -> None:
     assert bench.write() is None
 
 
-def test_a_rollout_adds_no_more_than_it_ends_and_an_order_counts_as_ever() -> None:
+def test_rollout_surge_is_bounded_and_orders_still_scale_up() -> None:
     bench = running(1)
     for number in range(3):
         bench.pod(f"n{number}", template="2", created="2026-01-02T00:00:00Z")
@@ -239,7 +239,7 @@ def test_a_rollout_adds_no_more_than_it_ends_and_an_order_counts_as_ever() -> No
     assert bench.write() == 2
 
 
-def test_who_is_ordered_during_a_rollout_gets_the_new_pod_at_once() -> None:
+def test_replica_ordered_during_rollout_gets_the_new_pod_at_once() -> None:
     bench = running(1)
     bench.pod("new")
     bench.ready("new")
@@ -249,7 +249,7 @@ def test_who_is_ordered_during_a_rollout_gets_the_new_pod_at_once() -> None:
     assert bench.write() is None
 
 
-def test_a_stop_that_no_pod_has_yet_only_lowers_the_level() -> None:
+def test_stop_of_replica_without_pod_only_lowers_the_scale() -> None:
     bench = running(1)
     bench.start("b")
     assert bench.write() == 2
@@ -258,7 +258,7 @@ def test_a_stop_that_no_pod_has_yet_only_lowers_the_level() -> None:
     assert bench.write() == 1
 
 
-def test_an_engine_that_ends_takes_its_pod_along() -> None:
+def test_ended_engine_lowers_the_scale_by_its_pod() -> None:
     bench = running(1)
     bench.pod("p0", ended="was killed by SIGKILL", started_unix_s=None)
     assert bench.told() == [("r0", "exited")]
@@ -267,7 +267,7 @@ def test_an_engine_that_ends_takes_its_pod_along() -> None:
     assert bench.told() == [("r0", "clean")]
 
 
-def test_only_the_highest_of_a_statefulset_can_go() -> None:
+def test_ended_lower_statefulset_pod_does_not_lower_the_scale() -> None:
     bench = running(3, key=WorkloadKey("StatefulSet", "default", "ada"))
     bench.pod("p0", ended="ended with status 3", started_unix_s=None)
     assert bench.told() == [("r0", "exited"), ("r0", "clean")]
@@ -278,7 +278,7 @@ def test_only_the_highest_of_a_statefulset_can_go() -> None:
     assert bench.write() is None
 
 
-def test_a_persons_scale_is_never_written_over() -> None:
+def test_manual_scale_is_never_overwritten() -> None:
     bench = running(2)
     bench.now_s = 10.0
     bench.core.see(bench.seen, bench.model, Mode.HELD, bench.now_s)
@@ -288,7 +288,7 @@ def test_a_persons_scale_is_never_written_over() -> None:
     assert bench.told() == [("r1", "exited"), ("r1", "clean"), ("p1-uid-p", "ready")]
 
 
-def test_where_another_scales_only_zero_or_one_is_written() -> None:
+def test_only_zero_or_one_is_written_with_another_autoscaler() -> None:
     bench = Bench(mode=Mode.TOGGLE)
     bench.core.begin(0.0)
     bench.start("a")
@@ -310,7 +310,7 @@ def test_where_another_scales_only_zero_or_one_is_written() -> None:
     assert bench.write() == 0
 
 
-def test_without_its_annotation_a_workload_is_left_as_it_is() -> None:
+def test_workload_without_annotation_is_left_unchanged() -> None:
     bench = running(1)
     bench.core.see(bench.seen, bench.model, Mode.RELEASED, 1.0)
     bench.stop("r0")
@@ -318,7 +318,7 @@ def test_without_its_annotation_a_workload_is_left_as_it_is() -> None:
     assert (bench.write(), bench.core.empty) == (None, True)
 
 
-def test_a_scale_that_is_refused_fails_those_that_wait_for_a_pod() -> None:
+def test_rejected_scale_fails_replicas_waiting_for_a_pod() -> None:
     bench = Bench()
     bench.core.begin(0.0)
     bench.start("a")
@@ -327,7 +327,7 @@ def test_a_scale_that_is_refused_fails_those_that_wait_for_a_pod() -> None:
     assert [(one.seen, one.reason) for one in told] == [(Seen.EXITED, "no such right"), (Seen.CLEAN, "")]
 
 
-def test_who_waits_for_a_pod_that_cannot_be_made_says_why() -> None:
+def test_replica_waiting_for_blocked_pod_reports_the_reason() -> None:
     bench = Bench()
     bench.core.begin(0.0)
     bench.start("a")
@@ -336,7 +336,7 @@ def test_who_waits_for_a_pod_that_cannot_be_made_says_why() -> None:
     assert (told.id, told.seen, told.waits) == ("a", Seen.STARTING, "exceeded quota")
 
 
-def test_who_leads_anew_tells_everything_again_and_has_ordered_nothing() -> None:
+def test_new_leadership_reports_all_replicas_and_clears_orders() -> None:
     bench = running(1)
     bench.start("b")
     bench.stop("r0")
@@ -347,7 +347,7 @@ def test_who_leads_anew_tells_everything_again_and_has_ordered_nothing() -> None
     assert bench.write() == 2
 
 
-def test_who_follows_writes_nothing() -> None:
+def test_follower_writes_nothing() -> None:
     bench = running(1)
     bench.stop("r0")
     bench.core.follow()
@@ -356,14 +356,14 @@ def test_who_follows_writes_nothing() -> None:
     assert bench.told() == [("r0", "exited")]
 
 
-def test_another_leaders_mark_is_followed() -> None:
+def test_mark_of_another_leader_renames_the_replica() -> None:
     bench = running(1)
     bench.pod("p0", replica="r0", intent="i-r0")
     bench.pod("p0", replica="other", intent="i-other")
     assert bench.told() == [("r0", "leaving"), ("r0", "exited"), ("r0", "clean"), ("other", "ready")]
 
 
-def test_a_mark_of_a_leader_of_before_that_came_late_is_put_right() -> None:
+def test_late_mark_of_previous_leader_is_corrected() -> None:
     """Also where the same was written here before: the pod would go first."""
     bench = running(1)
     bench.pod("p0", replica="r0", intent="i-r0", goes_first=True)
@@ -395,7 +395,7 @@ def world(*observed: ReplicaSeen, model: Model | None = None) -> World:
     return after
 
 
-def test_one_that_somebody_else_ends_is_stopping_and_has_not_failed() -> None:
+def test_replica_ended_externally_is_stopping_and_not_failed() -> None:
     before = world(seen("a", Seen.READY))
     after, _ = fold(before, [seen("a", Seen.LEAVING)], 1.0)
     assert after.replicas[ReplicaId("a")].state is S.STOPPING
@@ -404,7 +404,7 @@ def test_one_that_somebody_else_ends_is_stopping_and_has_not_failed() -> None:
     assert after.histories.get(ModelName("ada")) is None or not after.histories[ModelName("ada")].tries
 
 
-def test_of_replicas_that_go_in_order_the_highest_drains() -> None:
+def test_ranked_replicas_are_drained_from_the_highest() -> None:
     ready = [seen(name, Seen.READY, rank) for name, rank in (("a", 2), ("b", 0), ("c", 1))]
     found = world(*ready)
     case = PlannedModel(
@@ -442,7 +442,7 @@ class Noting:
         self.orders.append(f"stop {replica.id} in {grace_s:.0f}")
 
 
-async def test_each_order_goes_to_the_driver_whose_replica_it_is_and_synced_is_said_once() -> None:
+async def test_orders_are_routed_to_owning_driver_and_synced_is_sent_once() -> None:
     own, adopted, told = Noting(), Noting(), list[object]()
     both = CompositeDriver(own, adopted)
     await both.run(told.extend)

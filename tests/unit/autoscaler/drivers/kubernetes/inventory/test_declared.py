@@ -46,14 +46,14 @@ def held(of: Model, *on: str, state: S = S.READY, **fields: Any) -> Replica:
     return replica(of, f"{of.name}-r", on, state, **fields)
 
 
-def test_each_entry_is_one_node_of_a_name_that_no_node_can_have() -> None:
+def test_each_declared_entry_becomes_one_node_with_a_reserved_name() -> None:
     first, *others = declared.build_declared_slices((T4, A100), (), {})
     assert (first.id, first.node, first.product, first.memory_bytes) == ("nodes[0]/gpu0", "nodes[0]", "T4", 16 * GI)
     assert (first.labels, first.labels_known) == ({"pool": "t4"}, False)
     assert [other.id for other in others] == ["nodes[1]/gpu0", "nodes[1]/gpu1"]
 
 
-def test_the_scheduler_is_told_the_labels_of_the_entry() -> None:
+def test_node_selector_contains_the_labels_of_the_entry() -> None:
     assert declared.find_node_selector((T4, A100), (SliceId("nodes[1]/gpu0"), SliceId("nodes[1]/gpu1"))) == {
         "pool": "a100"
     }
@@ -63,7 +63,7 @@ def test_the_scheduler_is_told_the_labels_of_the_entry() -> None:
     assert declared.find_node_selector((T4,), ()) is None
 
 
-def test_a_quota_bounds_what_is_declared_and_stands_for_it_where_nothing_is() -> None:
+def test_quota_limits_declared_devices_and_replaces_missing_entries() -> None:
     full = "ResourceQuota q allows 2 nvidia.com/gpu in all, and they are in use"
     assert offered((T4, A100), Quota("q", 2, 0)) == {"nodes[0]/gpu0": "", "nodes[1]/gpu0": "", "nodes[1]/gpu1": full}
     assert offered((T4,), Quota("q", 2, 2), Quota("loose", 9, 2)) == {"nodes[0]/gpu0": full}, "others have them"
@@ -71,7 +71,7 @@ def test_a_quota_bounds_what_is_declared_and_stands_for_it_where_nothing_is() ->
     assert offered(()) == offered((), Quota("q", 0, 0)) == {}
 
 
-def test_what_ours_have_of_a_quota_counts_before_it_says_so_and_not_once_their_pods_are_gone() -> None:
+def test_own_replicas_count_against_quota_until_their_pods_are_gone() -> None:
     a = held(model("a"), "nodes[1]/gpu0", state=S.STARTING)
     assert offered((T4, A100), Quota("q", 2, 0), replicas=(a,)) == {
         "nodes[0]/gpu0": "", "nodes[1]/gpu0": "",
@@ -81,7 +81,7 @@ def test_what_ours_have_of_a_quota_counts_before_it_says_so_and_not_once_their_p
     assert set(offered((T4, A100), Quota("q", 2, 0), replicas=(cleared,)).values()) == {""}
 
 
-def test_nothing_more_is_offered_where_one_of_ours_waits_for_the_scheduler() -> None:
+def test_declared_kind_is_closed_while_an_own_pod_is_unschedulable() -> None:
     waits = held(model("a"), "nodes[0]/gpu0", state=S.STARTING, waits=UNSCHEDULABLE)
     why = f"a waits for such a node already: {UNSCHEDULABLE}"
     assert offered((T4, A100, T4), replicas=(waits,)) == {
@@ -100,7 +100,7 @@ def test_nothing_more_is_offered_where_one_of_ours_waits_for_the_scheduler() -> 
         ({"hard": {"requests.nvidia.com/gpu": "4"}, "scopeSelector": {"matchExpressions": []}}, None),
     ],
 )
-def test_a_quota_of_gpus_for_all_pods_is_read(spec: Object, found: Quota | None) -> None:
+def test_only_unscoped_gpu_quota_is_read(spec: Object, found: Quota | None) -> None:
     status = {"used": {"requests.nvidia.com/gpu": "1"}}
     assert declared.read_quota({"metadata": {"name": "q"}, "spec": spec, "status": status}) == found
 
@@ -114,12 +114,12 @@ def made(models: tuple[Model, ...], *replicas: Replica, waiting: str, on: tuple[
     return world(models, slices, replicas, [gateway(levels=[level(name, 1) for name in waiting])])
 
 
-def test_an_idle_model_makes_room_where_all_that_is_declared_is_held() -> None:
+def test_idle_model_is_drained_when_all_declared_devices_are_held() -> None:
     a, b = model("a", residency_seconds=0), model("b")
     assert kinds(plan(made((a, b), held(a, "nodes[0]/gpu0"), waiting="b"), T0)) == ["drain a-r"]
 
 
-def test_a_model_waits_while_another_of_ours_finds_no_node_and_is_told_why() -> None:
+def test_model_waits_with_reason_while_another_pod_is_unschedulable() -> None:
     a, b = model("a"), model("b")
     waits = held(a, "nodes[0]/gpu0", state=S.STARTING, waits=UNSCHEDULABLE)
     answer = plan(made((a, b), waits, waiting="ab", on=(T4, T4)), T0)
@@ -129,14 +129,14 @@ def test_a_model_waits_while_another_of_ours_finds_no_node_and_is_told_why() -> 
     assert "a waits for such a node already: Unschedulable: 0/3" in unmet.reason
 
 
-def test_a_model_whose_selector_contradicts_the_entry_goes_elsewhere() -> None:
+def test_model_with_contradicting_selector_is_placed_on_another_entry() -> None:
     b = model("b", pod=Pod(node_selector={"pool": "a100", "zone": "z1"}))
     (start,) = plan(made((b,), waiting="b", on=(T4, A100)), T0).actions
     assert isinstance(start, StartReplica)
     assert start.replica.slices == ("nodes[1]/gpu0",), "the zone is not known, and no contradiction"
 
 
-async def test_slices_are_told_when_a_quota_or_the_settings_change() -> None:
+async def test_slices_are_reported_when_a_quota_or_the_settings_change() -> None:
     server, stepped = Server(), SteppedLoop(world())
     hard = {"requests.nvidia.com/gpu": "1"}
     server.truth["q"] = {
@@ -156,12 +156,12 @@ async def test_slices_are_told_when_a_quota_or_the_settings_change() -> None:
 
 
 @pytest.mark.parametrize("slicing", [NodeSlicing("mig"), NodeSlicing("dra"), NodeSlicing("hami", template="vir04")])
-def test_parts_that_only_nodes_tell_are_closed_and_the_reason_says_what_to_do(slicing: NodeSlicing) -> None:
+def test_slicing_known_only_from_nodes_is_closed_with_a_reason(slicing: NodeSlicing) -> None:
     told = declared.build_declared_slices((replace(A100, slicing=slicing),), (), {})
     assert {one.closed for one in told} == {declared.UNTOLD.format(kind=slicing.kind)}
 
 
-def test_cards_of_hami_are_shared_by_memory_and_none_is_asked_for_by_its_name() -> None:
+def test_declared_hami_cards_are_shared_and_not_requested_by_name() -> None:
     kinds = (replace(A100, slicing=NodeSlicing("hami"), device=replace(A100.device, count=2)),)
     told = declared.build_declared_slices(kinds, (), {})
     assert [(one.shared, one.closed, one.holders_max, one.kind) for one in told] == [(True, "", 10, "hami")] * 2

@@ -30,7 +30,7 @@ def budget(allowed: int | None, generation: int = 1, seen: int = 1, selector: An
         (budget(3, generation=2, seen=2), True),
     ],
 )  # fmt: skip
-def test_a_budget_allows_what_its_controller_counts_and_nothing_before_it_has(found: Any, allows: bool) -> None:
+def test_budget_allows_nothing_before_its_controller_has_counted(found: Any, allows: bool) -> None:
     assert read_budget(found) == DisruptionBudget("b", ALL, allows)
 
 
@@ -49,11 +49,11 @@ def test_a_budget_allows_what_its_controller_counts_and_nothing_before_it_has(fo
         ({"matchLabels": {"app": "ada"}, "matchExpressions": [{"key": "app", "operator": "DoesNotExist"}]}, False),
     ],
 )  # fmt: skip
-def test_a_selector_selects_as_kubernetes_says(selector: Any, covers: bool) -> None:
+def test_label_selector_follows_kubernetes_semantics(selector: Any, covers: bool) -> None:
     assert is_selected(selector, {"app": "ada"}) is covers
 
 
-def test_whom_nobody_may_end_is_told_with_the_budgets_that_say_so() -> None:
+def test_protected_replicas_are_listed_with_their_budgets() -> None:
     ours = [LabelledPod(ReplicaId("r1"), {"app": "ada"}), LabelledPod(ReplicaId("r2"), {"app": "bob"})]
     ada, bob = {"matchLabels": {"app": "ada"}}, {"matchLabels": {"app": "bob"}}
     assert list_protected_replicas(

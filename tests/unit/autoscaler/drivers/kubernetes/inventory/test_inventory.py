@@ -51,13 +51,13 @@ DECLARED = (
     ],
     ids=["labels first", "declared", "shared by its plug-in", "a label counts them", "the next that matches"],
 )
-def test_what_labels_do_not_tell_the_first_match_in_the_settings_does(node: Any, found: tuple[str, int, int]) -> None:
+def test_first_matching_settings_entry_fills_missing_node_labels(node: Any, found: tuple[str, int, int]) -> None:
     there = nodes.build_slices([nodes.read_node(node)], DECLARED)
     assert (there[0].product, there[0].memory_bytes >> 30, len(there)) == found
     assert (there[0].labels, there[0].labels_known) == (node["metadata"]["labels"], True)
 
 
-def test_of_what_nobody_tells_there_is_little() -> None:
+def test_gpu_without_labels_or_settings_gets_one_gibibyte() -> None:
     (there,) = nodes.build_slices([nodes.read_node(gpu_node(type="x"))], DECLARED[:1])
     assert (there.product, there.memory_bytes) == ("", 1 << 30)
 
@@ -73,7 +73,7 @@ def test_of_what_nobody_tells_there_is_little() -> None:
     ],
     ids=["nobody says how many it can have", "it says it", "not so many", "its MachineSet says it", "by its labels"],
 )
-def test_more_devices_than_the_settings_say_were_attached_where_it_can_have_so_many(
+def test_extra_devices_are_open_only_if_node_can_hold_that_many(
     notes: dict[str, str], groups: Groups, many: int
 ) -> None:
     """Else they may be shares of one, and nobody tells how."""
@@ -129,7 +129,7 @@ def test_more_devices_than_the_settings_say_were_attached_where_it_can_have_so_m
          "nodes[0].device.count: expected a whole number, at least 1 and at most 64"),
     ],
 )  # fmt: skip
-def test_nodes_of_the_settings_that_are_wrong(entry: str, line: str) -> None:
+def test_invalid_nodes_in_settings_are_rejected(entry: str, line: str) -> None:
     with pytest.raises(DocumentError) as caught:
         parse_documents([("a.yaml", f"apiVersion: {API_VERSION}\nkind: Settings\nnodes: [{entry}]")])
     assert str(caught.value) == f"a.yaml: Settings: {line}"
@@ -143,7 +143,7 @@ def test_nodes_of_the_settings_that_are_wrong(entry: str, line: str) -> None:
         ("{namespace: A}", "cutting.namespace: expected the name of an object: lower-case letters, digits, - and ."),
     ],
 )  # fmt: skip
-def test_a_configmap_that_is_not_ours_to_write_is_refused(cutting: str, line: str) -> None:
+def test_invalid_cutting_configmap_settings_are_rejected(cutting: str, line: str) -> None:
     with pytest.raises(DocumentError) as caught:
         parse_documents([("a.yaml", f"apiVersion: {API_VERSION}\nkind: Settings\ncutting: {cutting}")])
     assert str(caught.value) == f"a.yaml: Settings: {line}"
@@ -169,25 +169,25 @@ def places(there: World) -> dict[str, str]:
     return {str(a.replica.model): a.replica.slices[0] for a in plan(there, T0).actions if isinstance(a, StartReplica)}
 
 
-def test_a_model_goes_to_a_node_with_its_labels_though_another_fits_better() -> None:
+def test_model_is_placed_on_matching_node_though_another_fits_better() -> None:
     there = called(choosy(zone="z2"), slices=(on("n1", 12, zone="z1"), on("n2", 80, zone="z2", disk="ssd")))
     assert places(there) == {"a": "n2/gpu0"}
 
 
-def test_models_of_other_labels_share_the_nodes_that_are_there() -> None:
+def test_models_with_different_selectors_are_placed_on_matching_nodes() -> None:
     models = (choosy("a", 20, zone="z1"), choosy("b", 20, zone="z2"), choosy("c", 20, zone="z3"))
     there = called(*models, slices=(on("n1", zone="z2"), on("n2", zone="z3"), on("n3", zone="z1")))
     assert places(there) == {"a": "n3/gpu0", "b": "n1/gpu0", "c": "n2/gpu0"}
 
 
-def test_what_the_settings_say_of_all_pods_counts_and_a_model_may_say_otherwise() -> None:
+def test_default_node_selector_applies_unless_overridden_by_model() -> None:
     defaults = Settings(pod=Pod(node_selector={"zone": "z1"}))
     slices = (on("n1", 80, zone="z1"), on("n2", 12, zone="z2"))
     assert places(called(choosy(), slices=slices, settings=defaults)) == {"a": "n1/gpu0"}
     assert places(called(choosy(zone="z2"), slices=slices, settings=defaults)) == {"a": "n2/gpu0"}
 
 
-def test_that_no_node_has_its_labels_is_known_without_a_call_and_told() -> None:
+def test_model_without_matching_node_is_unplaceable_with_a_reason() -> None:
     there = called(choosy(zone="z9"), slices=(on("n1", zone="z1"), on("n2")))
     reason = "needs a node labelled zone=z9; none that has such a device is"
     assert list_unplaceable_models(there) == {"a": reason}
@@ -197,13 +197,13 @@ def test_that_no_node_has_its_labels_is_known_without_a_call_and_told() -> None:
     assert [one.ruled_out for one in told.candidates] == ["its node is not labelled zone=z9"] * 2
 
 
-def test_where_labels_are_not_known_only_a_contradiction_counts() -> None:
+def test_node_with_unknown_labels_is_excluded_only_by_contradiction() -> None:
     slices = (device("g0", labels={"zone": "z1"}), device("g1", node="n2"))
     assert places(called(choosy(zone="z1", disk="ssd"), slices=slices[:1])) == {"a": "g0"}
     assert places(called(choosy(zone="z2"), slices=slices)) == {"a": "g1"}
 
 
-def test_a_look_makes_anew_only_what_changed_and_gives_what_a_first_look_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slices_are_rebuilt_only_for_changed_nodes_with_equal_result(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where each look made all, a cluster whose nodes all change cost the square of their number."""
     asked, inventory = list[str](), registry.list_slices
 
@@ -234,7 +234,7 @@ def test_a_look_makes_anew_only_what_changed_and_gives_what_a_first_look_gives(m
     assert nodes.build_slices(there[:1], made=made) != first[:1], "what the Settings say counts at once"
 
 
-def test_what_claims_hold_on_one_node_makes_no_other_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_claims_on_one_node_rebuild_only_its_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     asked, inventory = list[str](), registry.list_slices
 
     def counted(facts: NodeFacts) -> tuple[Slice, ...]:

@@ -41,12 +41,12 @@ DIGEST = "sha256:" + "a" * 64
         (f"ghcr.io/a/b@{DIGEST}", f"ghcr.io/a/b@{DIGEST}"),
     ],
 )
-def test_what_people_write_and_what_nodes_say_is_one_name(written: str, full: str) -> None:
+def test_image_names_are_normalized_to_one_full_name(written: str, full: str) -> None:
     assert normalize_image_name(written) == full
     assert normalize_image_name(full) == full
 
 
-def test_a_node_tells_its_images_with_their_sizes() -> None:
+def test_node_images_are_read_with_sizes_up_to_a_limit() -> None:
     names = ["docker.io/vllm/vllm-openai:v1", f"docker.io/vllm/vllm-openai@{DIGEST}"]
     status = {
         "images": [
@@ -61,7 +61,7 @@ def test_a_node_tells_its_images_with_their_sizes() -> None:
     assert len(seen.images) == nodes.IMAGES_MAX
 
 
-async def test_an_image_that_came_to_a_node_is_told_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_new_image_on_node_is_reported_without_rebuilding_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Slices are not worked out again for it."""
     monkeypatch.setattr(inventory, "HOSTS_EVERY_S", 0.0)
     node: dict[str, Any] = {
@@ -99,7 +99,7 @@ async def begun(one: Inventory) -> None:
         await one.begin(tasks)
 
 
-def test_kubelets_and_agents_are_both_heard_and_neither_takes_back_what_the_other_says() -> None:
+def test_images_from_kubelet_and_agent_are_kept_independently() -> None:
     one, big = world([], []), make_image(("e:1",), GIB)
     seen = ImagesSeen(images={"n0": (big,), "n1": (big,)})
     one, _ = fold(one, (seen,), T0)
@@ -114,7 +114,7 @@ def test_kubelets_and_agents_are_both_heard_and_neither_takes_back_what_the_othe
     assert one.images == {}
 
 
-def test_where_an_image_is_stays_in_step_however_nodes_change() -> None:
+def test_image_index_stays_consistent_under_random_node_changes() -> None:
     rng, kept = Random(7), Whereabouts()
     images = [make_image((f"e:{n}", f"f:{n % 3}"), n * GIB) for n in range(6)]
     there: dict[str, NodeImages] = {}

@@ -146,7 +146,7 @@ def orders(server: Server) -> tuple[Orders, Heard, Watching]:
     return made, heard, watching
 
 
-async def test_a_claim_is_made_before_its_pod_and_goes_with_it() -> None:
+async def test_claim_is_created_before_its_pod_and_owned_by_pod() -> None:
     server = Server()
     made, heard, _ = orders(server)
     one, pod, claims = begun()
@@ -157,7 +157,7 @@ async def test_a_claim_is_made_before_its_pod_and_goes_with_it() -> None:
 
 
 @pytest.mark.parametrize("path", [PODS, CLAIMS])
-async def test_what_was_made_before_the_api_server_fell_silent_is_found_again(path: str) -> None:
+async def test_claim_is_not_duplicated_when_api_server_is_unreachable(path: str) -> None:
     server = Server()
     server.refuses = [(path, UnreachableError("silent"))]
     made, heard, _ = orders(server)
@@ -167,7 +167,7 @@ async def test_what_was_made_before_the_api_server_fell_silent_is_found_again(pa
     assert (server.names(CLAIMS), len(server.owners("r1"))) == (["r1"], 1)
 
 
-async def test_where_the_pod_is_refused_its_claim_is_gone_too() -> None:
+async def test_claim_is_deleted_when_its_pod_is_rejected() -> None:
     server = Server()
     server.refuses = [(PODS, ApiError(403, "Forbidden", "pod security"))]
     made, heard, _ = orders(server)
@@ -176,7 +176,7 @@ async def test_where_the_pod_is_refused_its_claim_is_gone_too() -> None:
     assert server.objects == {}
 
 
-async def test_a_claim_of_that_name_that_another_made_is_not_taken_and_not_deleted() -> None:
+async def test_foreign_claim_with_same_name_rejects_start_and_is_kept() -> None:
     server = Server()
     one, pod, claims = begun()
     await server.create(CLAIMS, {"metadata": {"name": "r1", "labels": {"their": "own"}}})
@@ -186,7 +186,7 @@ async def test_a_claim_of_that_name_that_another_made_is_not_taken_and_not_delet
     assert (server.names(CLAIMS), server.names(PODS)) == (["r1"], [])
 
 
-async def test_what_a_leader_before_left_is_given_to_its_pod_or_deleted() -> None:
+async def test_orphaned_claims_are_assigned_to_their_pods_or_deleted() -> None:
     server = Server()
     for name in ("r1", "r2", "r3", "r4"):
         (claim,) = begun(name)[2]
@@ -197,7 +197,7 @@ async def test_what_a_leader_before_left_is_given_to_its_pod_or_deleted() -> Non
     assert [server.owners(name) for name in ("r1", "r3", "r4")] == [[SEEN.uid], [], ["other"]]
 
 
-async def test_a_start_that_goes_on_while_claims_are_tidied_keeps_its_own() -> None:
+async def test_claim_cleanup_keeps_claims_of_starts_in_progress() -> None:
     """Its claim was listed before it was its pod's, and its pod is not heard of yet."""
 
     class Late(Server):
@@ -214,7 +214,7 @@ async def test_a_start_that_goes_on_while_claims_are_tidied_keeps_its_own() -> N
     assert server.names(CLAIMS) == ["r1", "r2"]
 
 
-async def test_a_cluster_without_the_kind_has_nothing_to_tidy() -> None:
+async def test_claim_cleanup_ignores_cluster_without_resource_claims() -> None:
     class Without(Server):
         async def pages(self, path: str, query: Mapping[str, str]) -> AsyncIterator[ListPage]:
             if path == CLAIMS:
@@ -242,7 +242,7 @@ def uid(server: Server, pod: str) -> str:
     return str(server.objects[f"{PODS}/{pod}"]["metadata"]["uid"])
 
 
-async def test_the_first_on_a_gpu_makes_its_claim_and_it_is_each_ones_from_then_on() -> None:
+async def test_pods_on_shared_gpu_own_one_common_claim() -> None:
     server = Server()
     made, heard, _ = orders(server)
     for name in ("r1", "r2"):
@@ -254,7 +254,7 @@ async def test_the_first_on_a_gpu_makes_its_claim_and_it_is_each_ones_from_then_
     assert named["resourceClaimName"] == COMMON
 
 
-async def test_who_gets_no_pod_leaves_the_claim_to_those_who_have_it_and_none_where_nobody_has() -> None:
+async def test_rejected_pod_keeps_shared_claim_only_with_other_owners() -> None:
     server = Server()
     made, _, _ = orders(server)
     await made.create(*joins("r1"))
@@ -268,7 +268,7 @@ async def test_who_gets_no_pod_leaves_the_claim_to_those_who_have_it_and_none_wh
     assert server.objects == {}
 
 
-async def test_a_claim_of_that_name_that_another_made_is_not_shared() -> None:
+async def test_foreign_claim_with_common_name_is_not_shared() -> None:
     server = Server()
     await server.create(CLAIMS, {"metadata": {"name": COMMON, "labels": {"their": "own"}}})
     made, heard, _ = orders(server)
@@ -307,9 +307,7 @@ class Going(Server):
 
 
 @pytest.mark.parametrize("at", ["make", "gone", "give"])
-async def test_a_start_whose_claim_goes_with_those_before_it_makes_it_anew(
-    at: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_start_recreates_shared_claim_that_is_being_deleted(at: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("autoscaler.drivers.kubernetes.pod_writer.RETRY_S", 0.001)
     server = Going(at)
     made, heard, _ = orders(server)
@@ -321,14 +319,14 @@ async def test_a_start_whose_claim_goes_with_those_before_it_makes_it_anew(
     assert server.owners(COMMON) == [uid(server, "r1")]
 
 
-async def test_a_claim_that_goes_but_is_reserved_for_the_new_pod_is_its_own_until_it_ends() -> None:
+async def test_terminating_claim_reserved_for_new_pod_is_used() -> None:
     server = Going("used")
     made, heard, _ = orders(server)
     await made.create(*joins("r1"))
     assert heard.told == ["made r1"]
 
 
-async def test_a_leader_gives_the_claim_to_all_who_name_it_and_deletes_one_that_nobody_does() -> None:
+async def test_claim_cleanup_adds_all_owners_and_deletes_unused_claims() -> None:
     """The leader before made the pod of r2, and no more."""
     server = Server()
     made, _, watching = orders(server)
@@ -346,7 +344,7 @@ async def test_a_leader_gives_the_claim_to_all_who_name_it_and_deletes_one_that_
     assert server.names(CLAIMS) == []
 
 
-def test_the_claim_is_ours_and_no_one_decisions() -> None:
+def test_shared_claim_is_equal_for_all_replicas_and_recognized_as_own() -> None:
     _, _, (claim,) = joins("r1")
     assert claim == joins("r2")[2][0]
     result = {"request": "gpu", "driver": DRIVER, "pool": "m", "device": "gpu-0"}
@@ -360,7 +358,7 @@ def test_the_claim_is_ours_and_no_one_decisions() -> None:
 # --- what is said, and read back --------------------------------------------------------------------------------------
 
 
-def test_a_pod_names_its_claim_and_its_container_has_it_whatever_resources_the_model_adds() -> None:
+def test_pod_keeps_its_claim_when_the_model_adds_resources() -> None:
     one, of = replica("r1", ("engine", "{port}"), ("m/gpu-0",))
     asks = Dra().fields(one.id, [SliceShare(GPU, GPU.memory_bytes)])
     more = Pod(resources=Resources(limits={"memory": cast("Any", "4Gi")}))
@@ -374,7 +372,7 @@ def test_a_pod_names_its_claim_and_its_container_has_it_whatever_resources_the_m
     assert claims_.build_claims(one, PodFields()) == claims_.build_claims(one, None) == ()
 
 
-def test_of_a_claim_is_kept_what_it_has_and_whose_it_is() -> None:
+def test_claim_is_read_with_its_devices_and_ownership() -> None:
     _, _, (claim,) = begun()
     result = {"request": "gpu-0", "driver": DRIVER, "pool": "m", "device": "gpu-0"}
     status = {"allocation": {"devices": {"results": [result]}}}
@@ -386,7 +384,7 @@ def test_of_a_claim_is_kept_what_it_has_and_whose_it_is() -> None:
     assert claims_.read_claim({"metadata": metadata}, "n") is None
 
 
-def test_a_nodes_resource_slices_are_all_of_its_pools() -> None:
+def test_resource_slices_are_grouped_by_node() -> None:
     """Counters come in one of their own."""
     counters, devices = partitionable("m")
     del counters["spec"]["nodeName"], devices["spec"]["nodeName"]

@@ -117,7 +117,7 @@ LABELLED = {f"{GPU}.{name}": value for name, value in (
     [slices(), slices(DEVICE, config_map(default=CONFIG)), slices("", node=g4dn(**LABELLED))],
     ids=["told by the Settings", "told by the ConfigMap", "told by labels"],
 )
-def test_a_g4dn_whose_plugin_time_slices_is_one_device_of_three_slices_and_a_fourth_replica_is_unmet(
+def test_time_sliced_gpu_has_three_slices_and_fourth_replica_is_unmet(
     on: list[Slice],
 ) -> None:
     assert [one.id for one in on] == ["n/gpu0/s0", "n/gpu0/s1", "n/gpu0/s2"]
@@ -152,13 +152,13 @@ def test_a_g4dn_whose_plugin_time_slices_is_one_device_of_three_slices_and_a_fou
     ],
     ids=["too large", "a whole one", "apart from others", "half of its time"],
 )  # fmt: skip
-def test_a_share_is_no_place_for_who_needs_more_than_it_gives(wants: Model, reason: str) -> None:
+def test_replica_that_needs_more_than_a_share_is_unmet(wants: Model, reason: str) -> None:
     at, begun = started(called(wants, slices()))
     assert begun == []
     assert unmet(at) == (reason, True)
 
 
-def test_mps_keeps_memory_apart() -> None:
+def test_mps_slices_satisfy_memory_isolation() -> None:
     on = slices(SLICED.replace("timeslice", "mps"))
     at, begun = started(called(model("a", 5, gpu=Gpu(isolation="memory"), high=8), on))
     assert len(begun) == 3
@@ -167,7 +167,7 @@ def test_mps_keeps_memory_apart() -> None:
     assert asks.memory_fraction is None, "its server does"
 
 
-def test_where_nobody_tells_how_gpus_are_shared_nothing_is_placed_and_the_reason_names_the_fix() -> None:
+def test_unknown_gpu_sharing_blocks_placement_and_reason_names_fix() -> None:
     at, begun = started(called(model("a", 5), slices(DEVICE)))
     assert begun == []
     reason, never = unmet(at)
@@ -178,7 +178,7 @@ def test_where_nobody_tells_how_gpus_are_shared_nothing_is_placed_and_the_reason
     )
 
 
-def test_a_pod_of_others_takes_one_share() -> None:
+def test_foreign_pod_occupies_one_share() -> None:
     on, node = slices(), g4dn()
     limits = {"nvidia.com/gpu": "1"}
     theirs = nodes.read_other_pod(
@@ -191,7 +191,7 @@ def test_a_pod_of_others_takes_one_share() -> None:
     assert OTHERS in unmet(at)[0]
 
 
-def test_a_renamed_resource_is_what_pods_ask_for_and_what_others_have() -> None:
+def test_renamed_resource_is_requested_and_counted_for_foreign_pods() -> None:
     renamed = {**g4dn(**LABELLED).amounts, GPU: "0", "nvidia.com/gpu.shared": "3"}
     node = g4dn(**LABELLED)._replace(amounts=renamed)
     (first, *_) = on = slices("", node=node)
@@ -222,20 +222,20 @@ def test_a_renamed_resource_is_what_pods_ask_for_and_what_others_have() -> None:
     ],
     ids=["the only key", "the default", "no default", "by label", "no such key", "no mapping", "no YAML", "nothing"],
 )
-def test_a_nodes_key_of_the_config_map_tells_how_it_is_shared(label: str, data: dict[str, str], shares: int) -> None:
+def test_config_map_key_of_node_determines_sharing(label: str, data: dict[str, str], shares: int) -> None:
     labels = {device_plugin_config.CHOICE: label} if label else {}
     found = slices(DEVICE, config_map(**data), g4dn(**labels))
     assert (len(found), bool(found[0].closed)) == (shares, shares == 1)
 
 
-def test_of_the_gpu_operators_only_what_a_label_names_counts() -> None:
+def test_gpu_operator_config_applies_only_when_named_by_a_label() -> None:
     """Which key the others have its ClusterPolicy says."""
     configs = {PLACES[1]: device_plugin_config.read_plugin_configs(config_map(any=CONFIG))}
     assert device_plugin_config.select_plugin_config({}, configs) == {}
     assert device_plugin_config.select_plugin_config({device_plugin_config.CHOICE: "any"}, configs)["version"] == "v1"
 
 
-def test_what_is_no_configuration_is_said_once_read(caplog: pytest.LogCaptureFixture) -> None:
+def test_invalid_plugin_config_is_skipped_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         assert device_plugin_config.read_plugin_configs(config_map(good=CONFIG, bad="[]")).keys() == {"good"}
     assert "config_map=nvidia-device-plugin key=bad error=expected one mapping" in caplog.text
@@ -244,7 +244,7 @@ def test_what_is_no_configuration_is_said_once_read(caplog: pytest.LogCaptureFix
 # --- when sharing changes under Replicas ------------------------------------------------------------------------------
 
 
-def test_a_device_is_closed_while_a_replica_of_before_is_on_it() -> None:
+def test_resliced_device_is_closed_while_held_by_an_old_replica() -> None:
     """It may have all of its memory."""
     shut, lost = nodes.close_stale_slices(slices(), [SliceId("n/gpu0")])
     assert ({one.closed for one in shut}, lost) == ({nodes.RESLICED}, [])
@@ -254,7 +254,7 @@ def test_a_device_is_closed_while_a_replica_of_before_is_on_it() -> None:
     assert nodes.close_stale_slices(whole, [SliceId("n/gpu0"), SliceId("n/gpu1")]) == (tuple(whole), [])
 
 
-def test_what_is_held_of_a_device_that_is_no_more_counts_as_others() -> None:
+def test_slice_held_on_removed_device_counts_as_foreign_use() -> None:
     on = slices()
     same, lost = nodes.close_stale_slices(on, [SliceId("n/gpu7/s0"), SliceId("m/gpu0")])
     assert (same, lost) == (tuple(on), [OtherPod("n", lost=1), OtherPod("m", lost=1)])
@@ -264,7 +264,7 @@ def test_what_is_held_of_a_device_that_is_no_more_counts_as_others() -> None:
 # --- the fault domain -------------------------------------------------------------------------------------------------
 
 
-def test_all_free_shares_of_an_unhealthy_device_are_closed_and_that_of_the_pod_on_it() -> None:
+def test_all_shares_of_unhealthy_device_are_closed() -> None:
     a, pod = model("a", 5), PodRef(namespace="engines", name="r", uid="u")
     at = world([a], slices(), [replica(a, "r", ["n/gpu0/s1"], pod=pod)])
     ours = PodDevices(namespace="engines", name="r", devices=("GPU-a",))
@@ -275,7 +275,7 @@ def test_all_free_shares_of_an_unhealthy_device_are_closed_and_that_of_the_pod_o
     }
 
 
-def test_of_two_devices_as_many_free_shares_are_closed_as_the_unhealthy_one_has() -> None:
+def test_unidentified_unhealthy_device_closes_free_shares_of_its_node() -> None:
     """Which share a pod would get, the kubelet chooses."""
     node = g4dn("6", **{**LABELLED, f"{GPU}.count": "2"})
     found = tuple(
@@ -292,7 +292,7 @@ def test_of_two_devices_as_many_free_shares_are_closed_as_the_unhealthy_one_has(
 # --- where nodes may not be read --------------------------------------------------------------------------------------
 
 
-def test_a_declared_node_is_sliced_as_it_says_and_a_quota_counts_shares() -> None:
+def test_declared_node_is_sliced_as_configured_and_quota_counts_shares() -> None:
     kinds = settings_of(SLICED).nodes
     found = declared.build_declared_slices(kinds, (), {})
     assert [one.id for one in found] == ["nodes[0]/gpu0/s0", "nodes[0]/gpu0/s1", "nodes[0]/gpu0/s2"]

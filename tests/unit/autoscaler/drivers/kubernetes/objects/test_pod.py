@@ -53,7 +53,7 @@ def manifest(of: Model, *slices: str, defaults: Pod | None = None, ranked: str |
 
 
 @pytest.mark.parametrize("resource", sorted({GPU, *RESOURCES}))
-def test_a_node_that_is_tainted_with_its_devices_is_for_who_asks_for_them(resource: str) -> None:
+def test_pod_tolerates_taint_named_after_its_device_resource(resource: str) -> None:
     """As Kubernetes' ExtendedResourceToleration does it, where that is on."""
     taints = [{"key": resource, "effect": "NoSchedule"}, {"key": "team", "effect": "NoSchedule"}]
     seen = nodes.read_node({"metadata": {"name": "n1"}, "spec": {"taints": taints}, "status": {}})
@@ -71,7 +71,7 @@ def alive(pod: dict[str, Any], **status: object) -> dict[str, Any]:
     return pod | {"status": status}
 
 
-def test_a_pod_asks_for_what_the_plan_chose_and_for_no_cpu_limit() -> None:
+def test_pod_requests_planned_devices_and_sets_no_cpu_limit() -> None:
     pod = manifest(model(), "n1/gpu0", "n1/gpu1")
     (engine,) = pod["spec"]["containers"]
     assert engine["resources"] == {"requests": {"cpu": "100m"}, "limits": {"nvidia.com/gpu": "2"}}
@@ -89,7 +89,7 @@ def test_a_pod_asks_for_what_the_plan_chose_and_for_no_cpu_limit() -> None:
     assert "ownerReferences" not in pod["metadata"], "the garbage collector would not let it drain"
 
 
-def test_who_removes_nodes_waits_for_a_pod_unless_its_model_says_otherwise() -> None:
+def test_pod_blocks_node_removal_unless_its_model_overrides() -> None:
     notes = manifest(model(), "n1/gpu0")["metadata"]["annotations"]
     disrupt, evict = "karpenter.sh/do-not-disrupt", "cluster-autoscaler.kubernetes.io/safe-to-evict"
     assert (notes[disrupt], notes[evict]) == ("true", "false")
@@ -107,7 +107,7 @@ def test_a_replica_without_slices_is_placed_by_the_scheduler() -> None:
     assert seen.slices == ()
 
 
-def test_what_a_new_leader_must_know_stands_in_the_pod() -> None:
+def test_pod_carries_all_replica_state_for_a_new_leader() -> None:
     of = model("tls: {serverName: engine.example}")
     found = pods.read_replica_pod(alive(manifest(of, "n1/gpu0"), podIP="10.0.0.1"))
     assert found is not None
@@ -127,7 +127,7 @@ def test_what_a_new_leader_must_know_stands_in_the_pod() -> None:
 
 
 @pytest.mark.parametrize("spoilt", [{"slots": "many"}, {"memory-bytes": ""}, {"intent": ""}])
-def test_a_pod_whose_notes_were_spoilt_is_not_ours(spoilt: dict[str, str]) -> None:
+def test_pod_with_invalid_annotations_is_ignored(spoilt: dict[str, str]) -> None:
     pod = alive(manifest(model(), "n1/gpu0"))
     pod["metadata"]["annotations"] |= {f"pilotlight.dev/{name}": value for name, value in spoilt.items()}
     assert pods.read_replica_pod(pod) is None
@@ -143,20 +143,20 @@ def test_a_pod_whose_notes_were_spoilt_is_not_ours(spoilt: dict[str, str]) -> No
         ("a.-b", "a.-b", "a-b-h-i"),
     ],
 )
-def test_names_that_kubernetes_cannot_write_are_shortened(name: str, label: str, pod: str) -> None:
+def test_model_names_invalid_in_kubernetes_are_shortened(name: str, label: str, pod: str) -> None:
     assert pods.format_model_label(ModelName(name))[:-8] == label[:-8]
     assert len(pods.format_model_label(ModelName(name))) <= 63
     assert pods.format_pod_name(ReplicaId(f"{name}-h-i")) == pod
 
 
-def test_each_replica_has_a_port_of_its_own_below_those_of_outgoing_connections() -> None:
+def test_replica_ports_are_spread_below_the_ephemeral_range() -> None:
     ports = [pods.assign_engine_port(ReplicaId(f"ada-0011223344-{n:010x}")) for n in range(1000)]
     assert set(ports) <= set(pods.PORTS)
     assert len(set(ports)) > 900, "by chance some share one"
     assert pods.PORTS[-1] < 32_768
 
 
-def test_a_pod_that_an_earlier_version_made_is_asked_where_it_listens() -> None:
+def test_port_of_pod_from_earlier_version_is_read_from_its_container() -> None:
     pod = alive(manifest(model(), "n1/gpu0"))
     pod["spec"]["containers"][0]["ports"] = [{"name": "http", "containerPort": 8000, "protocol": "TCP"}]
     found = pods.read_replica_pod(pod)
@@ -166,7 +166,7 @@ def test_a_pod_that_an_earlier_version_made_is_asked_where_it_listens() -> None:
     assert pods.read_replica_pod(pod) is None
 
 
-def test_variables_that_the_kubelet_fills_in() -> None:
+def test_env_value_references_are_passed_to_the_pod() -> None:
     of = model(
         "env: {TOKEN: {valueFrom: {secretKeyRef: {name: hub, key: token}}}, A: b, "
         "N: {valueFrom: {fieldRef: {fieldPath: metadata.name}}}}"
@@ -181,7 +181,7 @@ def test_variables_that_the_kubelet_fills_in() -> None:
     ]
 
 
-def test_what_is_laid_over_a_pod_is_merged_and_the_model_has_the_last_word() -> None:
+def test_pod_overrides_are_merged_and_the_model_wins() -> None:
     of = model(
         "pullSecret: regcred\n"
         "resources: {requests: {cpu: 2, memory: 1Gi}, limits: {memory: 2Gi}}\n"
@@ -218,7 +218,7 @@ def test_what_is_laid_over_a_pod_is_merged_and_the_model_has_the_last_word() -> 
 @pytest.mark.parametrize(
     ("priority", "name"), [(-5, None), (0, "usual"), (99, "usual"), (100, "urgent"), (1_000_000, "urgent")]
 )
-def test_a_priority_has_the_class_that_begins_the_highest_below_it(priority: int, name: str | None) -> None:
+def test_priority_maps_to_class_with_highest_threshold_below(priority: int, name: str | None) -> None:
     table = Settings(priority_classes=(PriorityClass(least=100, name="urgent"), PriorityClass(least=0, name="usual")))
     ranked = table.priority_class(priority)
     assert (None if ranked is None else ranked.name) == name
@@ -233,14 +233,14 @@ def test_a_priority_has_the_class_that_begins_the_highest_below_it(priority: int
         ("[{least: 1, name: a, hamiPriority: 2}]", "priorityClasses[0].hamiPriority: expected"),
     ],
 )
-def test_a_table_of_priorities_that_is_wrong_is_one_line(table: str, line: str) -> None:
+def test_invalid_priority_class_table_is_rejected(table: str, line: str) -> None:
     text = f"apiVersion: pilotlight.dev/v1alpha1\nkind: Settings\npriorityClasses: {table}"
     with pytest.raises(DocumentError) as caught:
         parse_documents([("a.yaml", text)])
     assert line in str(caught.value)
 
 
-def test_a_pod_has_the_class_of_its_priority_unless_a_document_names_one() -> None:
+def test_priority_class_name_in_document_overrides_mapped_class() -> None:
     assert "priorityClassName" not in manifest(model())["spec"]
     assert manifest(model(), ranked="usual")["spec"]["priorityClassName"] == "usual"
     own = model("pod: {priorityClassName: mine}")
@@ -250,11 +250,11 @@ def test_a_pod_has_the_class_of_its_priority_unless_a_document_names_one() -> No
     )
 
 
-def test_a_cpu_limit_that_was_asked_for_is_its_request() -> None:
+def test_explicit_cpu_limit_replaces_default_cpu_request() -> None:
     assert merge_resources({"requests": {"cpu": "100m"}}, Resources(limits={"cpu": 4})) == {"limits": {"cpu": "4"}}
 
 
-def test_laying_changes_nothing_that_was_there() -> None:
+def test_apply_overrides_does_not_modify_its_input() -> None:
     pod = manifest(model(), "n1/gpu0")
     before = msgspec.json.encode(pod)
     apply_overrides(
@@ -322,7 +322,9 @@ def first(state: dict[str, Any], **more: Any) -> dict[str, Any]:
         ({"containerStatuses": status({"running": {"startedAt": "2026-01-01T00:00:00Z"}})}, "", "", None),
     ],
 )  # fmt: skip
-def test_a_pods_status_means(of: dict[str, Any], ended: str, waits: str, patience_s: float | None) -> None:
+def test_pod_status_is_mapped_to_end_wait_and_patience(
+    of: dict[str, Any], ended: str, waits: str, patience_s: float | None
+) -> None:
     found = pods.read_replica_pod(alive(manifest(model(), "n1/gpu0"), **of))
     assert found is not None
     assert (found.ended, found.waits, found.patience_s) == (ended, waits, patience_s)
@@ -361,14 +363,14 @@ def test_a_pod_is_over_when_its_phase_is_final_and_no_container_runs(of: dict[st
     assert found.is_over is is_over
 
 
-def test_who_ends_it_is_told() -> None:
+def test_disruption_reason_is_read_from_pod_condition() -> None:
     said = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI", "message": "drained"}
     found = pods.read_replica_pod(alive(manifest(model()), conditions=[said]))
     assert found is not None
     assert found.disrupted == "EvictionByEvictionAPI: drained"
 
 
-def test_who_was_preempted_by_kueue_says_so() -> None:
+def test_kueue_preemption_is_read_as_disruption_reason() -> None:
     said = {
         "type": "TerminationTarget",
         "status": "True",
@@ -381,7 +383,7 @@ def test_who_was_preempted_by_kueue_says_so() -> None:
 
 
 @pytest.mark.parametrize(("drains_s", "seconds"), [(600, 590), (12, 6), (1, 1)])
-def test_who_a_queue_may_take_away_hears_its_signal_when_most_of_its_grace_is_over(drains_s: int, seconds: int) -> None:
+def test_pre_stop_sleep_is_derived_from_the_grace_period(drains_s: int, seconds: int) -> None:
     pod = manifest(model(f"drainSecondsMax: {drains_s}"))
     before = pods.read_replica_pod(alive(pod))
     pods.add_pre_stop_sleep(pod)
@@ -393,7 +395,7 @@ def test_who_a_queue_may_take_away_hears_its_signal_when_most_of_its_grace_is_ov
     assert (before.lingers, after.lingers) == (False, True)
 
 
-def test_a_pod_that_a_queue_has_not_let_go_is_kept_off_its_node() -> None:
+def test_scheduling_gated_pod_counts_as_unschedulable() -> None:
     message = "Scheduling is blocked due to non-empty scheduling gates"
     said = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "message": message}
     pod = alive(manifest(model()), conditions=[said])
@@ -405,7 +407,7 @@ def test_a_pod_that_a_queue_has_not_let_go_is_kept_off_its_node() -> None:
     assert is_unschedulable(found.waits)
 
 
-def test_where_the_scheduler_chooses_the_node_it_is_told_its_labels_and_no_name() -> None:
+def test_pod_for_declared_node_selects_labels_without_node_name() -> None:
     of = model("pod: {nodeSelector: {zone: z}}")
     launch = engines.build_launch_command(of, None, pods.HOST, pods.PORTS[0], {}, gpus=True)
     spec = pods.build_pod_manifest(replica(of, "nodes[0]/gpu0"), of, launch, "engine:1", None, {"pool": "t4"})["spec"]
@@ -415,7 +417,7 @@ def test_where_the_scheduler_chooses_the_node_it_is_told_its_labels_and_no_name(
 
 @pytest.mark.parametrize(("ready", "usable", "lost"), [("True", True, False), ("False", False, False),
                                                        ("Unknown", False, True)])  # fmt: skip
-def test_a_node_that_is_silent_is_lost(ready: str, usable: bool, lost: bool) -> None:
+def test_node_with_unknown_ready_status_is_lost(ready: str, usable: bool, lost: bool) -> None:
     node = {"metadata": {"name": "n"}, "spec": {}, "status": {"conditions": [{"type": "Ready", "status": ready}]}}
     seen = nodes.read_node(node)
     assert (seen.usable, seen.lost, nodes.build_slices([seen])) == (usable, lost, ())

@@ -49,7 +49,7 @@ def emitted(node: NodeFacts, devices: int = 1) -> list[Object]:
 
 
 @pytest.mark.parametrize("name", EMITTED)
-def test_the_pod_of_a_replica_on_every_kind_of_slice_is_valid_and_as_it_was_read(name: str) -> None:
+def test_pod_on_each_slice_kind_matches_its_golden_file(name: str) -> None:
     made = emitted(EMITTED[name])
     agrees(f"pods/{re.sub('[^a-z0-9]+', '-', name.lower())}", made)
     on = made[0]["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
@@ -57,7 +57,7 @@ def test_the_pod_of_a_replica_on_every_kind_of_slice_is_valid_and_as_it_was_read
 
 
 @pytest.mark.parametrize("name", ["whole: two GPUs", "HAMi: two cards", "KAI: two GPUs", "other: AMD", "other: Intel"])
-def test_the_pod_of_two_devices_asks_for_both_and_its_engine_uses_both(name: str) -> None:
+def test_pod_on_two_devices_requests_and_uses_both(name: str) -> None:
     made = emitted(EMITTED[name], devices=2)
     agrees(f"pods/two-{re.sub('[^a-z0-9]+', '-', name.lower())}", made)
     (container,) = made[0]["spec"]["containers"]

@@ -29,7 +29,7 @@ def liked(of: Model, *slices: str) -> dict[str, list[tuple[str, int, str]]]:
     }
 
 
-def test_pods_without_devices_say_to_the_scheduler_what_their_model_likes() -> None:
+def test_pod_without_devices_has_affinity_terms_of_its_model() -> None:
     assert liked(model(CPU)) == {}
     assert liked(model(CPU + f"spread: {RACK}")) == {"podAntiAffinity": [(RACK, APART, "ada")]}
     assert liked(model(CPU + f"near: {RACK}")) == {"podAffinity": [(RACK, NEAR, "ada")]}
@@ -37,16 +37,16 @@ def test_pods_without_devices_say_to_the_scheduler_what_their_model_likes() -> N
     assert both == {"podAffinity": [(RACK, NEAR, "ada")], "podAntiAffinity": [(HOST, APART, "ada")]}
 
 
-def test_it_is_a_liking_and_keeps_no_pod_waiting() -> None:
+def test_affinity_of_a_model_is_preferred_and_not_required() -> None:
     spec = manifest(model(CPU + f"near: {RACK}\nspread: {HOST}"))["spec"]
     assert all(said.keys() == {PREFERRED} for said in spec["affinity"].values())
 
 
-def test_where_the_plan_chose_the_node_it_has_heeded_that_itself() -> None:
+def test_pod_on_planned_node_has_no_preferred_pod_affinity() -> None:
     assert liked(model(f"spread: {RACK}"), "n1/gpu0") == {"nodeAffinity": []}
 
 
-def test_what_a_document_says_of_affinity_stays_beside_it() -> None:
+def test_affinity_in_document_is_kept_with_generated_terms() -> None:
     other = {"weight": 3, "podAffinityTerm": {"topologyKey": HOST}}
     said = f"{PREFERRED}: [{{weight: 3, podAffinityTerm: {{topologyKey: {HOST}}}}}]"
     laid = f"pod: {{affinity: {{podAntiAffinity: {{{said}}}}}}}\n"
@@ -55,7 +55,7 @@ def test_what_a_document_says_of_affinity_stays_beside_it() -> None:
     assert (mine, ours["podAffinityTerm"]["topologyKey"]) == (other, RACK)
 
 
-def test_pods_of_another_installation_with_a_model_of_the_same_name_do_not_count() -> None:
+def test_affinity_ignores_pods_of_other_installations() -> None:
     of, owner = model(CPU + f"near: {RACK}\nspread: {HOST}"), Ownership("blue-1")
     one = replica(of)
     launch = engines.build_launch_command(of, None, pods.HOST, pods.assign_engine_port(one.id), {}, gpus=True)

@@ -22,7 +22,7 @@ def spec(of: Model, **told: object) -> ModelSpec:
     return replace(of.spec, **told)
 
 
-def test_what_schedulers_choose_by_is_in_it() -> None:
+def test_pod_template_contains_scheduling_fields() -> None:
     of = model("a", 16)
     pod = Pod(
         node_selector={"zone": "b"}, tolerations=(Toleration(key="queued", operator="Exists"),),
@@ -46,7 +46,7 @@ def test_what_schedulers_choose_by_is_in_it() -> None:
     ]
 
 
-def test_what_nobody_chooses_by_is_left_out() -> None:
+def test_pod_template_omits_fields_irrelevant_to_scheduling() -> None:
     of = model("a", 16)
     env = {"TOKEN": "s3cret"}
     pod = Pod(image_pull_secrets=(), annotations={"note": "x"}, service_account_name="engine")
