@@ -173,3 +173,14 @@ def test_the_pace_of_probes_is_what_is_told() -> None:
 
 def test_the_picture_is_what_is_drawn() -> None:
     assert (ROOT / "docs" / "call-from-zero.svg").read_text() == draw_call.picture(), "run `python docs/draw_call.py`"
+
+
+@pytest.mark.parametrize("marker", ["case", "point"])
+def test_marked_fault_cases_are_listed(marker: str) -> None:
+    page = (ROOT / "docs" / "development" / "fault-cases.md").read_text()
+    tables = [part for part in page.split("\n## ") if f"| {marker} |" in part]
+    listed = {number for table in tables for number in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)}
+    texts = (path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    marked = {number for text in texts for number in re.findall(rf'@pytest\.mark\.{marker}\("(.+)"\)', text)}
+    assert marked
+    assert marked <= listed

@@ -89,7 +89,6 @@ def holds(cluster: SharedCluster, written: Counter[str]) -> None:
     assert max(written.values(), default=0) <= (REST_S - SETTLED_S) / 60.0
 
 
-@pytest.mark.case("k07")
 @pytest.mark.standard
 def test_two_cluster_scoped_installations_share_models_without_conflict() -> None:
     cluster, written = run(lived("both of the cluster", "two leases", HOUR_S / 2))
@@ -101,7 +100,6 @@ def test_two_cluster_scoped_installations_share_models_without_conflict() -> Non
         )
 
 
-@pytest.mark.case("k07")
 @pytest.mark.deep
 @pytest.mark.parametrize("second", SECOND)
 @pytest.mark.parametrize("scopes", SCOPES)
