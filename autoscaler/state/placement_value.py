@@ -32,7 +32,7 @@ class TrainingInput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlacementValues(msgspec.Struct, frozen=True, kw_only=True):
-    """What an TrainingInput taught."""
+    """What a TrainingInput taught."""
 
     exercise: TrainingInput
     values: bytes

@@ -1,6 +1,6 @@
 """One Call: an accepted inference request, from admission to its one Outcome.
 
-Owns the record that dispatch and the shell share (whose Call is an ProxiedCall). It is mutable on purpose (one per
+Owns the record that dispatch and the shell share (whose Call is a ProxiedCall). It is mutable on purpose (one per
 request, on the hot path), but each field has one writer, named beside it. A Call has no behaviour; its life is decided
 in `gateway.dispatch.dispatcher`.
 """

@@ -1,4 +1,4 @@
-"""The process that learns what room is worth: an TrainingInput on standard input, PlacementValuess on standard output,
+"""The process that learns what room is worth: a TrainingInput on standard input, PlacementValues on standard output,
 one a line.
 
 Owns its own bounds: the lowest priority, so much CPU time and memory, and it dies with its parent. The first

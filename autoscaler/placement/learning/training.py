@@ -1,7 +1,7 @@
 """When it is time to learn what room is worth, from what, and what comes of it.
 
-Owns the way from a World to an TrainingInput (its nodes by what they are alike in, its demand lately by Kind) and to
-the tables of a PlacementValues, and the decision to learn anew: drift. Promises: an TrainingInput is bounded, and the
+Owns the way from a World to a TrainingInput (its nodes by what they are alike in, its demand lately by Kind) and to
+the tables of a PlacementValues, and the decision to learn anew: drift. Promises: a TrainingInput is bounded, and the
 same for the same World in whatever order things were observed; the same TrainingInput gives the same PlacementValues.
 Learning takes a minute or more and is done elsewhere (`pilotlight.processes.placement_learning`); nothing here is
 called by the plan but `decode_placement_values`, which is quick.
@@ -45,7 +45,7 @@ GROWN_MAX: Final = 0.2
 ALIKE_MAX: Final = 64
 """Kinds of nodes that are learnt of: those with the most Slices. Others are like nodes never seen."""
 LANES_MAX: Final = 4_000
-"""Of an TrainingInput that is played, about: a larger cluster is played by a part of each kind of its nodes."""
+"""Of a TrainingInput that is played, about: a larger cluster is played by a part of each kind of its nodes."""
 TABLE_MAX: Final = WHOLE * UNITS
 """Nothing in a table is more: no more stays unused than there is."""
 GRAIN_BYTES: Final = 1 << 30

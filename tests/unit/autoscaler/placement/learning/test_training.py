@@ -1,4 +1,4 @@
-"""When to learn what room is worth, and from what: an TrainingInput is the same for the same World, and bounded."""
+"""When to learn what room is worth, and from what: a TrainingInput is the same for the same World, and bounded."""
 
 from __future__ import annotations
 
