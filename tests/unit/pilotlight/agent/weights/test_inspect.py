@@ -127,7 +127,9 @@ async def test_long_architecture_name_in_a_header_is_shortened(tmp_path: Path, m
     (tmp_path / "in").mkdir()
     tiny_gguf.make_model(tmp_path / "in" / "ada.gguf", "Hello, I am Ada.")
     monkeypatch.setattr(
-        remote_header, "gguf", SimpleNamespace(read=long, bases=gguf.list_base_files, GgufError=gguf.GgufError)
+        remote_header,
+        "gguf",
+        SimpleNamespace(load_gguf_info=long, list_base_files=gguf.list_base_files, GgufError=gguf.GgufError),
     )
     said, sized, _ = await read(tmp_path, tmp_path / "in")
     assert len(said.header.encode()) < 10_000
