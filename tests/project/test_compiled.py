@@ -22,7 +22,7 @@ AWAITING = {"control/client", "control/discovery", "control/sync", "memory/guard
 """Modules that wait for the autoscaler, people, files and handshakes: nothing there is per Call."""
 
 
-def test_every_module_of_the_gateway_is_compiled_or_has_a_reason_not_to_be() -> None:
+def test_every_gateway_module_is_compiled_or_explicitly_excluded() -> None:
     modules = (path for path in GATEWAY.rglob("*.py") if path.name != "__init__.py")
     sources = {f"gateway/{path.relative_to(GATEWAY)}" for path in modules}
     left_out = {f"gateway/{name}.py" for name in STRUCTS | AWAITING}
@@ -31,7 +31,7 @@ def test_every_module_of_the_gateway_is_compiled_or_has_a_reason_not_to_be() -> 
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_no_compiled_module_makes_a_struct(module: str) -> None:
+def test_compiled_modules_define_no_structs(module: str) -> None:
     """Compiled, a class loses the words beside its bases (`frozen=True`), and msgspec its annotations."""
     tree = ast.parse((GATEWAY.parent / module).read_text())
     for node in ast.walk(tree):
@@ -40,7 +40,7 @@ def test_no_compiled_module_makes_a_struct(module: str) -> None:
             assert not re.search(r"\bStruct\b", " ".join(map(ast.unparse, node.bases))), f"{module}: {node.name}"
 
 
-def test_the_tests_run_what_they_are_told_to() -> None:
+def test_imported_modules_match_the_compiled_flag() -> None:
     """In build/compiled all of them are C; in a clone none is."""
     kinds = {Path(str(__import__(name, fromlist=["x"]).__file__)).suffix for name in map(dotted, MODULES)}
     assert kinds == ({".so"} if COMPILED else {".py"})

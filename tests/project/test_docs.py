@@ -68,24 +68,24 @@ def slug(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
-def test_every_folder_of_the_product_is_listed() -> None:
+def test_architecture_lists_every_source_folder() -> None:
     listed = re.findall(r"^\| `([\w/]+)/` \|", section(ARCHITECTURE, "3. The folders"), re.MULTILINE)
     assert sorted(listed) == sorted({str(path.parent.relative_to(ROOT)) for path in SOURCES})
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_path_of_a_page_exists(page: Path) -> None:
+def test_paths_named_in_a_page_exist(page: Path) -> None:
     folders = "|".join((*PACKAGES, "tests", "docs", "examples", "bench"))
     for path in re.findall(rf"`((?:{folders})/[\w/.-]*\.(?:py|md|yaml|json|svg))`", page.read_text()):
         assert (ROOT / path).exists(), f"{page.name} names {path}"
 
 
-def test_the_states_are_the_table() -> None:
+def test_documented_state_table_is_current() -> None:
     assert block("states") == states.states(), "run `.venv/bin/python -m docs.states`"
 
 
 @pytest.mark.parametrize("kind", ["Model", "Tenant", "Settings"])
-def test_the_keys_are_those_of_the_schema(kind: str) -> None:
+def test_documented_keys_and_defaults_match_the_schema(kind: str) -> None:
     schema = json.loads((ROOT / "docs" / "schema" / f"{kind.lower()}.json").read_text())
     told, known = rows(section(CONFIGURATION, kind)), dict(leaves(schema))
     assert sorted(told) == sorted(known)
@@ -96,7 +96,7 @@ def test_the_keys_are_those_of_the_schema(kind: str) -> None:
             assert default in {json.dumps(wanted), str(wanted), str(wanted).removesuffix(".0")}, f"{key}: {default}"
 
 
-def test_the_kinds_of_providers_are_told_with_their_own_times_and_which_keep_headroom() -> None:
+def test_documented_provider_kinds_match_the_code() -> None:
     told = rows(section(OPERATIONS, "More capacity"))
     assert tuple(told) == KINDS
     own = {"cro": cro, "redfish": planning, "karpenter": new_nodes, "clusterAutoscaler": new_nodes}
@@ -107,7 +107,7 @@ def test_the_kinds_of_providers_are_told_with_their_own_times_and_which_keep_hea
     assert tuple(kind for kind, cells in told.items() if cells[2] == "no") == QUEUES
 
 
-def test_the_example_of_capacity_is_one_that_is_taken() -> None:
+def test_capacity_example_is_valid_and_uses_every_common_key() -> None:
     (said,) = re.findall(r"```yaml\n(.*?)```", section(OPERATIONS, "More capacity"), re.DOTALL)
     settings = load.parse_documents([("page", f"apiVersion: pilotlight.dev/v1alpha1\nkind: Settings\n{said}")]).settings
     common = {field.encode_name for field in msgspec.structs.fields(ProviderSettings)} - {*KINDS}
@@ -115,13 +115,13 @@ def test_the_example_of_capacity_is_one_that_is_taken() -> None:
     assert [one.name for one in settings.capacity] == ["rack", "p4d"]
 
 
-def test_the_labels_that_tell_how_a_node_was_bought_are_all_named_in_order() -> None:
+def test_documented_price_class_labels_match_the_code() -> None:
     said = rows(section(CONFIGURATION, "Settings"))["prices[].class"][2]
     told = re.findall(r"`([\w.-]+/[\w-]+)(?:: \"true\")?`", said)
     assert told == [label for label, _ in CLASSES]
 
 
-def test_the_keys_not_in_force_are_those_that_are_refused() -> None:
+def test_documented_unsupported_keys_match_the_rejected_ones() -> None:
     told = section(CONFIGURATION, "Not in force yet")
     for kind, keys in KEYS.items():
         row = re.search(rf"^\| {kind} \| (.*) \|$", told, re.MULTILINE)
@@ -131,7 +131,7 @@ def test_the_keys_not_in_force_are_those_that_are_refused() -> None:
     assert all(f"`{scheme}://`" in told for scheme in SCHEMES)
 
 
-def test_the_metrics_are_those_that_are_told() -> None:
+def test_documented_metrics_match_the_exported_ones() -> None:
     texts = [Metrics(lambda: World(epoch=1)).text(), Telemetry().text((), 0.0), StoreMetrics().text()]
     families = [family for text in texts for family in text_string_to_metric_families(text.decode())]
     known = {f.name + ("_total" if f.type == "counter" else "") for f in families if not f.name.endswith("_created")}
@@ -139,7 +139,7 @@ def test_the_metrics_are_those_that_are_told() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_have_existing_targets(page: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
         if target.startswith("https://"):
             continue
@@ -152,7 +152,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_commands_and_targets_exist(page: Path) -> None:
+def test_documented_commands_and_make_targets_exist(page: Path) -> None:
     context = cli.make_context("pilotlight", ["--help"], resilient_parsing=True)
     for command in re.findall(r"(?:^|[`$/] ?)pilotlight ([a-z]+)", page.read_text(), re.MULTILINE):
         assert cli.get_command(context, command) is not None, f"{page.name} names pilotlight {command}"
@@ -160,7 +160,7 @@ def test_commands_and_targets_exist(page: Path) -> None:
     assert set(re.findall(r"(?:^|`)make ([a-z-]+)", page.read_text(), re.MULTILINE)) <= targets
 
 
-def test_the_pace_of_probes_is_what_is_told() -> None:
+def test_documented_probe_intervals_match_the_code() -> None:
     first, then, slow = (f"{1000 * s:g}" for s in (FAST_EVERY_S, LISTENS_EVERY_S, SLOW_EVERY_S))
     for page in ((ROOT / "README.md").read_text(), ARCHITECTURE):
         assert f"every {first} ms until its port listens, then every {then} ms until it is ready" in page
@@ -171,7 +171,7 @@ def test_the_pace_of_probes_is_what_is_told() -> None:
     assert f"every {first}, then {then} ms" in draw_call.picture()
 
 
-def test_the_picture_is_what_is_drawn() -> None:
+def test_cold_start_diagram_is_current() -> None:
     assert (ROOT / "docs" / "call-from-zero.svg").read_text() == draw_call.picture(), "run `python docs/draw_call.py`"
 
 

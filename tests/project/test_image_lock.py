@@ -21,7 +21,7 @@ SCHEMA = Path(__file__).parents[1] / "contracts" / "cyclonedx-1.4.schema.json"
 """CycloneDX's own (Apache-2.0), https://cyclonedx.org/schema/bom-1.4.schema.json."""
 
 
-def test_the_lock_has_the_packages_that_the_image_is_made_of() -> None:
+def test_lock_contains_every_image_package_once() -> None:
     found = image.read_lock(image.LOCK.read_text())
     for machine in {one.architecture for one in found}:
         names = [one.name for one in found if one.architecture == machine]
@@ -30,7 +30,7 @@ def test_the_lock_has_the_packages_that_the_image_is_made_of() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "# amd64 a 1 x\n", "amd64 a 1 abc\n", f"amd64 a 1 {64 * 'A'}\n"])
-def test_a_lock_without_hashes_is_refused(text: str) -> None:
+def test_lock_without_hashes_is_rejected(text: str) -> None:
     with pytest.raises(
         LockError, match=r"requirements/debian\.lock has a line without a SHA-256, .*: run `make lock-image`"
     ):
@@ -48,11 +48,11 @@ def test_a_lock_without_hashes_is_refused(text: str) -> None:
         ([A._replace(sha256=64 * "f"), B], "a 1:2.0-1 has another SHA-256 than in the lock"),
     ],
 )
-def test_each_difference_from_the_lock_is_named(found: list[Deb], difference: str) -> None:
+def test_differences_from_the_lock_are_named(found: list[Deb], difference: str) -> None:
     assert image.differences([A, B], found) == difference
 
 
-def test_a_package_that_differs_from_the_lock_ends_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_package_that_differs_from_the_lock_fails_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything of it is taken into the image."""
     locked = tmp_path / "debian.lock"
     locked.write_text(image.LOCK_HEAD + f"{' '.join(A._replace(architecture=image.architecture()))}\n")
@@ -88,7 +88,7 @@ PACKAGES = (
 )
 
 
-def test_the_bill_of_materials_is_valid_cyclonedx() -> None:
+def test_sbom_is_valid_cyclonedx() -> None:
     anything = Resource.from_contents({}, default_specification=DRAFT7)
     base = "http://cyclonedx.org/schema/"
     others = [(f"{base}{name}", anything) for name in ("spdx.SNAPSHOT.schema.json", "jsf-0.82.SNAPSHOT.schema.json")]
@@ -99,7 +99,7 @@ def test_the_bill_of_materials_is_valid_cyclonedx() -> None:
         checker.validate({**bill(*PACKAGES), "specVersion": 1.4})
 
 
-def test_each_package_has_its_url_hash_and_licences() -> None:
+def test_sbom_component_contains_url_hash_and_licences() -> None:
     components = bill(*PACKAGES)["components"]
     assert [one["purl"] for one in components] == [
         "pkg:deb/debian/libstdc%2B%2B6@12.2.0-14%2Bdeb12u1?arch=amd64", "pkg:pypi/odd@1%212", "pkg:pypi/pyyaml-x@6.0",
@@ -109,12 +109,12 @@ def test_each_package_has_its_url_hash_and_licences() -> None:
     assert [one["license"]["name"] for one in components[1]["licenses"]] == ["NOASSERTION"]
 
 
-def test_the_same_packages_give_the_same_bytes() -> None:
+def test_sbom_does_not_depend_on_package_order() -> None:
     first, second = (sbom.document(order, "1", "sha256:0", 1) for order in (PACKAGES, PACKAGES[::-1]))
     assert first == second
 
 
-def test_licences_of_debian_are_those_of_machine_readable_files() -> None:
+def test_debian_licences_are_read_from_machine_readable_files_only() -> None:
     head = "Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/\n"
     text = "\nFiles: *\nLicense: Apache-2.0\n text\n\nLicense: MIT \nLicense:\n"
     assert sbom.debian_licences(head + text) == ("Apache-2.0", "MIT")
@@ -130,9 +130,7 @@ def test_licences_of_debian_are_those_of_machine_readable_files() -> None:
         ({"Classifier": "Typing :: Typed"}, ()),
     ],
 )
-def test_licences_of_python_packages_come_from_their_metadata(
-    fields: dict[str, str], licences: tuple[str, ...]
-) -> None:
+def test_python_licences_are_read_from_package_metadata(fields: dict[str, str], licences: tuple[str, ...]) -> None:
     message = Message()
     for name, value in fields.items():
         message[name] = value

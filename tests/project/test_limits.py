@@ -203,14 +203,14 @@ def errors_of_gateways() -> set[tuple[str, str]]:
     return found | {("503", code) for code in re.findall(r'"([a-z]+(?:_[a-z]+)+)"', published)}
 
 
-def test_every_row_is_known_and_every_bound_here_has_a_row() -> None:
+def test_rows_of_the_limits_table_match_the_expected_list() -> None:
     own = [row for row in ROWS if row not in others.ROWS]
     assert [row for row in told() if row in others.ROWS] == list(others.ROWS)
     assert [row for row in told() if row not in others.ROWS] == own
 
 
 @pytest.mark.parametrize("row", [row for row, paths in ROWS.items() if paths])
-def test_a_row_tells_the_value_that_the_code_has(row: str) -> None:
+def test_documented_limit_matches_the_value_in_the_code(row: str) -> None:
     text = told()[row].value
     for path in ROWS[row]:
         wanted = spellings(path, value_of(path))
@@ -219,7 +219,7 @@ def test_a_row_tells_the_value_that_the_code_has(row: str) -> None:
         )
 
 
-def test_the_errors_of_the_table_are_errors_that_there_are() -> None:
+def test_errors_in_the_limits_table_exist_in_the_code() -> None:
     known = errors_of_gateways()
     statuses = {status for status, _ in known}
     for row, (_, reached) in told().items():
@@ -229,7 +229,7 @@ def test_the_errors_of_the_table_are_errors_that_there_are() -> None:
                 assert (status, code) in known, f"{row}: {status} {code}"
 
 
-def test_every_bound_of_a_gateway_is_in_the_table() -> None:
+def test_every_gateway_limit_is_listed_in_the_table() -> None:
     listed = {path for paths in ROWS.values() for path in paths} | NOT_TOLD.keys()
     limits = {f"gateway.limits.Limits.{field}" for field in Limits.__struct_fields__}
     assert {each for path in GATEWAY for each in bounds(path)} | limits <= listed

@@ -49,8 +49,9 @@ def recorded() -> dict[str, dict[str, Any]]:
     return found
 
 
+@pytest.mark.case("30")
 @pytest.mark.parametrize("name", sorted(recorded()))
-def test_case_30_a_message_only_grows(name: str) -> None:
+def test_message_schema_changes_only_by_optional_additions(name: str) -> None:
     """Nothing goes, changes its type or becomes required, and nothing new is required: the older one never sends it."""
     before, now = recorded()[name], fields()[name]
     assert set(now.get("required", ())) == set(before.get("required", ()))
@@ -58,8 +59,9 @@ def test_case_30_a_message_only_grows(name: str) -> None:
         assert shape(now["properties"][field]) == shape(schema), field
 
 
+@pytest.mark.case("30")
 @pytest.mark.parametrize("kind", SENT, ids=lambda kind: kind.__name__)
-def test_case_30_unknown_fields_are_ignored_wherever_they_are(kind: type[Message]) -> None:
+def test_unknown_message_fields_are_ignored_at_every_level(kind: type[Message]) -> None:
     """A message of the next version, with something new in each of its parts."""
     whole = example(kind)
     read = contract.make_decoder(kind)

@@ -10,7 +10,7 @@ def test_each_listed_kind_has_poisoned_objects() -> None:
     assert {(one.group, one.plural) for one in poison.ALL} == poison.listed()
 
 
-def test_each_kind_has_several_objects_that_can_be_written() -> None:
+def test_each_listed_kind_has_several_writable_poisoned_objects() -> None:
     for one in poison.ALL:
         found = list(poison.bodies(one))
         assert len(found) > 2 * len(poison.LEVELS), one

@@ -119,17 +119,18 @@ def server(
             yield name, port
 
 
-def test_there_is_enough_to_compare() -> None:
+def test_enough_inputs_are_accepted_and_forwarded() -> None:
     assert (len(accepted()), len(sent())) > (600, 250)
     assert sum(item.whole for item in accepted()) > 400
 
 
-def test_nothing_that_servers_read_otherwise_goes_up() -> None:
+def test_forwarded_heads_contain_no_known_parser_quirk() -> None:
     for head, _ in sent():
         assert not any(quirk.about.search(head) for quirk in QUIRKS), head
 
 
-async def test_case_39_a_server_reads_what_we_forward_as_we_mean_it(server: tuple[str, int]) -> None:
+@pytest.mark.case("39")
+async def test_servers_parse_forwarded_requests_as_intended(server: tuple[str, int]) -> None:
     """One after another on one connection, as an engine gets them, so that no byte of one may reach the next."""
     name, port = server
     heard = await ask(port, *((head + body, 1) for head, body in sent()), (SENTINEL, 2))
@@ -152,7 +153,8 @@ def meant(head: bytes, body: bytes) -> Reading:
     return Reading(method, target, body.decode("latin-1"), tuple(pairs))
 
 
-async def test_case_39_a_server_reads_the_same_requests_as_we_do_or_fewer(server: tuple[str, int]) -> None:
+@pytest.mark.case("39")
+async def test_servers_parse_the_same_requests_as_the_gateway_or_fewer(server: tuple[str, int]) -> None:
     name, port = server
     gate = asyncio.Semaphore(AT_ONCE)
     excused: Counter[Quirk] = Counter()
@@ -192,7 +194,7 @@ async def asked(port: int, item: Accepted) -> tuple[Heard, list[tuple[str, str, 
 @pytest.mark.skipif(
     "xllamacpp" not in find_installed_programs(), reason="the llama.cpp server is not installed (extra llama)"
 )
-def test_llama_cpp_gives_one_answer_to_what_we_forward(tmp_path: Path) -> None:
+def test_llama_cpp_gives_one_response_per_forwarded_request(tmp_path: Path) -> None:
     """It closes after errors and streams. Where it does not, the next answer is the next request's."""
     kept = 0
     with llama(tmp_path) as port:

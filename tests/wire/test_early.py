@@ -34,7 +34,9 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("status", "lines", "path", "kind"), WRONG)
-async def test_a_large_body_is_not_waited_for(status: int, lines: tuple[str, ...], path: str, kind: str) -> None:
+async def test_invalid_head_is_rejected_before_a_large_body(
+    status: int, lines: tuple[str, ...], path: str, kind: str
+) -> None:
     async with rig() as one:
         client = await one.client()
         begin(client, 10 * MIB, *lines, path=path, kind=kind)
@@ -44,7 +46,7 @@ async def test_a_large_body_is_not_waited_for(status: int, lines: tuple[str, ...
         assert one.front.room.held_bytes == 0
 
 
-async def test_a_wrong_key_is_refused_before_the_body() -> None:
+async def test_wrong_key_is_rejected_before_the_body() -> None:
     async with rig(settings=FrontSettings(keys_needed=True)) as one:
         client = await one.client()
         begin(client, 10 * MIB, "authorization: Bearer wrong")
@@ -52,7 +54,7 @@ async def test_a_wrong_key_is_refused_before_the_body() -> None:
         assert (status, fields["connection"]) == (401, "close")
 
 
-async def test_the_rest_of_a_short_body_is_dropped_and_the_connection_lives_on() -> None:
+async def test_short_body_of_rejected_request_is_dropped_and_connection_kept() -> None:
     async with rig() as one:
         client = await one.client()
         for pieces in ((b"x" * 500, b"x" * 500), (b"x" * 1000 + HEALTH,), (b"x" * 999, b"x" + HEALTH[:9], HEALTH[9:])):
@@ -69,7 +71,7 @@ async def test_the_rest_of_a_short_body_is_dropped_and_the_connection_lives_on()
         assert (await client.answer())[1]["connection"] == "close"
 
 
-async def test_who_expects_100_gets_the_refusal_alone() -> None:
+async def test_rejected_expect_request_gets_no_100_continue() -> None:
     async with rig() as one:
         client = await one.client()
         begin(client, 100, "expect: 100-continue", path="nowhere")
@@ -78,7 +80,7 @@ async def test_who_expects_100_gets_the_refusal_alone() -> None:
         assert rest.count(b"HTTP/1.1") == 1
 
 
-async def test_a_path_that_takes_no_body_takes_a_short_one_only() -> None:
+async def test_path_without_body_accepts_only_a_short_body() -> None:
     async with rig() as one:
         client = await one.client()
         client.send(b"GET /health HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\n")
@@ -102,7 +104,7 @@ async def empty(one: Rig) -> None:
             await asyncio.sleep(0.001)
 
 
-async def test_large_bodies_wait_for_room_and_all_are_served() -> None:
+async def test_large_bodies_wait_for_budget_and_are_all_served() -> None:
     sent = body(4 * MIB)
     async with ScriptedEngine((OK,)) as engine, rig(engine.address, limits=TIGHT) as one:
         one.at_ease()
@@ -119,7 +121,7 @@ async def test_large_bodies_wait_for_room_and_all_are_served() -> None:
         await empty(one)
 
 
-async def test_who_waits_for_room_in_vain_is_told_so_and_small_calls_pass() -> None:
+async def test_large_body_without_budget_gets_503_and_small_requests_pass() -> None:
     limits = Limits(memory_bytes=16 * MIB, body_seconds_max=2.0)
     async with ScriptedEngine((HOLD, OK), (OK,)) as engine, rig(engine.address, limits=limits) as one:
         one.at_ease()
@@ -137,7 +139,7 @@ async def test_who_waits_for_room_in_vain_is_told_so_and_small_calls_pass() -> N
         await empty(one)
 
 
-async def test_a_body_that_is_let_in_is_asked_for_then() -> None:
+async def test_100_continue_is_sent_when_the_body_is_admitted() -> None:
     async with ScriptedEngine((HOLD, OK), (OK,)) as engine, rig(engine.address, limits=TIGHT) as one:
         one.at_ease()
         first, second = await one.client(), await one.client()
@@ -154,7 +156,7 @@ async def test_a_body_that_is_let_in_is_asked_for_then() -> None:
         assert (await second.answer())[0] == 200
 
 
-async def test_a_body_above_all_room_is_413_and_one_in_chunks_503() -> None:
+async def test_body_above_the_whole_budget_gets_413_and_chunked_one_503() -> None:
     async with rig(limits=TIGHT) as one:
         one.at_ease()
         client = await one.client()
@@ -174,7 +176,7 @@ async def test_a_body_above_all_room_is_413_and_one_in_chunks_503() -> None:
         await empty(one)
 
 
-async def test_a_slow_body_gives_way_to_those_that_wait() -> None:
+async def test_slow_body_is_timed_out_when_others_wait() -> None:
     async with ScriptedEngine((OK,)) as engine, rig(engine.address, limits=TIGHT) as one:
         one.at_ease()
         slow, second = await one.client(), await one.client()
@@ -190,7 +192,7 @@ async def test_a_slow_body_gives_way_to_those_that_wait() -> None:
         assert (await second.answer())[0] == 200
 
 
-async def test_who_leaves_while_its_body_is_read_or_waits_leaves_nothing() -> None:
+async def test_disconnect_during_body_releases_its_budget() -> None:
     async with rig(limits=TIGHT) as one:
         one.at_ease()
         for _ in range(3):
@@ -208,7 +210,7 @@ async def test_who_leaves_while_its_body_is_read_or_waits_leaves_nothing() -> No
 
 
 @pytest.mark.parametrize("ahead", [0, AHEAD_BYTES_MAX - 100, AHEAD_BYTES_MAX + 10_000])
-async def test_a_client_that_sent_ahead_and_leaves_is_seen(ahead: int) -> None:
+async def test_disconnect_is_detected_after_pipelined_bytes(ahead: int) -> None:
     """Case 34, whatever came after the Call: reading never stops while it runs."""
     async with ScriptedEngine((HOLD,)) as engine, rig(engine.address) as one:
         client = await one.client()

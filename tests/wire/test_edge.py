@@ -38,7 +38,7 @@ async def parked(one: Rig, *, stream: bool, minor: int = 1, path: str = "/v1/cha
     return client
 
 
-async def test_a_parked_call_is_answered_when_a_replica_comes_and_says_that_it_was_cold() -> None:
+async def test_queued_request_is_served_by_new_replica_and_marked_cold() -> None:
     async with ScriptedEngine((OK,)) as engine, rig() as one:
         client = await parked(one, stream=False)
         while not one.front.report().levels:
@@ -50,7 +50,7 @@ async def test_a_parked_call_is_answered_when_a_replica_comes_and_says_that_it_w
 
 
 @pytest.mark.parametrize(("load_ms", "whole"), [(0.1, True), (60_000.0, False)])
-async def test_who_waited_for_the_whole_start_is_told_what_it_waited_after_it(load_ms: float, whole: bool) -> None:
+async def test_server_timing_contains_ready_phase_only_after_a_whole_start(load_ms: float, whole: bool) -> None:
     async with ScriptedEngine((OK,)) as engine, rig() as one:
         client = await parked(one, stream=False)
         while not one.front.report().levels:
@@ -66,7 +66,7 @@ EARLY = FrontSettings(keepalive_seconds=0.1)
 
 
 @pytest.mark.parametrize("minor", [0, 1])
-async def test_a_parked_stream_hears_that_it_waits_and_then_its_answer(minor: int) -> None:
+async def test_queued_stream_receives_its_position_and_then_the_response(minor: int) -> None:
     async with ScriptedEngine((STREAM,)) as engine, rig(settings=EARLY) as one:
         client = await parked(one, stream=True, minor=minor)
         status, fields = await client.head()
@@ -78,14 +78,14 @@ async def test_a_parked_stream_hears_that_it_waits_and_then_its_answer(minor: in
         assert body.split(b"\n\n")[-2].startswith(b": server-timing queue;dur=")
 
 
-async def test_an_anthropic_stream_is_pinged() -> None:
+async def test_queued_anthropic_stream_receives_pings() -> None:
     async with rig(settings=EARLY) as one:
         client = await parked(one, stream=True, path="/v1/messages")
         await client.head()
         assert (await client.chunk()).startswith(b"event: ping\n")
 
 
-async def test_after_an_early_head_an_engines_error_becomes_an_event() -> None:
+async def test_engine_error_after_an_early_head_becomes_an_event() -> None:
     async with (
         ScriptedEngine((document(b'{"error":{"message":"too long","code":400}}', "400 Bad"),)) as engine,
         rig(settings=EARLY) as one,
@@ -98,7 +98,7 @@ async def test_after_an_early_head_an_engines_error_becomes_an_event() -> None:
         assert b"[DONE]" not in body
 
 
-async def test_after_an_early_head_a_refusal_becomes_an_event() -> None:
+async def test_rejection_after_an_early_head_becomes_an_event() -> None:
     async with rig(settings=EARLY) as one:
         client = await parked(one, stream=True)
         await client.head()
@@ -108,7 +108,7 @@ async def test_after_an_early_head_a_refusal_becomes_an_event() -> None:
         assert b"[DONE]" not in body
 
 
-async def test_after_an_early_head_a_broken_engine_moves_the_call_and_then_is_told() -> None:
+async def test_engine_failure_after_an_early_head_is_retried_then_an_event() -> None:
     async with ScriptedEngine((CLOSE,)) as engine, rig(settings=EARLY) as one:
         client = await parked(one, stream=True)
         await client.head()
@@ -118,7 +118,7 @@ async def test_after_an_early_head_a_broken_engine_moves_the_call_and_then_is_to
         assert len(engine.requests) == 2
 
 
-async def test_a_silent_parked_call_is_refused_before_load_balancers_cut_it() -> None:
+async def test_silent_queued_request_is_rejected_at_the_silence_limit() -> None:
     async with rig(settings=FrontSettings(silent_seconds_max=0.1)) as one:
         client = await parked(one, stream=False)
         status, fields, body = await client.answer()
@@ -130,7 +130,7 @@ async def test_a_silent_parked_call_is_refused_before_load_balancers_cut_it() ->
 
 
 @pytest.mark.parametrize("length", ["999999999", "60"])
-async def test_what_is_refused_before_its_body_is_there_keeps_its_id_and_dialect(length: str) -> None:
+async def test_rejection_before_the_body_keeps_request_id_and_dialect(length: str) -> None:
     async with rig(limits=Limits(body_seconds_max=0.1)) as one:
         client = await one.client()
         client.send(
@@ -142,7 +142,7 @@ async def test_what_is_refused_before_its_body_is_there_keeps_its_id_and_dialect
         assert json.loads(body)["type"] == "error", "as Anthropic's clients read it"
 
 
-async def test_a_head_that_cannot_be_meant_is_told_to_those_with_a_good_key_only() -> None:
+async def test_invalid_head_is_reported_only_to_authenticated_clients() -> None:
     async with rig(settings=FrontSettings(keys_needed=True)) as one:
         client = await one.client()
         client.send(b"POST /v1/completions HTTP/1.1\r\nHost: gw\r\nX-Priority: high\r\nContent-Length: 2\r\n\r\n{}")
@@ -161,7 +161,7 @@ async def get(one: Rig, path: str, *, method: str = "GET", more: str = "") -> tu
     return await client.answer()
 
 
-async def test_models_are_listed_without_waking_any() -> None:
+async def test_listing_models_starts_no_model() -> None:
     async with rig(state="zero") as one:
         status, _, body = await get(one, "/v1/models")
         listed = json.loads(body)
@@ -173,7 +173,7 @@ async def test_models_are_listed_without_waking_any() -> None:
         assert one.front.report().levels == ()
 
 
-async def test_unknown_paths_are_404_in_openai_form_and_the_connection_stays() -> None:
+async def test_unknown_path_gets_openai_404_and_keeps_the_connection() -> None:
     async with rig() as one:
         client = await one.client()
         client.send(b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\nGET /health HTTP/1.1\r\nhost: x\r\n\r\n")
@@ -183,7 +183,7 @@ async def test_unknown_paths_are_404_in_openai_form_and_the_connection_stays() -
         assert (await client.answer())[0] == 200
 
 
-async def test_a_malformed_request_gets_one_400_that_echoes_nothing() -> None:
+async def test_malformed_request_gets_one_400_without_echo() -> None:
     async with rig() as one:
         client = await one.client()
         client.send(b"POST /v1/chat/completions HTTP/1.1\r\nAuthorization : Bearer sk-canary\r\n\r\n")
@@ -192,13 +192,13 @@ async def test_a_malformed_request_gets_one_400_that_echoes_nothing() -> None:
         assert b"canary" not in rest
 
 
-async def test_a_key_is_asked_for_where_one_is_needed() -> None:
+async def test_missing_key_gets_401_with_www_authenticate() -> None:
     async with rig(settings=FrontSettings(keys_needed=True)) as one:
         status, fields, _ = await get(one, "/v1/models")
         assert (status, fields["www-authenticate"]) == (401, "bearer")
 
 
-async def test_cors_names_the_origins_that_may() -> None:
+async def test_cors_preflight_allows_only_configured_origins() -> None:
     async with rig(settings=FrontSettings(cors_origins=("https://app.example",))) as one:
         allowed = await get(one, "/v1/models", method="OPTIONS", more="origin: https://app.example\r\n")
         assert (allowed[0], allowed[1]["access-control-allow-origin"]) == (204, "https://app.example")
@@ -206,7 +206,7 @@ async def test_cors_names_the_origins_that_may() -> None:
         assert "access-control-allow-origin" not in refused[1]
 
 
-async def test_expect_100_is_answered_before_the_body() -> None:
+async def test_100_continue_is_sent_before_the_body() -> None:
     async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
         client = await one.client()
         client.send(
@@ -218,7 +218,7 @@ async def test_expect_100_is_answered_before_the_body() -> None:
         assert (await client.answer())[0] == 200
 
 
-async def test_continue_is_said_once_however_the_body_is_cut() -> None:
+async def test_100_continue_is_sent_once_for_a_split_body() -> None:
     async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
         client = await one.client()
         client.send(
@@ -237,7 +237,7 @@ async def test_continue_is_said_once_however_the_body_is_cut() -> None:
         assert (await client.answer())[0] == 200
 
 
-async def test_what_still_arrives_after_a_refusal_is_dropped_for_a_while() -> None:
+async def test_data_after_a_rejection_is_dropped_until_the_linger_timeout() -> None:
     """Else a reset would overtake the answer, and destroy it."""
     async with rig(limits=Limits(body_bytes_max=10)) as one:
         client = await one.client()
@@ -254,7 +254,7 @@ async def test_what_still_arrives_after_a_refusal_is_dropped_for_a_while() -> No
 
 
 @pytest.mark.parametrize("wish", ["connection: close", "host: y", "x: y"])
-async def test_an_error_that_ends_the_connection_says_so(wish: str) -> None:
+async def test_error_that_closes_the_connection_sends_connection_close(wish: str) -> None:
     """Of a Call that was answered with one, of a request that is none, and of one that cannot be read."""
     gone = (b"HTTP/1.1 200 OK\r\n", CLOSE)
     kept = wish == "x: y"
@@ -290,7 +290,7 @@ async def test_an_error_that_ends_the_connection_says_so(wish: str) -> None:
         b"Expect: more\r\n\r\n", b"X: " + b"y" * (64 << 10),
     ],
 )  # fmt: skip
-async def test_a_head_that_is_refused_is_answered_in_the_dialect_of_its_first_line(
+async def test_rejected_head_is_answered_in_the_dialect_of_its_path(
     fields: bytes, line: bytes, dialect: str, cut: int
 ) -> None:
     data = line + b"\r\nHost: x\r\n" + fields
@@ -304,7 +304,7 @@ async def test_a_head_that_is_refused_is_answered_in_the_dialect_of_its_first_li
         assert ("type" in json.loads(rest.partition(b"\r\n\r\n")[2])) == (dialect == "anthropic")
 
 
-async def test_an_address_may_hold_so_many_connections_and_no_more() -> None:
+async def test_connections_per_address_are_limited() -> None:
     async with rig(limits=Limits(connections_per_address_max=2)) as one:
         kept = [await one.client(), await one.client()]
         third = await one.client()
@@ -315,7 +315,7 @@ async def test_an_address_may_hold_so_many_connections_and_no_more() -> None:
             assert (await client.answer())[0] == 200
 
 
-async def test_a_drain_finishes_what_runs_and_refuses_what_is_parked() -> None:
+async def test_drain_finishes_running_requests_and_rejects_queued_ones() -> None:
     async with (
         ScriptedEngine((STREAM_HEAD + delta("a"), HOLD, DONE + END)) as engine,
         rig(engine.address, slots=1) as one,
@@ -336,7 +336,7 @@ async def test_a_drain_finishes_what_runs_and_refuses_what_is_parked() -> None:
         await asyncio.wait_for(draining, 60)  # and not the 90 s that it may take
 
 
-async def test_a_drain_cuts_what_does_not_end_in_time_with_one_error() -> None:
+async def test_drain_timeout_ends_running_stream_with_one_error() -> None:
     async with ScriptedEngine((STREAM_HEAD + delta("a"), HOLD)) as engine, rig(engine.address) as one:
         client = await parked(one, stream=True)
         await client.head()
@@ -346,7 +346,7 @@ async def test_a_drain_cuts_what_does_not_end_in_time_with_one_error() -> None:
         assert await client.rest() == b""
 
 
-async def test_a_drain_does_not_wait_for_half_a_request() -> None:
+async def test_drain_does_not_wait_for_an_incomplete_request() -> None:
     async with ScriptedEngine() as engine, rig(engine.address) as one:
         client = await one.client()
         client.send(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n")
@@ -359,7 +359,7 @@ async def test_a_drain_does_not_wait_for_half_a_request() -> None:
 # --- what must not be told -------------------------------------------------------------------------------------------
 
 
-async def test_no_key_prompt_or_address_in_events_metrics_or_errors(tmp_path: Path) -> None:
+async def test_events_metrics_and_errors_contain_no_key_prompt_or_address(tmp_path: Path) -> None:
     sink = os.open(tmp_path / "events", os.O_RDWR | os.O_CREAT)
     prompt = [{"role": "user", "content": "canary-prompt"}]
     scripts = [(STREAM,), (STREAM_HEAD + delta("a"), CLOSE), (CLOSE,), (document(b"{}", "302 Found"),)]

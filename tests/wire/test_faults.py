@@ -34,7 +34,7 @@ from tests.kit.rig import rig
 from tests.kit.waiting import until
 
 
-async def test_an_engine_that_closes_idle_connections_costs_nothing() -> None:
+async def test_engine_closing_idle_connections_causes_no_retry() -> None:
     async with ScriptedEngine((OK, CLOSE)) as engine, rig(engine.address) as one:
         client = await one.client()
         for _ in range(5):
@@ -43,7 +43,7 @@ async def test_an_engine_that_closes_idle_connections_costs_nothing() -> None:
         assert one.front.telemetry.text((), None).count(b"upstream_retries_total{") == 0
 
 
-async def test_a_reset_on_a_reused_connection_is_tried_again_on_a_fresh_one() -> None:
+async def test_reset_on_reused_connection_is_retried_on_a_fresh_one() -> None:
     async with ScriptedEngine((OK,), (RESET,), (OK,)) as engine, rig(engine.address) as one:
         client = await one.client()
         client.call()
@@ -54,7 +54,7 @@ async def test_a_reset_on_a_reused_connection_is_tried_again_on_a_fresh_one() ->
         assert one.front.telemetry.text((), None).count(b"upstream_retries_total{") == 0
 
 
-async def test_a_call_that_ends_its_engine_is_written_to_no_more_than_two() -> None:
+async def test_request_that_kills_its_engine_is_sent_to_at_most_two_engines() -> None:
     """Also where it went out on a kept connection: the engine that is not there any more may have died of it."""
     async with (
         ScriptedEngine((OK,), (HOLD,)) as engine,
@@ -75,7 +75,7 @@ async def test_a_call_that_ends_its_engine_is_written_to_no_more_than_two() -> N
         assert 'reason="connect"' not in told
 
 
-async def test_an_engine_that_dies_of_a_long_call_does_not_get_it_again_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_reset_of_a_long_request_on_reused_connection_counts_as_retry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "STALE_S", 0.0)
     async with ScriptedEngine((OK,), (HOLD, RESET), (OK,)) as engine, rig(engine.address) as one:
         client = await one.client()
@@ -87,7 +87,7 @@ async def test_an_engine_that_dies_of_a_long_call_does_not_get_it_again_unseen(m
         assert 'reason="reset"} 1.0' in one.front.telemetry.text((), None).decode(), "its one move"
 
 
-async def test_an_engine_that_closes_after_streams_is_learnt() -> None:
+async def test_connection_closed_after_a_stream_is_not_reused() -> None:
     async with ScriptedEngine((STREAM, CLOSE)) as engine, rig(engine.address) as one:
         client = await one.client()
         for number in range(1, 4):
@@ -96,7 +96,7 @@ async def test_an_engine_that_closes_after_streams_is_learnt() -> None:
             assert engine.connections == number
 
 
-async def test_bytes_that_nobody_asked_for_end_an_idle_connection() -> None:
+async def test_surplus_response_closes_the_idle_connection() -> None:
     async with (
         ScriptedEngine((OK + b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nevil",), (OK,)) as engine,
         rig(engine.address) as one,
@@ -109,7 +109,7 @@ async def test_bytes_that_nobody_asked_for_end_an_idle_connection() -> None:
 
 
 @pytest.mark.parametrize("status", ["503 Service Unavailable", "429 Too Many Requests"])
-async def test_a_busy_engine_gets_the_call_once_more(status: str) -> None:
+async def test_busy_engine_response_is_retried_once(status: str) -> None:
     async with ScriptedEngine((document(b"{}", status),), (OK,)) as engine, rig(engine.address) as one:
         client = await one.client()
         client.call()
@@ -124,7 +124,7 @@ BEFORE: list[Script] = [
 
 
 @pytest.mark.parametrize("script", BEFORE, ids=range(len(BEFORE)))
-async def test_death_before_the_first_body_byte_moves_the_call_and_the_client_sees_nothing(script: Script) -> None:
+async def test_failure_before_the_first_body_byte_is_retried_transparently(script: Script) -> None:
     async with (
         ScriptedEngine(script) as bad,
         ScriptedEngine((STREAM,)) as good,
@@ -138,7 +138,7 @@ async def test_death_before_the_first_body_byte_moves_the_call_and_the_client_se
         assert one.in_use() == 0
 
 
-async def test_a_client_without_framing_gets_a_reset_where_the_end_would_look_like_one() -> None:
+async def test_http_1_0_client_gets_a_reset_when_the_response_is_truncated() -> None:
     """HTTP/1.0, and an engine that dies within a body in chunks: a plain close would make half an answer whole."""
     head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
     async with ScriptedEngine((head + b'5\r\n{"ok"\r\n', HOLD, CLOSE)) as engine, rig(engine.address) as one:
@@ -151,7 +151,7 @@ async def test_a_client_without_framing_gets_a_reset_where_the_end_would_look_li
             await client.rest()
 
 
-async def test_death_before_the_first_byte_twice_is_one_502() -> None:
+async def test_two_failures_before_the_first_byte_are_one_502() -> None:
     async with ScriptedEngine((CLOSE,)) as engine, rig(engine.address) as one:
         client = await one.client()
         client.call()
@@ -163,7 +163,7 @@ async def test_death_before_the_first_byte_twice_is_one_502() -> None:
         assert one.in_use() == 0
 
 
-async def test_a_process_that_dies_may_end_connections_before_it_stops_listening() -> None:
+async def test_reset_before_listener_stops_moves_request_to_new_replica() -> None:
     async with ScriptedEngine((RESET,)) as dying, ScriptedEngine((OK,)) as good, rig(dying.address) as one:
         client = await one.client()
         client.call()
@@ -177,7 +177,7 @@ async def test_a_process_that_dies_may_end_connections_before_it_stops_listening
 
 
 @pytest.mark.parametrize("address", ["nowhere", "127.0.0.1:65536", "127.0.0.1:", ":80", "https://x@"])
-async def test_routes_that_name_no_address_cost_a_call_its_answer_and_nothing_else(address: str) -> None:
+async def test_malformed_route_address_gives_502_and_leaks_no_slot(address: str) -> None:
     async with ScriptedEngine((OK,)) as good, rig(address) as one:
         client = await one.client()
         client.call()
@@ -188,7 +188,7 @@ async def test_routes_that_name_no_address_cost_a_call_its_answer_and_nothing_el
         assert one.in_use() == 0
 
 
-async def test_nobody_listens_and_the_call_moves() -> None:
+async def test_refused_connection_moves_the_request_to_another_replica() -> None:
     async with ScriptedEngine((OK,)) as gone:
         gone.stop()
         async with ScriptedEngine((OK,)) as good, rig(gone.address, good.address) as one:
@@ -199,7 +199,7 @@ async def test_nobody_listens_and_the_call_moves() -> None:
 
 @pytest.mark.parametrize("death", [CLOSE, RESET])
 @pytest.mark.parametrize("half", [b"", b"40\r\ndata: {", b"1"])
-async def test_death_mid_stream_is_one_error_event_and_no_end(death: Word, half: bytes) -> None:
+async def test_engine_failure_mid_stream_sends_one_error_event_and_no_end(death: Word, half: bytes) -> None:
     async with ScriptedEngine((STREAM_HEAD + delta("a"), HOLD, half, death)) as engine, rig(engine.address) as one:
         client = await one.client()
         client.call(stream=True)
@@ -214,7 +214,7 @@ async def test_death_mid_stream_is_one_error_event_and_no_end(death: Word, half:
         assert one.in_use() == 0
 
 
-async def test_an_anthropic_stream_breaks_in_its_own_words() -> None:
+async def test_broken_anthropic_stream_gets_an_anthropic_error_event() -> None:
     start = event('{"type":"message_start"}')
     async with ScriptedEngine((STREAM_HEAD + start, HOLD, CLOSE)) as engine, rig(engine.address) as one:
         client = await one.client()
@@ -225,7 +225,7 @@ async def test_an_anthropic_stream_breaks_in_its_own_words() -> None:
         assert (await client.chunk()).startswith(b'event: error\ndata: {"type":"error"')
 
 
-async def test_death_between_last_byte_and_finish_is_no_failure() -> None:
+async def test_reset_after_the_complete_stream_is_no_failure() -> None:
     async with ScriptedEngine((STREAM, RESET)) as engine, rig(engine.address) as one:
         client = await one.client()
         client.call(stream=True)
@@ -235,7 +235,7 @@ async def test_death_between_last_byte_and_finish_is_no_failure() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_engine_that_says_nothing_is_a_504(stream: bool) -> None:
+async def test_silent_engine_gives_504(stream: bool) -> None:
     clocks = Clocks(response_seconds_max=0.1, first_byte_seconds_max=0.1, stall_seconds_max=90)
     async with ScriptedEngine((HOLD,)) as engine, rig(engine.address, clocks=clocks, slots=1) as one:
         client = await one.client()
@@ -245,7 +245,7 @@ async def test_an_engine_that_says_nothing_is_a_504(stream: bool) -> None:
         assert one.in_use() == 0
 
 
-async def test_a_stream_that_stalls_is_cut_with_an_error_event() -> None:
+async def test_stalled_stream_ends_with_a_timeout_error_event() -> None:
     clocks = Clocks(first_byte_seconds_max=9, stall_seconds_max=0.3)
     async with ScriptedEngine((STREAM_HEAD + delta("a"), HOLD)) as engine, rig(engine.address, clocks=clocks) as one:
         client = await one.client()
@@ -256,13 +256,14 @@ async def test_a_stream_that_stalls_is_cut_with_an_error_event() -> None:
         assert await client.rest() == b""
 
 
+@pytest.mark.case("36")
 @pytest.mark.parametrize(
     ("sent", "status"),
     [(b"POST /v1/chat/completions HTTP/1.1\r\nhost:", b"408"), (b"", b""),
      (b"POST /v1/embeddings HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\n{",
       b"408")],
 )  # fmt: skip
-async def test_case_36_slow_requests_and_idle_connections_are_cut(sent: bytes, status: bytes) -> None:
+async def test_slow_requests_and_idle_connections_time_out(sent: bytes, status: bytes) -> None:
     limits = Limits(header_seconds_max=0.2, body_seconds_max=0.2, idle_seconds_max=0.2)
     async with rig(limits=limits) as one:
         client = await one.client()
@@ -283,9 +284,7 @@ async def test_case_36_slow_requests_and_idle_connections_are_cut(sent: bytes, s
         (b"POST /v1/messages/more HTTP/1.1\r\nhost: x\r\n", False),
     ],
 )
-async def test_a_slow_head_is_answered_in_the_dialect_of_its_path_once_its_first_line_is_here(
-    sent: bytes, anthropic: bool
-) -> None:
+async def test_slow_head_times_out_in_the_dialect_of_its_path(sent: bytes, anthropic: bool) -> None:
     """Also after a request that was whole, and however the head came."""
     async with rig(limits=Limits(header_seconds_max=1.0)) as one:
         client = await one.client()
@@ -299,7 +298,8 @@ async def test_a_slow_head_is_answered_in_the_dialect_of_its_path_once_its_first
         assert await client.rest() == b""
 
 
-async def test_case_35_a_client_that_reads_nothing_stops_the_engine_and_is_cut() -> None:
+@pytest.mark.case("35")
+async def test_client_that_never_reads_is_disconnected_and_engine_stopped() -> None:
     script: Script = (STREAM_HEAD, *[chunk(b"data: " + b"x" * 65_000 + b"\n\n")] * 800, HOLD)
     async with ScriptedEngine(script) as engine, rig(engine.address, limits=Limits(write_stall_seconds_max=0.5)) as one:
         client = await one.client()
@@ -310,7 +310,8 @@ async def test_case_35_a_client_that_reads_nothing_stops_the_engine_and_is_cut()
         client.leave()
 
 
-async def test_case_35_a_client_that_reads_late_gets_everything() -> None:
+@pytest.mark.case("35")
+async def test_slow_client_receives_the_complete_stream() -> None:
     big = chunk(b"data: " + b"x" * 65_000 + b"\n\n") * 300
     async with ScriptedEngine((STREAM_HEAD + big + DONE + END,)) as engine, rig(engine.address) as one:
         client = await one.client()
@@ -325,7 +326,7 @@ LEAVING: list[Script] = [(HOLD,), (STREAM_HEAD, HOLD), (STREAM_HEAD + delta("a")
 
 @pytest.mark.parametrize("how", ["reset", "end", "half"])
 @pytest.mark.parametrize("script", LEAVING, ids=["waiting", "head", "stream", "document"])
-async def test_a_client_that_leaves_ends_the_engines_work_at_once(script: Script, how: str) -> None:
+async def test_client_disconnect_ends_engine_work_at_once(script: Script, how: str) -> None:
     """Case 34, at every stage of an answer; over TLS and on uvloop's transports, too (tests/wire).
 
     It promises 100 ms; the rest here is for a busy machine. How long it really takes is measured in bench/.
@@ -347,7 +348,8 @@ async def test_a_client_that_leaves_ends_the_engines_work_at_once(script: Script
         assert b'outcome="abandoned"' in one.front.metrics()
 
 
-async def test_case_34_a_client_that_leaves_while_parked_is_never_granted() -> None:
+@pytest.mark.case("34")
+async def test_client_that_disconnects_while_queued_is_never_granted() -> None:
     async with ScriptedEngine((OK,)) as engine, rig() as one:
         client = await one.client()
         client.call()
@@ -364,7 +366,7 @@ def until_close(body: bytes) -> tuple[bytes | Word, ...]:
     return (b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n" + body, CLOSE)
 
 
-async def test_a_document_that_ends_with_the_connection_is_passed_on() -> None:
+async def test_close_delimited_document_is_relayed() -> None:
     async with ScriptedEngine(until_close(b'{"choices": []}')) as engine, rig(engine.address) as one:
         client = await one.client()
         client.call()
@@ -372,7 +374,7 @@ async def test_a_document_that_ends_with_the_connection_is_passed_on() -> None:
         assert (status, body) == (200, b'{"choices": []}')
 
 
-async def test_reports_say_when_an_engine_last_sent_something() -> None:
+async def test_reports_contain_time_since_last_byte_of_an_engine() -> None:
     async with ScriptedEngine((STREAM_HEAD + delta("a"), HOLD, delta("b"), HOLD)) as engine, rig(engine.address) as one:
 
         def age_s() -> float | None:

@@ -88,8 +88,9 @@ async def served(one: Rig) -> None:
     other.leave()
 
 
+@pytest.mark.case("38")
 @pytest.mark.parametrize("what", WRONG)
-async def test_case_38_a_body_that_cannot_be_meant(what: str) -> None:
+async def test_invalid_body_gets_400_cheaply_and_keeps_the_connection(what: str) -> None:
     """400 for each, cheaply, and the connection is good for the next Call."""
     body, code = WRONG[what]
     async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
@@ -106,7 +107,8 @@ async def test_case_38_a_body_that_cannot_be_meant(what: str) -> None:
         assert one.in_use() == 0
 
 
-async def test_case_38_a_million_keys_inside_a_member_are_content() -> None:
+@pytest.mark.case("38")
+async def test_million_keys_inside_a_member_are_forwarded_unchanged() -> None:
     """It is read step by step, and nothing is made of its members: the engine gets it as it came."""
     body = MODEL + b'"metadata":{' + keys(MILLION) + b"}}"
     async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
@@ -128,6 +130,7 @@ async def pour(client: Client, piece: bytes) -> tuple[int, bytes]:
     return sent, await answer
 
 
+@pytest.mark.case("38")
 @pytest.mark.parametrize(
     ("lines", "piece"),
     [
@@ -138,7 +141,7 @@ async def pour(client: Client, piece: bytes) -> tuple[int, bytes]:
     ],
     ids=["1 GiB", "one byte too many", "chunks without an end", "small chunks without an end"],
 )
-async def test_case_38_a_body_without_end_is_refused_before_it_is_kept(lines: bytes, piece: bytes) -> None:
+async def test_oversized_or_endless_body_is_rejected_without_buffering(lines: bytes, piece: bytes) -> None:
     """413 as soon as it is known: from the head alone, or when the limit (1 MiB here) is passed; nothing is kept."""
     limits = Limits(body_bytes_max=LIMIT_BYTES)
     async with ScriptedEngine((OK,)) as engine, rig(engine.address, limits=limits) as one:
@@ -155,7 +158,8 @@ async def test_case_38_a_body_without_end_is_refused_before_it_is_kept(lines: by
         await served(one)
 
 
-async def test_case_38_thousands_of_tiny_chunks_are_refused() -> None:
+@pytest.mark.case("38")
+async def test_too_many_tiny_chunks_are_rejected() -> None:
     async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
         client = await one.client()
         client.send(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
@@ -170,7 +174,8 @@ async def test_case_38_thousands_of_tiny_chunks_are_refused() -> None:
         assert len(engine.requests) == 1
 
 
-async def test_case_38_a_chunk_that_promises_too_much_is_refused_by_its_size_line() -> None:
+@pytest.mark.case("38")
+async def test_oversized_chunk_is_rejected_by_its_size_line() -> None:
     async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
         for size in (b"40000000", b"FFFFFFFFFFFFFFFF"):
             client = await one.client()
@@ -183,8 +188,9 @@ async def test_case_38_a_chunk_that_promises_too_much_is_refused_by_its_size_lin
 BOMB = gzip.compress(b"a" * (64 * MIB))
 
 
+@pytest.mark.case("38")
 @pytest.mark.parametrize("coding", [b"gzip", b"GZIP", b"deflate", b"br", b"zstd", b"gzip, gzip"])
-async def test_case_38_an_encoded_body_is_refused_by_its_head_and_never_unpacked(coding: bytes) -> None:
+async def test_compressed_body_is_rejected_by_its_head_and_never_decompressed(coding: bytes) -> None:
     """415 with the head alone on its way; with the body, too, nothing grows: nobody here can unpack."""
     head = HEAD + b"Content-Encoding: " + coding + b"\r\n"
     async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
@@ -200,14 +206,16 @@ async def test_case_38_an_encoded_body_is_refused_by_its_head_and_never_unpacked
         await served(one)
 
 
-async def test_case_38_a_compressed_transfer_is_no_framing_we_know() -> None:
+@pytest.mark.case("38")
+async def test_compressed_transfer_encoding_is_rejected() -> None:
     async with rig() as one:
         client = await one.client()
         client.send(HEAD + b"Transfer-Encoding: gzip, chunked\r\n\r\n" + BOMB)
         assert code_of(await client.rest()) == "invalid_request"
 
 
-async def test_case_38_everybody_else_is_served_while_hostile_bodies_come() -> None:
+@pytest.mark.case("38")
+async def test_other_requests_are_served_while_hostile_bodies_arrive() -> None:
     """Four at once, piece by piece, and a Call of somebody else's after each round of pieces."""
     body = posted(WRONG["10^6 keys"][0])
     step = len(body) // 8 + 1
@@ -222,7 +230,8 @@ async def test_case_38_everybody_else_is_served_while_hostile_bodies_come() -> N
         assert len(engine.requests) == 8
 
 
-def test_case_38_no_body_here_is_small_by_mistake() -> None:
+@pytest.mark.case("38")
+def test_hostile_bodies_have_their_intended_sizes() -> None:
     """The rows above are what they say."""
     big = [body for what, (body, _) in WRONG.items() if what.startswith("10^6")]
     assert min(map(len, big)) >= MILLION

@@ -93,8 +93,9 @@ def ours(request: bytes) -> tuple[bytes, bytes]:
     return re.sub(rb"\r\n(?:host|x-request-id): [^\r]*", b"", head), body
 
 
+@pytest.mark.case("39")
 @pytest.mark.parametrize("whole", [True, False], ids=["whole", "with a Call before it"])
-async def test_case_39_no_input_of_the_corpus_becomes_a_call_that_nobody_made(whole: bool) -> None:
+async def test_corpus_input_never_becomes_a_smuggled_request(whole: bool) -> None:
     """Bodies of the corpus are no JSON: whatever reaches the engine but the Call before it was smuggled."""
     call = request("/v1/chat/completions", b'{"model":"m","messages":[]}')
     async with ScriptedEngine((OK,)) as engine, rig(engine.address, limits=LIMITS) as one:
@@ -106,7 +107,8 @@ async def test_case_39_no_input_of_the_corpus_becomes_a_call_that_nobody_made(wh
             assert len(sent) == (not whole), path.name
 
 
-async def test_case_39_what_is_accepted_is_one_call_in_our_own_words() -> None:
+@pytest.mark.case("39")
+async def test_accepted_mutations_are_forwarded_as_rewritten_requests() -> None:
     """Mutations of good requests: most are refused or no Calls any more, and the others arrive as they were meant."""
     async with ScriptedEngine((OK,)) as engine, rig(engine.address, limits=LIMITS) as one:
         for data in mutated(SEED, MUTATIONS):

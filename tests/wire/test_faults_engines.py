@@ -107,9 +107,10 @@ ODD: dict[str, bytes] = {
 """Answers that break before a first byte of a body could go on."""
 
 
+@pytest.mark.case("41")
 @pytest.mark.parametrize("stream", [False, True], ids=["document", "stream"])
 @pytest.mark.parametrize("name", ODD)
-async def test_case_41_what_cannot_be_read_is_one_502(name: str, stream: bool) -> None:
+async def test_unreadable_engine_response_is_one_502(name: str, stream: bool) -> None:
     """The Call moves once; then one clear error, in which nothing of the engine is told."""
     async with ScriptedEngine((ODD[name],), (ODD[name],), (OK,)) as engine, rig(engine.address) as one:
         client = await one.client()
@@ -121,9 +122,10 @@ async def test_case_41_what_cannot_be_read_is_one_502(name: str, stream: bool) -
         await serves_on(one, client)
 
 
+@pytest.mark.case("41")
 @pytest.mark.parametrize("stream", [False, True], ids=["document", "stream"])
 @pytest.mark.parametrize("status", [300, 301, 302, 303, 304, 305, 307, 308])
-async def test_case_41_a_redirect_is_never_followed_nor_passed_on(status: int, stream: bool) -> None:
+async def test_redirect_is_neither_followed_nor_forwarded(status: int, stream: bool) -> None:
     body = b"" if status == 304 else b"moved"
     async with ScriptedEngine((OK,)) as elsewhere:
         there = document(body, f"{status} There", f"Location: http://{elsewhere.address}/v1/chat/completions")
@@ -183,8 +185,9 @@ FAITHFUL: dict[str, tuple[Script, bytes]] = {
 }  # fmt: skip
 
 
+@pytest.mark.case("41")
 @pytest.mark.parametrize("name", FAITHFUL)
-async def test_case_41_a_stream_that_can_be_read_stays_as_it_is(name: str) -> None:
+async def test_readable_stream_is_relayed_unchanged(name: str) -> None:
     """No word is added to it, `[DONE]` least of all, and it ends because the engine ended it."""
     script, content = FAITHFUL[name]
     async with ScriptedEngine(script, (OK,)) as engine, rig(engine.address) as one:
@@ -209,9 +212,10 @@ DOCUMENTS: dict[str, tuple[Script, int, bytes]] = {
 }  # fmt: skip
 
 
+@pytest.mark.case("41")
 @pytest.mark.parametrize("stream", [False, True], ids=["document", "stream"])
 @pytest.mark.parametrize("name", DOCUMENTS)
-async def test_case_41_a_document_stays_as_it_is(name: str, stream: bool) -> None:
+async def test_document_response_is_relayed_unchanged(name: str, stream: bool) -> None:
     """Also where a stream was asked for."""
     script, status, content = DOCUMENTS[name]
     async with ScriptedEngine(script, (OK,)) as engine, rig(engine.address) as one:
@@ -237,9 +241,10 @@ BROKEN: dict[str, Script] = {
 SAID_DONE = ("a last chunk cut in half", "endless trailers", "a bad trailer")
 
 
+@pytest.mark.case("41")
 @pytest.mark.parametrize("dialect", ["/v1/chat/completions", "/v1/messages"])
 @pytest.mark.parametrize("name", BROKEN)
-async def test_case_41_a_stream_that_breaks_is_one_error_event_and_no_end(name: str, dialect: str) -> None:
+async def test_broken_stream_ends_with_one_error_event_and_no_last_chunk(name: str, dialect: str) -> None:
     script = (STREAM_HEAD + delta("a"), HOLD, *BROKEN[name])
     async with ScriptedEngine(script, (OK,)) as engine, rig(engine.address) as one:
         client = await one.client()
@@ -259,9 +264,10 @@ async def test_case_41_a_stream_that_breaks_is_one_error_event_and_no_end(name: 
         assert engine.connections == 2
 
 
+@pytest.mark.case("41")
 @pytest.mark.parametrize("ending", [CLOSE, RESET])
 @pytest.mark.parametrize("framing", ["length", "chunks", "close"])
-async def test_case_41_a_document_cut_short_has_no_end(framing: str, ending: Word) -> None:
+async def test_truncated_document_is_not_terminated(framing: str, ending: Word) -> None:
     """No error fits into a document that has begun: its reader is left without the end that was promised."""
     body = b'{"choices": [{"mess'
     begun = {
@@ -280,7 +286,8 @@ async def test_case_41_a_document_cut_short_has_no_end(framing: str, ending: Wor
         await serves_on(one, await one.client())
 
 
-async def test_case_41_a_stream_that_ends_with_the_connection_but_not_with_its_word_is_broken() -> None:
+@pytest.mark.case("41")
+async def test_close_delimited_stream_without_done_gets_an_error_event() -> None:
     cut = (b"HTTP/1.0 200 OK\r\ncontent-type: text/event-stream\r\n\r\n" + DELTAS, CLOSE)
     async with ScriptedEngine(cut) as engine, rig(engine.address) as one:
         client = await one.client()
@@ -321,7 +328,8 @@ class Babbling(ScriptedEngine):
         return (*pieces, die.choice((CLOSE, RESET)))
 
 
-async def test_case_41_whatever_an_engine_says_a_client_can_read_the_answer() -> None:
+@pytest.mark.case("41")
+async def test_random_engine_output_gives_the_client_a_readable_response() -> None:
     """A few hundred on sockets; `make fuzz` plays millions through the same code (tests/fuzz/answers.py)."""
     die = random.Random(41)
     engine = Babbling(die)

@@ -111,8 +111,9 @@ async def shape(client: Client) -> bytes:
     return re.sub(rb"(?<=x-request-id: )[^\r]+", b"ID", head) + body
 
 
+@pytest.mark.case("46")
 @pytest.mark.parametrize(("method", "path"), PATHS)
-async def test_case_46_every_wrong_key_gets_the_same_bytes(method: str, path: str) -> None:
+async def test_every_wrong_key_gets_an_identical_response(method: str, path: str) -> None:
     """Whatever is wrong with it, and whether what it asks for exists: one 401, on a connection that stays."""
     async with ScriptedEngine((OK,)) as engine, guarded(engine.address) as one:
         client, shapes = await one.client(), dict[bytes, str]()
@@ -142,7 +143,8 @@ class Steps:
             self.names.append(frame.f_code.co_qualname if event == "call" else str(getattr(arg, "__qualname__", arg)))
 
 
-async def test_case_46_every_wrong_key_costs_the_same_steps() -> None:
+@pytest.mark.case("46")
+async def test_every_wrong_key_runs_the_same_function_calls() -> None:
     """A timing probe finds nothing: a key is hashed and looked up, and no step knows how near it was."""
     async with guarded() as one:
         flipped = GOOD[:-1] + "a"
@@ -173,7 +175,8 @@ def guesses(seed: int) -> Iterable[bytes]:
         yield b"".join(asking(*CHAT, key) for key in keys)
 
 
-async def test_case_46_random_keys_fill_nothing() -> None:
+@pytest.mark.case("46")
+async def test_random_keys_do_not_grow_memory_caches_or_metrics() -> None:
     """After the first 2,000, further 8,000 leave memory, caches and metrics as they are."""
     async with guarded() as one:
         client, seen = await one.client(), list[tuple[int, int, int]]()
@@ -194,7 +197,8 @@ async def test_case_46_random_keys_fill_nothing() -> None:
         assert one.front.directory._resolved == {}
 
 
-async def test_case_46_a_revoked_key_is_refused_at_once_also_where_it_was_just_good() -> None:
+@pytest.mark.case("46")
+async def test_revoked_key_is_rejected_at_once_on_an_open_connection() -> None:
     """The head that came with it is remembered (`cached_head`), who it was is not. What runs goes on."""
     scripts = [(OK,), (STREAM_HEAD + delta("a"), HOLD, delta("b")), (OK,)]
     async with ScriptedEngine(*scripts) as engine, guarded(engine.address) as one:
@@ -215,7 +219,8 @@ async def test_case_46_a_revoked_key_is_refused_at_once_also_where_it_was_just_g
         assert (await kept.answer())[0] == 200
 
 
-async def test_case_46_a_key_expires_by_the_clock_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.case("46")
+async def test_key_expires_at_its_expiry_time(monkeypatch: pytest.MonkeyPatch) -> None:
     async with ScriptedEngine((OK,)) as engine, guarded(engine.address) as one:
         keys_are(one, 4, entry(GOOD, expires_unix_s=NOW_UNIX_S + 60))
         client, request = await one.client(), asking(*CHAT, f"Authorization: Bearer {GOOD}")
@@ -225,7 +230,8 @@ async def test_case_46_a_key_expires_by_the_clock_alone(monkeypatch: pytest.Monk
             assert (await client.answer())[0] == status
 
 
-async def test_case_46_no_key_is_told_wherever_it_stands(tmp_path: Path) -> None:
+@pytest.mark.case("46")
+async def test_keys_never_appear_in_responses_events_metrics_or_upstream(tmp_path: Path) -> None:
     """In header, query, path or body, good or not: not in answers, events or metrics, and not to an engine."""
     sink = os.open(tmp_path / "events", os.O_RDWR | os.O_CREAT)
     async with ScriptedEngine((OK,)) as engine:

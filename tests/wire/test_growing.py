@@ -51,7 +51,7 @@ async def nothing_left(one: Rig) -> None:
     assert one.in_use() == 0
 
 
-def test_what_grows_is_the_edited_body_wherever_it_is_cut() -> None:
+def test_streaming_body_equals_edited_body_at_any_chunk_boundaries() -> None:
     pieces, text = ChunkedBody(), bytes(range(60))
     for edit in (Edit(10, 17, b"other name"), Edit(10, 10, b"more"), Edit(10, 17, b""), Edit(0, 0, b"")):
         wanted = text[: edit.start] + edit.text + text[edit.end :]
@@ -72,7 +72,7 @@ def test_what_grows_is_the_edited_body_wherever_it_is_cut() -> None:
 
 
 @pytest.mark.parametrize("steps", [1, 7, 400])
-async def test_a_form_goes_on_while_it_comes_and_the_connections_live_on(steps: int) -> None:
+async def test_form_is_forwarded_while_received_and_connections_are_kept(steps: int) -> None:
     engine = Reading(OK)
     async with begun(engine) as (one, client), asyncio.timeout(90):
         size = (len(FORM) - MIB) // steps
@@ -103,7 +103,7 @@ async def test_a_form_goes_on_while_it_comes_and_the_connections_live_on(steps: 
         (PART % (b"stream", b"", b"perhaps") + END, "stream"),
     ],
 )
-async def test_what_turns_out_to_be_wrong_is_never_whole_for_an_engine(end: bytes, word: str) -> None:
+async def test_form_found_invalid_at_its_end_never_completes_at_the_engine(end: bytes, word: str) -> None:
     engine, form = Reading(OK), NAMED + SOUND + end
     async with begun(engine, form) as (one, client):
         client.send(form[MIB:])
@@ -115,7 +115,7 @@ async def test_what_turns_out_to_be_wrong_is_never_whole_for_an_engine(end: byte
     assert not engine.whole
 
 
-async def test_a_client_that_leaves_takes_its_call_with_it() -> None:
+async def test_disconnect_during_form_upload_ends_the_request() -> None:
     engine = Reading(OK)
     async with begun(engine) as (one, client):
         client.leave()
@@ -124,7 +124,7 @@ async def test_a_client_that_leaves_takes_its_call_with_it() -> None:
     assert not engine.whole
 
 
-async def test_a_body_that_stops_coming_ends_its_call_by_its_clock() -> None:
+async def test_stalled_form_body_times_out_with_408() -> None:
     engine = Reading(OK)
     async with begun(engine, limits=Limits(body_seconds_max=CLOCK_S)) as (one, client):
         status, fields, _ = await client.answer()
@@ -133,7 +133,7 @@ async def test_a_body_that_stops_coming_ends_its_call_by_its_clock() -> None:
         await nothing_left(one)
 
 
-async def test_who_stops_in_the_middle_holds_no_slot_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stalled_upload_releases_its_slot_at_the_streaming_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.server.body_intake.GROWING_S_MAX", CLOCK_S)
     engine = Reading(OK)
     async with begun(engine) as (one, client):
@@ -142,7 +142,7 @@ async def test_who_stops_in_the_middle_holds_no_slot_for_long(monkeypatch: pytes
         await nothing_left(one)
 
 
-async def test_a_slow_form_is_no_call_before_it_is_whole() -> None:
+async def test_slow_form_is_buffered_until_complete() -> None:
     """At its pace the rest would not come soon."""
     async with Reading(OK) as engine, rig(engine.address) as one:
         client = await one.client()
@@ -178,7 +178,7 @@ class Eager(Played):
 
 
 @pytest.mark.parametrize("name", [b"alias-m", b"m"])
-async def test_an_engine_that_answers_while_it_reads_gets_the_rest(name: bytes) -> None:
+async def test_engine_that_responds_early_receives_the_rest_of_the_body(name: bytes) -> None:
     form = FORM.replace(b"alias-m", name)
     async with Eager() as engine, rig(engine.address) as one:
         client = await one.client()
@@ -190,7 +190,7 @@ async def test_an_engine_that_answers_while_it_reads_gets_the_rest(name: bytes) 
         await nothing_left(one)
 
 
-async def test_an_answer_beside_many_small_parts_that_are_still_read_is_the_last_one() -> None:
+async def test_early_response_during_parsing_of_many_parts_ends_the_request() -> None:
     """What was held for a further turn is not gone on with."""
     refused = document(b'{"error":{"message":"no"}}', "400 Bad Request")
     many = b"".join(PART % (b"x%d" % number, b"", b"y") for number in range(900))
@@ -204,7 +204,7 @@ async def test_an_answer_beside_many_small_parts_that_are_still_read_is_the_last
 
 
 @pytest.mark.parametrize("read_bytes", [100, MIB // 2])
-async def test_a_call_moves_while_its_body_comes(read_bytes: int) -> None:
+async def test_request_is_retried_while_its_body_is_received(read_bytes: int) -> None:
     async with Dying(read_bytes) as first, Reading(OK) as second, rig(first.address, second.address) as one:
         client = await one.client()
         begin(client, len(FORM), FORM[:MIB])
@@ -215,7 +215,7 @@ async def test_a_call_moves_while_its_body_comes(read_bytes: int) -> None:
         await nothing_left(one)
 
 
-async def test_an_answer_before_the_body_is_whole_is_the_last_one() -> None:
+async def test_response_before_the_complete_body_closes_the_connection() -> None:
     refused = document(b'{"error":{"message":"too long"}}', "400 Bad Request")
     async with Refusing(refused) as engine, rig(engine.address) as one:
         client = await one.client()
@@ -227,7 +227,7 @@ async def test_an_answer_before_the_body_is_whole_is_the_last_one() -> None:
         await nothing_left(one)
 
 
-async def test_a_model_that_is_not_known_is_told_before_the_body_has_come() -> None:
+async def test_unknown_model_is_rejected_before_the_body_is_complete() -> None:
     async with rig() as one:
         client = await one.client()
         begin(client, len(FORM), FORM.replace(b"alias-m", b"other-m")[:MIB])
@@ -235,7 +235,7 @@ async def test_a_model_that_is_not_known_is_told_before_the_body_has_come() -> N
         await nothing_left(one)
 
 
-async def test_a_form_that_names_its_model_last_waits_until_it_is_whole() -> None:
+async def test_form_with_model_last_is_buffered_until_complete() -> None:
     form = SOUND + NAMED + END
     async with Reading(OK) as engine, rig(engine.address) as one:
         client = await one.client()
@@ -249,7 +249,7 @@ async def test_a_form_that_names_its_model_last_waits_until_it_is_whole() -> Non
         assert engine.whole[0].endswith(form.replace(b"alias-m", b"served-m"))
 
 
-async def test_that_it_streams_may_be_said_last() -> None:
+async def test_stream_part_may_be_last_in_a_streamed_form() -> None:
     form = NAMED + SOUND + PART % (b"stream", b"", b"true") + END
     async with begun(Reading(STREAM), form) as (one, client):
         client.send(form[MIB:])
@@ -259,7 +259,7 @@ async def test_that_it_streams_may_be_said_last() -> None:
         await nothing_left(one)
 
 
-async def test_a_cold_model_is_asked_for_while_the_body_still_comes() -> None:
+async def test_cold_model_is_started_while_the_body_is_received() -> None:
     async with Reading(OK) as engine, rig(state="cold") as one:
         client = await one.client()
         begin(client, len(FORM), FORM[:MIB])

@@ -40,7 +40,8 @@ FORGED = (
 UPWARDS = ["host", "content-length", "x-request-id", "content-type"]
 
 
-async def test_case_40_an_engine_sees_nothing_that_a_client_forged_or_meant_for_us_alone() -> None:
+@pytest.mark.case("40")
+async def test_forged_and_hop_by_hop_headers_do_not_reach_the_engine() -> None:
     async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
         client = await one.client()
         lines = (*HOP_BY_HOP, *OURS, *FORGED, "Authorization: Bearer canary", "Accept: canary")
@@ -67,8 +68,9 @@ KEYED = ("Authorization: Bearer {}", "authorization:   bearer  {}\t", "X-Api-Key
          "Authorization: Bearer {0}\r\nX-Api-Key: {0}\r\nApi-Key: {0}")  # fmt: skip
 
 
+@pytest.mark.case("40")
 @pytest.mark.parametrize("line", KEYED)
-async def test_case_40_a_call_belongs_to_who_has_the_key_and_the_key_stays_here(line: str) -> None:
+async def test_request_belongs_to_the_key_owner_and_key_is_not_forwarded(line: str) -> None:
     """Whatever else claims to say who it is, and also where `Connection` names the very header of the key."""
     hashed = {name: (KeyEntry(sha256=sha256(key.encode()).hexdigest()),) for name, key in KEYS.items()}
     tenants = tuple(TenantEntry(name=name, keys=keys) for name, keys in hashed.items())
@@ -94,8 +96,9 @@ REFUSED = (
 )  # fmt: skip
 
 
+@pytest.mark.case("40")
 @pytest.mark.parametrize("line", REFUSED)
-async def test_case_40_a_second_host_or_a_line_end_in_a_value_is_refused(line: str) -> None:
+async def test_repeated_header_or_line_break_in_value_is_rejected(line: str) -> None:
     """And the connection ends, for nobody can know what follows."""
     async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
         client = await one.client()
@@ -106,8 +109,9 @@ async def test_case_40_a_second_host_or_a_line_end_in_a_value_is_refused(line: s
         assert engine.requests == []
 
 
+@pytest.mark.case("40")
 @pytest.mark.parametrize("name", ["X-A", "Cookie", "Authorization", "X-Request-Id", "Prefer", "User-Agent", "Accept"])
-async def test_case_40_a_value_of_8_kib_is_read_and_goes_no_further_than_it_may(name: str) -> None:
+async def test_large_header_is_accepted_or_rejected_with_431_if_forwarded(name: str) -> None:
     """Those that engines get have to fit into a head that engines take: else one clear error, and no Call."""
     async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
         client = await one.client()
@@ -130,7 +134,8 @@ ANSWERED = (
 )  # fmt: skip
 
 
-async def test_case_40_a_client_sees_nothing_of_the_engines_connection_or_in_our_name() -> None:
+@pytest.mark.case("40")
+async def test_client_receives_no_connection_or_forged_headers_of_the_engine() -> None:
     """Whole, in pieces, and as an error."""
     whole = document(b"{}", "200 OK", *ANSWERED)
     pieces = (whole[:-1], whole[-1:])
@@ -144,7 +149,8 @@ async def test_case_40_a_client_sees_nothing_of_the_engines_connection_or_in_our
             assert await told(client) == (status, DOWNWARDS)
 
 
-async def test_case_40_neither_does_the_reader_of_a_stream() -> None:
+@pytest.mark.case("40")
+async def test_stream_has_no_connection_or_forged_headers_of_the_engine() -> None:
     head = STREAM_HEAD[:-2] + "\r\n".join([*ANSWERED, "", ""]).encode()
     async with ScriptedEngine((head + delta("a") + DONE + END,)) as engine, rig(engine.address) as one:
         client = await one.client()
@@ -165,7 +171,8 @@ _ID = re.compile(rb"\r\nx-request-id: [a-z0-9._-]+(?=\r\n)")
 """The one thing of a request that is said again: an id of these letters alone."""
 
 
-async def test_case_39_no_error_holds_what_was_sent() -> None:
+@pytest.mark.case("39")
+async def test_error_responses_do_not_echo_the_request() -> None:
     """Mutations of requests for a Model that does not exist, with a word in some place of each."""
     die, inputs = random.Random(5), []
     for data in mutated(5, 600):

@@ -55,7 +55,7 @@ async def status_of(one: Rig, lines: str) -> tuple[int, bytes]:
         ("GET {} HTTP/1.1\r\nHost: evil.example\r\nOrigin: https://app.example", 421),
     ],
 )
-async def test_every_path_serves_local_names_and_allowed_origins_only(lines: str, status: int, path: str) -> None:
+async def test_only_local_hosts_and_allowed_origins_are_served(lines: str, status: int, path: str) -> None:
     async with rig(settings=FrontSettings(cors_origins=(APP,)), host_check=True) as one:
         got, body = await status_of(one, lines.format(path))
     assert got == status
@@ -71,7 +71,7 @@ async def test_every_path_serves_local_names_and_allowed_origins_only(lines: str
 
 
 @pytest.mark.parametrize("path", ["/no-such-path", "/v1/chat/completions"])
-async def test_a_foreign_name_learns_nothing_about_paths(path: str) -> None:
+async def test_foreign_host_gets_421_on_every_path(path: str) -> None:
     async with rig(host_check=True) as one:
         for method in ("GET", "DELETE", "POST"):
             assert (await status_of(one, f"{method} {path} HTTP/1.1\r\nHost: evil.example"))[0] == 421
@@ -87,7 +87,7 @@ async def test_a_foreign_name_learns_nothing_about_paths(path: str) -> None:
         (False, False, "Host: x\r\nSec-Fetch-Site: none\r\nSec-Fetch-Site: none", 200),
     ],
 )
-async def test_with_keys_or_beyond_loopback_nothing_is_checked(
+async def test_host_check_is_off_with_keys_or_without_loopback(
     keys: bool, host_check: bool, lines: str, status: int
 ) -> None:
     async with rig(settings=FrontSettings(keys_needed=keys), host_check=host_check) as one:
@@ -100,7 +100,7 @@ def post(host: str, body: bytes = CALL, more: str = "", path: str = "/v1/chat/co
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
-async def test_a_refused_call_reaches_no_engine_and_the_connection_stays() -> None:
+async def test_rejected_request_reaches_no_engine_and_keeps_the_connection() -> None:
     async with ScriptedEngine((OK,)) as engine, rig(engine.address, host_check=True) as one:
         client = await one.client()
         for _ in range(2):
@@ -111,7 +111,7 @@ async def test_a_refused_call_reaches_no_engine_and_the_connection_stays() -> No
         assert (await client.answer())[0] == 200
 
 
-async def test_the_error_has_the_form_of_the_dialect() -> None:
+async def test_host_error_uses_the_dialect_of_the_path() -> None:
     async with rig(host_check=True) as one:
         client = await one.client()
         client.send(post("evil.example", path="/v1/messages"))
@@ -127,7 +127,7 @@ async def test_the_error_has_the_form_of_the_dialect() -> None:
         "Transfer-Encoding: chunked\r\n\r\n5\r\n",
     ],
 )
-async def test_the_head_alone_is_refused_before_a_body_is_read(rest: str) -> None:
+async def test_head_with_foreign_host_is_rejected_before_its_body(rest: str) -> None:
     async with rig(host_check=True) as one:
         for lines, status in (("Host: evil.example", 421), ("Host: x\r\nSec-Fetch-Site: cross-site", 403)):
             client = await one.client()
@@ -137,7 +137,7 @@ async def test_the_head_alone_is_refused_before_a_body_is_read(rest: str) -> Non
             assert one.front.room.held_bytes == 0
 
 
-async def test_changed_settings_hold_for_a_head_that_was_checked_before() -> None:
+async def test_changed_settings_apply_to_a_previously_checked_head() -> None:
     """Also on the same connection, where the same bytes are not parsed again."""
     version = 1
     async with ScriptedEngine(*[(OK,)] * 4) as engine, rig(engine.address, host_check=True) as one:
@@ -162,7 +162,7 @@ async def test_changed_settings_hold_for_a_head_that_was_checked_before() -> Non
         assert await statuses(FrontSettings()) == [421, 421]
 
 
-async def test_an_allowed_page_can_read_why_its_name_is_refused() -> None:
+async def test_host_error_has_cors_header_for_an_allowed_origin() -> None:
     async with rig(settings=FrontSettings(cors_origins=(APP,)), host_check=True) as one:
         client = await one.client()
         client.send(f"GET /v1/models HTTP/1.1\r\nHost: evil.example\r\nOrigin: {APP}\r\n\r\n".encode())
@@ -170,13 +170,13 @@ async def test_an_allowed_page_can_read_why_its_name_is_refused() -> None:
         assert (status, fields["access-control-allow-origin"]) == (421, APP)
 
 
-async def test_tls_listeners_are_checked_too() -> None:
+async def test_host_check_applies_to_tls_listeners() -> None:
     async with rig(tls=sides(), host_check=True) as one:
         assert (await status_of(one, "GET /health HTTP/1.1\r\nHost: evil.example"))[0] == 421
         assert (await status_of(one, "GET /health HTTP/1.1\r\nHost: localhost"))[0] == 200
 
 
-def test_nothing_is_refused_before_the_settings_are_known() -> None:
+def test_host_check_is_off_until_settings_are_received() -> None:
     front = Gateway(GatewayId("g"), "boot")
     front.listens_at(("127.0.0.1", 8080))
     assert front.host_check is None

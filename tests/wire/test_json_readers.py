@@ -73,7 +73,7 @@ def body(draw: random.Random) -> bytes:
     return f"{{{','.join(f'{spelled(name, draw)}:{value(name, draw)}' for name in names)}}}".encode()
 
 
-def test_what_is_taken_means_the_same_to_go_and_to_python(go: Go) -> None:
+def test_accepted_body_has_the_same_meaning_in_go_and_python(go: Go) -> None:
     draw = random.Random(SEED)
     taken, sent = [], []
     for _ in range(BODIES):

@@ -36,19 +36,19 @@ async def _edited(size: int) -> None:
         assert one.totals()[0] == 1
 
 
-async def test_two_mebibytes_are_edited_where_they_lie() -> None:
+async def test_2_mib_body_is_edited_in_place() -> None:
     await _edited(2 * MIB)
 
 
-async def test_eight_mebibytes_are_edited_where_they_lie() -> None:
+async def test_8_mib_body_is_edited_in_place() -> None:
     await _edited(8 * MIB)
 
 
-async def test_the_largest_body_is_edited_where_it_lies() -> None:
+async def test_largest_body_is_edited_in_place() -> None:
     await _edited(Limits().body_bytes_max - 200)
 
 
-async def test_a_large_body_in_chunks_is_read_as_one_with_a_length() -> None:
+async def test_large_chunked_body_is_forwarded_like_one_with_a_length() -> None:
     sent = body(2 * MIB)
     for size in (1000, 70_000, 3 * MIB):
         async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
@@ -58,7 +58,7 @@ async def test_a_large_body_in_chunks_is_read_as_one_with_a_length() -> None:
             assert got(engine) == sent.replace(b"alias-m", b"served-m")
 
 
-async def test_sizes_around_the_bound_are_all_the_same() -> None:
+async def test_bodies_around_the_large_size_threshold_are_served_equally() -> None:
     async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
         client = await one.client()
         for number, size in enumerate((LARGE_BYTES - 1, LARGE_BYTES, LARGE_BYTES + 1)):
@@ -70,7 +70,7 @@ async def test_sizes_around_the_bound_are_all_the_same() -> None:
         assert engine.connections == 1
 
 
-async def test_what_is_left_of_a_large_body_may_be_small() -> None:
+async def test_large_body_may_shrink_to_a_small_forwarded_body() -> None:
     async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
         client = await one.client()
         post(client, b'{"cache_salt":"%b","model":"m"}' % (b"x" * MIB))
@@ -78,7 +78,7 @@ async def test_what_is_left_of_a_large_body_may_be_small() -> None:
         assert got(engine) == b'{"model":"served-m"}'
 
 
-async def test_an_unchanged_body_goes_on_as_it_came() -> None:
+async def test_unchanged_large_body_is_forwarded_byte_for_byte() -> None:
     sent = body(MIB).replace(b"alias-m", b"served-m")
     async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
         client = await one.client()
@@ -89,7 +89,7 @@ async def test_an_unchanged_body_goes_on_as_it_came() -> None:
         assert got(engine) == sent
 
 
-async def test_a_call_that_moves_sends_the_same_body_again() -> None:
+async def test_retried_request_sends_the_same_large_body_again() -> None:
     sent = body(8 * MIB, cache_salt="x")
     for read_bytes in (100, MIB, 8 * MIB):
         async with (
@@ -105,7 +105,7 @@ async def test_a_call_that_moves_sends_the_same_body_again() -> None:
             assert got(second).endswith(sent[-7 * MIB :])
 
 
-async def test_a_pooled_connection_that_was_closed_is_replaced_and_gets_the_whole_body() -> None:
+async def test_reset_pooled_connection_is_replaced_and_gets_the_whole_body() -> None:
     sent = body(2 * MIB)
     async with ScriptedEngine((OK,), (RESET,), (OK,)) as engine, rig(engine.address) as one:
         client = await one.client()
@@ -115,7 +115,7 @@ async def test_a_pooled_connection_that_was_closed_is_replaced_and_gets_the_whol
         assert got(engine, 1) == got(engine, 2) == sent.replace(b"alias-m", b"served-m")
 
 
-async def test_a_client_that_leaves_in_the_middle_of_its_body_leaves_nothing_behind() -> None:
+async def test_disconnect_during_a_large_body_leaks_nothing() -> None:
     sent = body(4 * MIB)
     async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
         for share in (0.1, 0.5, 0.99):
@@ -134,7 +134,7 @@ async def test_a_client_that_leaves_in_the_middle_of_its_body_leaves_nothing_beh
         assert one.totals()[0] == 1
 
 
-async def test_an_engine_that_does_not_read_is_let_go_of_when_the_client_leaves() -> None:
+async def test_engine_that_does_not_read_is_released_when_the_client_disconnects() -> None:
     left = asyncio.Event()
     came = asyncio.Event()
 
@@ -159,7 +159,7 @@ async def test_an_engine_that_does_not_read_is_let_go_of_when_the_client_leaves(
     server.close()
 
 
-async def test_an_engine_may_answer_before_it_has_read_all() -> None:
+async def test_engine_may_respond_before_reading_the_whole_body() -> None:
     refused = document(b'{"error":{"message":"too long"}}', "400 Bad Request")
     async with Refusing(refused) as engine, rig(engine.address) as one:
         client = await one.client()
@@ -169,7 +169,7 @@ async def test_an_engine_may_answer_before_it_has_read_all() -> None:
         assert engine.connections == 2, "what was cut off is not used again"
 
 
-async def test_over_the_limit_is_413_and_nothing_is_kept() -> None:
+async def test_body_above_the_limit_gets_413_and_reaches_no_engine() -> None:
     sent = body(2 * MIB)
     async with ScriptedEngine((OK,)) as engine, rig(engine.address, limits=Limits(body_bytes_max=MIB)) as one:
         client = await one.client()
@@ -181,7 +181,7 @@ async def test_over_the_limit_is_413_and_nothing_is_kept() -> None:
         assert engine.requests == []
 
 
-async def test_what_cannot_be_read_is_refused_and_the_next_call_is_served() -> None:
+async def test_invalid_large_body_is_rejected_and_the_next_request_is_served() -> None:
     sent = body(2 * MIB)
     async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
         client = await one.client()
@@ -200,7 +200,7 @@ async def test_what_cannot_be_read_is_refused_and_the_next_call_is_served() -> N
         assert len(engine.requests) == 1
 
 
-async def test_what_is_pipelined_after_a_large_body_waits_for_its_turn() -> None:
+async def test_requests_pipelined_after_a_large_body_are_answered_in_order() -> None:
     sent = b'{"model":"alias-m","input":[' + b"[],{}," * (MIB // 2) + b"0]}"
     async with ScriptedEngine((HOLD, document(b"1")), (document(b"2"),)) as engine, rig(engine.address) as one:
         client = await one.client()
@@ -214,7 +214,7 @@ async def test_what_is_pipelined_after_a_large_body_waits_for_its_turn() -> None
         assert [(await client.answer())[2] for _ in range(3)] == [b"1", b"2", b'{"status":"ok"}']
 
 
-async def test_a_large_form_goes_on_with_its_model_renamed() -> None:
+async def test_large_form_is_forwarded_with_its_model_renamed() -> None:
     part = b'--b\r\nContent-Disposition: form-data; name="%b"%b\r\n\r\n%b\r\n'
     sound = part % (b"file", b'; filename="a.wav"\r\nContent-Type: audio/wav', b"\0\r\n-\r\n--\xff" * (MIB // 4))
     for sent in (part % (b"model", b"", b"alias-m") + sound, sound + part % (b"model", b"", b"alias-m")):

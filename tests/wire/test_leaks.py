@@ -72,7 +72,7 @@ async def parked(one: Rig, number: int = 1) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("first", ["leaves", "granted"])
-async def test_a_client_leaves_just_as_its_call_is_granted(first: str, stream: bool) -> None:
+async def test_disconnect_during_grant_leaks_nothing(first: str, stream: bool) -> None:
     async with ScriptedEngine((HOLD,)) as engine, rig() as one:
         for number in TURNS:
             one.routes()
@@ -95,7 +95,7 @@ async def test_a_client_leaves_just_as_its_call_is_granted(first: str, stream: b
 
 
 @pytest.mark.parametrize("warm", [False, True])
-async def test_a_client_leaves_just_as_its_call_is_answered(warm: bool) -> None:
+async def test_disconnect_during_response_leaks_nothing(warm: bool) -> None:
     """At any turn between its request and the end of a stream, on a fresh connection and on a kept one."""
     async with ScriptedEngine((STREAM,)) as engine, rig(engine.address, slots=1) as one:
         for number in range(3 * len(TURNS)):
@@ -115,7 +115,7 @@ async def test_a_client_leaves_just_as_its_call_is_answered(warm: bool) -> None:
         assert (await client.answer())[0] == 200
 
 
-async def test_a_client_leaves_just_as_its_call_is_about_to_move() -> None:
+async def test_disconnect_before_retry_cancels_the_retry() -> None:
     async with ScriptedEngine((RESET,)) as engine, rig(engine.address, slots=1) as one:
         client = await one.client()
         client.call()
@@ -129,7 +129,7 @@ async def test_a_client_leaves_just_as_its_call_is_about_to_move() -> None:
 
 @pytest.mark.parametrize("how", ["close", "abort"])
 @pytest.mark.parametrize("first", ["closes", "call"])
-async def test_an_engine_closes_a_kept_connection_just_as_it_is_taken(first: str, how: str) -> None:
+async def test_reused_connection_closed_by_engine_is_replaced_without_retry(first: str, how: str) -> None:
     """The Call is answered, on a fresh connection if need be; that is no move and costs nobody a retry."""
     async with PlainEngine() as engine, rig(engine.address, slots=1) as one:
         client = await one.client()
@@ -152,7 +152,7 @@ async def test_an_engine_closes_a_kept_connection_just_as_it_is_taken(first: str
         await until("what was closed is gone here too", lambda: sum(pool.connections for pool in pools(one)) <= 1)
 
 
-async def test_an_engine_hears_that_a_client_left_before_it_hears_of_the_next_call() -> None:
+async def test_engine_sees_disconnect_before_the_next_request() -> None:
     """Else it would have more Calls than Slots, if only for a moment: a kept connection is faster than a close."""
     async with PlainEngine() as engine, rig(engine.address, slots=2) as one:
         waiting, leaving = await one.client(), await one.client()
@@ -175,7 +175,7 @@ async def test_an_engine_hears_that_a_client_left_before_it_hears_of_the_next_ca
 # --- Routes, while a connection is being made ------------------------------------------------------------------------
 
 
-async def test_routes_withdraw_a_replica_while_a_call_connects_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_replica_removed_during_connect_still_serves_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was granted stays granted; with the Call the Replica is forgotten."""
     async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
         client = await one.client()
@@ -190,7 +190,7 @@ async def test_routes_withdraw_a_replica_while_a_call_connects_to_it(monkeypatch
         assert one.front.report().replicas == ()
 
 
-async def test_a_replica_that_was_withdrawn_refuses_and_the_call_waits_for_another(
+async def test_request_waits_when_removed_replica_refuses_the_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with ScriptedEngine((OK,)) as gone, ScriptedEngine((OK,)) as other, rig(gone.address) as one:
@@ -209,7 +209,7 @@ async def test_a_replica_that_was_withdrawn_refuses_and_the_call_waits_for_anoth
         assert gone.requests == []
 
 
-async def test_a_client_leaves_while_its_call_connects_to_a_replica_that_was_withdrawn(
+async def test_disconnect_during_connect_to_removed_replica_leaks_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
@@ -225,7 +225,7 @@ async def test_a_client_leaves_while_its_call_connects_to_a_replica_that_was_wit
         assert (one.front.report().replicas, engine.requests, engine.connections) == ((), [], 0)
 
 
-async def test_so_many_connects_at_once_and_the_rest_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_concurrent_connects_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     """A connect takes several times the memory of the connection that it makes; who left meanwhile takes no turn."""
     monkeypatch.setattr(pool, "CONNECTING_MAX", 3)
     async with ScriptedEngine((OK,)) as engine, rig() as one:
@@ -246,7 +246,7 @@ async def test_so_many_connects_at_once_and_the_rest_in_turn(monkeypatch: pytest
         await nothing_left(one)
 
 
-async def test_who_waits_to_connect_need_not_find_out_by_itself_that_nobody_listens(
+async def test_one_refused_connect_moves_all_requests_waiting_to_connect(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pool, "CONNECTING_MAX", 1)
@@ -266,7 +266,7 @@ async def test_who_waits_to_connect_need_not_find_out_by_itself_that_nobody_list
         await nothing_left(one)
 
 
-async def test_a_connection_that_was_made_at_the_last_moment_counts_as_made(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connection_made_at_the_connect_timeout_counts_as_a_reset(monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock says that connecting took too long when the request is out: the engine may have it, so it is a move."""
     async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
         client = await one.client()
@@ -283,7 +283,7 @@ async def test_a_connection_that_was_made_at_the_last_moment_counts_as_made(monk
 # --- what many leave -------------------------------------------------------------------------------------------------
 
 
-async def test_calls_that_ended_keep_no_bodies() -> None:
+async def test_ended_requests_release_their_bodies() -> None:
     """Not even while one that waits before them keeps their places in the queue's clock."""
     body_bytes, number = 4 << 20, 40
     async with ScriptedEngine((HOLD,)) as engine, rig(engine.address, slots=1) as one:
@@ -306,7 +306,7 @@ async def test_calls_that_ended_keep_no_bodies() -> None:
         assert kept_bytes < 4 * body_bytes
 
 
-async def test_many_calls_with_a_head_too_large_for_engines_are_refused_before_they_wait() -> None:
+async def test_oversized_upstream_heads_are_rejected_before_queueing() -> None:
     """Refusing each only when it is granted would grant the next inside, and so on: there is a bound to such depth."""
     body = b'{"model":"m","messages":[]}'
     async with ScriptedEngine((HOLD, OK), (OK,)) as engine, rig(engine.address, slots=1) as one:
@@ -357,7 +357,7 @@ async def one_call(one: Rig, chance: random.Random) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_whatever_happens_nothing_is_left_of_it(seed: int) -> None:
+async def test_random_failures_and_disconnects_leak_nothing(seed: int) -> None:
     """Engines betray, clients leave, Replicas come and go; then all clients are gone."""
     chance = random.Random(seed)
     async with AnyEngine(chance) as ada, AnyEngine(chance) as bob, rig(ada.address) as one:

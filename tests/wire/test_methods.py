@@ -23,9 +23,7 @@ from tests.kit.rig import rig
         ("CANARY", "/v1/embeddings", "post, options"),
     ],
 )
-async def test_a_method_that_a_path_does_not_take_is_405_and_the_connection_stays(
-    method: str, path: str, allow: str
-) -> None:
+async def test_unsupported_method_gets_405_and_keeps_the_connection(method: str, path: str, allow: str) -> None:
     """It says which methods the path takes, in the form of the path's dialect, key or not (RFC 9110, 15.5.6)."""
     settings = FrontSettings(keys_needed=True, cors_origins=("*",))
     async with rig(settings=settings) as one:
@@ -43,7 +41,7 @@ async def test_a_method_that_a_path_does_not_take_is_405_and_the_connection_stay
         assert re.findall(rb'code="(\w*)".*} (\d)', one.front.metrics()) == [(b"method_not_allowed", b"2")]
 
 
-async def test_head_is_answered_without_a_body_and_options_as_before() -> None:
+async def test_head_response_has_no_body_and_options_has_no_allow_header() -> None:
     async with rig() as one:
         for path, status in (("/health", b"404"), ("/v1/messages", b"404"), ("/nowhere", b"404")):
             client = await one.client()

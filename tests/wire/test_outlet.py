@@ -57,7 +57,7 @@ def taken(client: socket.socket, most: int) -> bytes:
     return b"".join(pieces)
 
 
-async def test_bytes_go_out_in_order_past_what_waits_and_behind_it() -> None:
+async def test_direct_and_buffered_writes_are_sent_in_order() -> None:
     dice, ways = random.Random(4), set[tuple[bool, bool]]()
     async with rig() as one, connected(one) as (client, connection):
         transport = connection._transport
@@ -83,7 +83,7 @@ async def test_bytes_go_out_in_order_past_what_waits_and_behind_it() -> None:
     assert ways == {(False, False), (True, False), (True, True)}
 
 
-async def test_who_is_gone_is_told_nothing_and_neither_is_who_has_its_place() -> None:
+async def test_write_after_close_reaches_no_client_with_the_same_socket_number() -> None:
     """A number of a socket is given out again at once."""
     ends: tuple[Callable[[Connection], None] | None, ...] = (
         Connection._close, Connection._abort, Connection._reset, Connection.let_go, None
@@ -127,7 +127,7 @@ def is_closed(number: int) -> bool:
     return False
 
 
-async def test_what_is_written_to_a_client_that_was_reset_ends_the_connection() -> None:
+async def test_write_to_a_reset_client_ends_the_connection() -> None:
     """Its socket says so once; reading, which has stopped here, would not tell it."""
     async with rig() as one, connected(one) as (client, connection):
         connection._stop_reading()
@@ -139,7 +139,7 @@ async def test_what_is_written_to_a_client_that_was_reset_ends_the_connection() 
                 await asyncio.sleep(0)
 
 
-async def test_only_what_is_not_encrypted_goes_past_the_transport() -> None:
+async def test_direct_writes_are_used_only_without_tls() -> None:
     async with rig() as one:
         await one.client()
         await until(lambda: bool(one.front._connections))
@@ -150,7 +150,7 @@ async def test_only_what_is_not_encrypted_goes_past_the_transport() -> None:
         assert [connection._direct for connection in one.front._connections] == [None]
 
 
-async def test_a_connection_that_ends_with_its_last_answer_ends_once_though_the_client_was_slow() -> None:
+async def test_connection_to_slow_client_closes_once_after_the_last_response() -> None:
     """The last answer is made when the client has taken those before it: from within its transport's own write."""
     trouble: list[dict[str, object]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: trouble.append(context))

@@ -13,7 +13,7 @@ from tests.kit.engine import CLOSE, HOLD, OK, STREAM, WITHOUT_USAGE, ScriptedEng
 from tests.kit.rig import MODEL, rig
 
 
-async def test_a_call_reaches_the_engine_rewritten_and_its_answer_comes_back() -> None:
+async def test_request_is_rewritten_for_the_engine_and_response_is_relayed() -> None:
     async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
         client = await one.client()
         client.send(
@@ -32,7 +32,7 @@ async def test_a_call_reaches_the_engine_rewritten_and_its_answer_comes_back() -
         assert one.totals()[0] == 1
 
 
-async def test_an_engine_with_an_address_of_version_6_is_reached_by_it() -> None:
+async def test_engine_with_ipv6_address_is_reached() -> None:
     async with ScriptedEngine((OK,), host="::1") as engine, rig(engine.address) as one:
         client = await one.client()
         client.call()
@@ -42,7 +42,7 @@ async def test_an_engine_with_an_address_of_version_6_is_reached_by_it() -> None
         assert f"\r\nhost: {authority}\r\n".encode() in engine.requests[0]
 
 
-async def test_connections_are_kept_on_both_sides() -> None:
+async def test_client_and_engine_connections_are_kept_alive() -> None:
     async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
         client = await one.client()
         for _ in range(3):
@@ -51,7 +51,7 @@ async def test_connections_are_kept_on_both_sides() -> None:
         assert (engine.connections, len(engine.requests)) == (1, 3)
 
 
-async def test_pipelined_calls_are_answered_in_order_one_at_a_time() -> None:
+async def test_pipelined_requests_are_answered_in_order_one_at_a_time() -> None:
     scripts = [(HOLD, document(b"1")), (document(b"2"),), (document(b"3"),)]
     async with ScriptedEngine(*scripts) as engine, rig(engine.address) as one:
         client = await one.client()
@@ -64,7 +64,7 @@ async def test_pipelined_calls_are_answered_in_order_one_at_a_time() -> None:
         assert [(await client.answer())[2] for _ in range(4)] == [b"1", b"2", b"3", b'{"status":"ok"}']
 
 
-async def test_a_stream_goes_through_without_the_usage_that_we_asked_for() -> None:
+async def test_usage_requested_by_the_gateway_is_removed_from_the_stream() -> None:
     async with ScriptedEngine((STREAM,)) as engine, rig(engine.address) as one:
         client = await one.client()
         client.call(stream=True)
@@ -75,14 +75,14 @@ async def test_a_stream_goes_through_without_the_usage_that_we_asked_for() -> No
         assert one.totals() == (1, 7, 2)
 
 
-async def test_usage_that_the_client_asked_for_stays() -> None:
+async def test_usage_requested_by_the_client_is_kept() -> None:
     async with ScriptedEngine((STREAM,)) as engine, rig(engine.address) as one:
         client = await one.client()
         client.call(stream=True, stream_options={"include_usage": True})
         assert b'"usage"' in (await client.answer())[2]
 
 
-async def test_a_stream_cut_into_single_bytes_is_the_same_stream() -> None:
+async def test_stream_received_in_single_bytes_is_relayed_unchanged() -> None:
     pieces = tuple(STREAM[at : at + 1] for at in range(len(STREAM)))
     async with ScriptedEngine(pieces) as engine, rig(engine.address) as one:
         client = await one.client()
@@ -91,7 +91,7 @@ async def test_a_stream_cut_into_single_bytes_is_the_same_stream() -> None:
 
 
 @pytest.mark.parametrize("minor", [0, 1])
-async def test_a_stream_that_ends_with_the_connection(minor: int) -> None:
+async def test_close_delimited_stream_is_relayed(minor: int) -> None:
     whole = (b"HTTP/1.0 200 OK\r\ncontent-type: text/event-stream\r\n\r\n" + WITHOUT_USAGE, CLOSE)
     async with ScriptedEngine(whole) as engine, rig(engine.address) as one:
         client = await one.client()
@@ -99,7 +99,7 @@ async def test_a_stream_that_ends_with_the_connection(minor: int) -> None:
         assert (await client.answer())[2] == WITHOUT_USAGE
 
 
-async def test_an_engine_that_closes_after_its_head_has_broken_and_the_call_moves() -> None:
+async def test_request_is_retried_if_engine_closes_after_its_head() -> None:
     """Nothing but the close would say that the body is whole, and there is none: that is no empty answer."""
     head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n"
     async with ScriptedEngine((head, CLOSE), (OK,)) as engine, rig(engine.address) as one:
@@ -113,7 +113,7 @@ async def test_an_engine_that_closes_after_its_head_has_broken_and_the_call_move
         assert (await client.answer())[0] == 502, "once is enough"
 
 
-async def test_http_1_0_is_answered_close_delimited() -> None:
+async def test_http_1_0_client_gets_close_delimited_response() -> None:
     async with ScriptedEngine((STREAM,)) as engine, rig(engine.address) as one:
         client = await one.client()
         client.call(stream=True, minor=0)
@@ -122,7 +122,7 @@ async def test_http_1_0_is_answered_close_delimited() -> None:
         assert body == WITHOUT_USAGE
 
 
-async def test_engines_learn_whose_prefix_cache_a_prompt_may_use() -> None:
+async def test_engine_receives_the_cache_salt_of_the_tenant() -> None:
     """Each Tenant has a salt of its own, whatever it sends; only where the engine keeps caches apart by it."""
     keys = {name: f"key-of-{name}" for name in ("acme", "lab")}
     tenants = tuple(

@@ -31,31 +31,27 @@ def run(test: Callable[[], Coroutine[None, None, None]]) -> None:
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_on_uvloop(name: str) -> None:
+def test_data_plane_test_passes_on_uvloop(name: str) -> None:
     run(PLAIN[name])
 
 
 @pytest.mark.parametrize(("script", "how"), LEAVING)
-def test_leaving_on_uvloop(script: int, how: str) -> None:
-    run(lambda: faults.test_a_client_that_leaves_ends_the_engines_work_at_once(faults.LEAVING[script], how))
+def test_client_disconnect_ends_engine_work_on_uvloop(script: int, how: str) -> None:
+    run(lambda: faults.test_client_disconnect_ends_engine_work_at_once(faults.LEAVING[script], how))
 
 
 @pytest.mark.parametrize("script", range(len(faults.BEFORE)))
-def test_death_before_the_first_byte_on_uvloop(script: int) -> None:
-    run(
-        lambda: faults.test_death_before_the_first_body_byte_moves_the_call_and_the_client_sees_nothing(
-            faults.BEFORE[script]
-        )
-    )
+def test_failure_before_the_first_byte_is_retried_on_uvloop(script: int) -> None:
+    run(lambda: faults.test_failure_before_the_first_body_byte_is_retried_transparently(faults.BEFORE[script]))
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("first", ["leaves", "granted"])
-def test_leaving_at_the_grant_on_uvloop(first: str, stream: bool) -> None:
-    run(lambda: leaks.test_a_client_leaves_just_as_its_call_is_granted(first, stream))
+def test_disconnect_during_grant_leaks_nothing_on_uvloop(first: str, stream: bool) -> None:
+    run(lambda: leaks.test_disconnect_during_grant_leaks_nothing(first, stream))
 
 
 @pytest.mark.parametrize("how", ["close", "abort"])
 @pytest.mark.parametrize("first", ["closes", "call"])
-def test_closing_what_is_taken_on_uvloop(first: str, how: str) -> None:
-    run(lambda: leaks.test_an_engine_closes_a_kept_connection_just_as_it_is_taken(first, how))
+def test_reused_connection_closed_by_engine_is_replaced_on_uvloop(first: str, how: str) -> None:
+    run(lambda: leaks.test_reused_connection_closed_by_engine_is_replaced_without_retry(first, how))

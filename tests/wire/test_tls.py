@@ -30,7 +30,7 @@ from tests.wire import test_edge as edge
 from tests.wire import test_faults as faults
 from tests.wire import test_relay as relay
 
-OTHERWISE = {"test_an_address_may_hold_so_many_connections_and_no_more"}
+OTHERWISE = {"test_connections_per_address_are_limited"}
 """What is told apart here: over TLS one too many does not even get a handshake."""
 PLAIN = {
     name: test
@@ -38,7 +38,7 @@ PLAIN = {
     for name, test in vars(module).items()
     if name.startswith("test_") and inspect.iscoroutinefunction(test) and not inspect.signature(test).parameters
 }
-LEAVES = next(test for name, test in vars(faults).items() if name.endswith("_leaves_ends_the_engines_work_at_once"))
+LEAVES = faults.test_client_disconnect_ends_engine_work_at_once
 HEALTH = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
 LOOPS = pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 
@@ -55,14 +55,14 @@ def run(loop: Loop, test: Callable[[], Coroutine[None, None, None]]) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(PLAIN.keys() - OTHERWISE))
-def test_over_tls(name: str) -> None:
+def test_data_plane_test_passes_over_tls(name: str) -> None:
     with over_tls():
         run(uvloop.new_event_loop, PLAIN[name])
 
 
 @pytest.mark.parametrize("how", ["reset", "end"])
 @pytest.mark.parametrize("script", range(len(faults.LEAVING)))
-def test_leaving_over_tls(script: int, how: str) -> None:
+def test_client_disconnect_ends_engine_work_over_tls(script: int, how: str) -> None:
     with over_tls():
         run(
             uvloop.new_event_loop,
@@ -92,7 +92,7 @@ async def healthy(one: Rig) -> bool:
 
 
 @LOOPS
-def test_a_handshake_has_a_clock_and_a_place_among_its_addresss_connections(loop: Loop) -> None:
+def test_handshake_times_out_and_counts_as_a_connection_of_its_address(loop: Loop) -> None:
     async def test() -> None:
         limits = Limits(header_seconds_max=2.0, connections_per_address_max=1)
         async with rig(tls=sides(), limits=limits) as one:
@@ -109,7 +109,7 @@ def test_a_handshake_has_a_clock_and_a_place_among_its_addresss_connections(loop
 
 @LOOPS
 @pytest.mark.parametrize("sent", [HEALTH, b"\x16\x03\x01\x00\x05hello", b"", b"\x15\x03\x03\x00\x02\x02\x28"])
-def test_what_is_no_tls_is_closed_without_a_word_in_the_log(
+def test_non_tls_data_closes_the_connection_without_logging(
     loop: Loop, sent: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def test() -> None:
@@ -128,7 +128,7 @@ def test_what_is_no_tls_is_closed_without_a_word_in_the_log(
 
 
 @LOOPS
-def test_a_client_that_is_gone_before_its_handshake_leaves_nothing_behind(loop: Loop) -> None:
+def test_disconnect_before_handshake_frees_the_connection_slot(loop: Loop) -> None:
     async def test() -> None:
         async with rig(tls=sides(), limits=Limits(connections_per_address_max=1)) as one:
             for sent in (b"", b"\x16\x03\x01"):
@@ -147,7 +147,7 @@ def own_sides(folder: Path) -> Sides:
     return Sides(certificates.build_server_context(Identity(cert=pair.cert, key=pair.key)), sides().client)
 
 
-def test_tls_1_2_and_newer_and_http_1_1_and_nothing_else(tmp_path: Path) -> None:
+def test_only_tls_1_2_or_newer_with_http_1_1_is_accepted(tmp_path: Path) -> None:
     def client(newest: ssl.TLSVersion) -> ssl.SSLContext:
         context = ssl.create_default_context(cadata=pem(OURS))
         context.set_alpn_protocols(["h2", "http/1.1"])
@@ -172,7 +172,7 @@ def test_tls_1_2_and_newer_and_http_1_1_and_nothing_else(tmp_path: Path) -> None
 
 
 @LOOPS
-def test_a_new_certificate_is_for_new_connections_and_old_ones_live_on(loop: Loop) -> None:
+def test_new_certificate_applies_to_new_connections_only(loop: Loop) -> None:
     async def test() -> None:
         front = Gateway(GatewayId("g"), "b")
         now = [sides().server]
@@ -197,7 +197,7 @@ def test_a_new_certificate_is_for_new_connections_and_old_ones_live_on(loop: Loo
 
 
 @LOOPS
-def test_a_drain_does_not_wait_for_clients_that_say_no_goodbye(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drain_does_not_wait_for_tls_close_of_idle_clients(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(edge_module, "LINGER_S", 0.05)
 
     async def test() -> None:
@@ -213,7 +213,7 @@ def test_a_drain_does_not_wait_for_clients_that_say_no_goodbye(loop: Loop, monke
 
 
 @LOOPS
-def test_a_stop_ends_handshakes_too(loop: Loop) -> None:
+def test_stop_closes_connections_in_handshake(loop: Loop) -> None:
     async def test() -> None:
         async with rig(tls=sides(), limits=Limits(header_seconds_max=60)) as one:
             client = await one.client(raw=True)
@@ -249,7 +249,7 @@ async def answered(one: Rig) -> tuple[int, bytes]:
 
 
 @LOOPS
-def test_an_engine_with_tls_is_called_and_its_connection_used_again(loop: Loop) -> None:
+def test_tls_engine_connection_is_reused(loop: Loop) -> None:
     async def test() -> None:
         async with engine_of(sides().server) as (engine, one):
             for _ in range(2):
@@ -262,7 +262,7 @@ def test_an_engine_with_tls_is_called_and_its_connection_used_again(loop: Loop) 
 
 
 @LOOPS
-def test_an_engine_may_have_a_name_of_its_own(loop: Loop) -> None:
+def test_engine_certificate_may_use_a_configured_name(loop: Loop) -> None:
     server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     leaf(OURS, "engine.example").configure_cert(server)
 
@@ -282,7 +282,7 @@ def test_an_engine_may_have_a_name_of_its_own(loop: Loop) -> None:
     ],
 )
 @LOOPS
-def test_an_engine_that_is_not_believed_gets_nothing_and_the_call_one_502(
+def test_untrusted_engine_receives_nothing_and_the_request_gets_502(
     loop: Loop, address: str, trusted: str, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def test() -> None:
@@ -306,7 +306,7 @@ def test_an_engine_that_is_not_believed_gets_nothing_and_the_call_one_502(
 
 
 @LOOPS
-def test_an_engine_without_tls_hears_no_call_in_clear(loop: Loop, caplog: pytest.LogCaptureFixture) -> None:
+def test_engine_without_tls_receives_no_plaintext_request(loop: Loop, caplog: pytest.LogCaptureFixture) -> None:
     heard: list[bytes] = []
 
     async def plain(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -327,9 +327,7 @@ def test_an_engine_without_tls_hears_no_call_in_clear(loop: Loop, caplog: pytest
 
 
 @LOOPS
-def test_an_engine_that_does_not_end_its_handshake_is_one_that_cannot_be_reached(
-    loop: Loop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_incomplete_engine_handshake_counts_as_connect_failure(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "CONNECT_S_MAX", 0.1)
 
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -88,7 +88,7 @@ USAGE = USAGE_EVENT.split(b"\r\n")[1]
 
 
 @pytest.mark.parametrize("asked", [False, True])
-async def test_an_answer_in_single_bytes_takes_a_turn_for_each_step(
+async def test_response_in_tiny_chunks_is_split_over_loop_turns(
     *, asked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half a MiB of the smallest chunks that there are, the usage chunk in the middle of them."""
@@ -121,7 +121,7 @@ async def test_an_answer_in_single_bytes_takes_a_turn_for_each_step(
     assert steps <= len(turns) <= steps + len(reads), "some bytes of a read may wait for the next"
 
 
-async def test_a_connection_that_is_cut_while_its_body_is_read_has_no_further_turn() -> None:
+async def test_aborted_connection_runs_no_further_turns_of_its_body() -> None:
     wrong: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: wrong.append(context))
     async with rig() as one:
@@ -139,7 +139,7 @@ async def test_a_connection_that_is_cut_while_its_body_is_read_has_no_further_tu
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-async def test_no_callback_takes_long(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_callback_exceeds_its_cpu_limit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In every callback of the gateway: bytes of the client, further turns, and sending to the engine."""
     clock, loop = Clock(), asyncio.get_running_loop()
     async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:

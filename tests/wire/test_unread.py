@@ -50,7 +50,7 @@ async def poured(one: Rig, piece: bytes) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("piece", [b"X" + NOWHERE, HEALTH * 20], ids=["answered early", "pipelined"])
-async def test_a_client_that_reads_no_answer_is_not_read_and_is_cut(piece: bytes) -> None:
+async def test_client_that_reads_no_response_is_disconnected(piece: bytes) -> None:
     async with rig(limits=Limits(write_stall_seconds_max=0.3)) as one:
         first = NOWHERE if piece.startswith(b"X") else b""
         sent, most = await poured(one, first + piece)
@@ -58,7 +58,7 @@ async def test_a_client_that_reads_no_answer_is_not_read_and_is_cut(piece: bytes
         assert 0 < most < WRITE_BUFFER_BYTES + 64 * ANSWERS_A_TURN * 8
 
 
-async def test_promises_of_small_bodies_take_no_room() -> None:
+async def test_announced_small_bodies_take_no_budget_until_received() -> None:
     """Each connection says that 256 KiB will come, and sends one byte of them."""
     async with ScriptedEngine((OK,)) as engine, rig(engine.address, limits=Limits(memory_bytes=64 * MIB)) as one:
         one.at_ease()
@@ -78,7 +78,7 @@ async def test_promises_of_small_bodies_take_no_room() -> None:
         assert (await client.answer())[0] == 200
 
 
-async def test_slow_small_bodies_make_room_where_it_is_wanted() -> None:
+async def test_slow_small_bodies_time_out_when_budget_is_needed() -> None:
     async with ScriptedEngine((OK,)) as engine, rig(engine.address, limits=Limits(memory_bytes=8 * MIB)) as one:
         one.at_ease()
         slow = [await one.client() for _ in range(4 * MIB // LARGE_BYTES)]
@@ -97,7 +97,7 @@ async def test_slow_small_bodies_make_room_where_it_is_wanted() -> None:
         assert {await head for head in heads} == {b"HTTP/1.1 408 Request Timeout\r\n"}, "after the time of grace"
 
 
-async def test_many_pipelined_requests_are_answered_in_many_turns() -> None:
+async def test_many_pipelined_requests_are_answered_over_several_turns() -> None:
     async with rig() as one:
         client = await one.client()
         client.send(HEALTH * 1000)
@@ -107,7 +107,7 @@ async def test_many_pipelined_requests_are_answered_in_many_turns() -> None:
         assert heard(one.front, [HEALTH * (ANSWERS_A_TURN + 9)]) == ([200] * ANSWERS_A_TURN, False)
 
 
-async def test_a_call_with_too_much_behind_it_is_refused_however_that_came() -> None:
+async def test_request_with_too_many_pipelined_bytes_is_rejected() -> None:
     body = b'{"model":"m","messages":[]}'
     call = POST + b"content-length: %d\r\n\r\n" % len(body) + body
     async with ScriptedEngine((HOLD,), (OK,)) as engine, rig(engine.address) as one:
@@ -126,7 +126,7 @@ def cuts(data: bytes) -> list[list[bytes]]:
 
 
 @pytest.mark.parametrize("path", [b"/v1/chat/completions", b"/nowhere", b"/v1/models"])
-async def test_the_corpus_gets_the_same_answers_however_it_is_cut(path: bytes) -> None:
+async def test_corpus_responses_do_not_depend_on_read_boundaries(path: bytes) -> None:
     """But for one thing: what the head alone refuses is said before its body is seen to be wrong, and ends it."""
     async with rig(limits=Limits(body_bytes_max=MIB)) as one:
         compared = 0

@@ -36,14 +36,15 @@ def refused(data: bytes) -> CallError:
     return seen
 
 
+@pytest.mark.case("39")
 @pytest.mark.parametrize("entry", INDEX, ids=lambda entry: entry["file"])
-def test_case_39_the_corpus_is_judged_the_same_however_it_is_cut(entry: dict[str, object]) -> None:
+def test_corpus_verdict_does_not_depend_on_read_boundaries(entry: dict[str, object]) -> None:
     data = (CORPUS / str(entry["file"])).read_bytes()
     assert [brief(item) for item in read_every_way(data)] == entry["verdict"], entry["why"]
 
 
 @pytest.mark.parametrize("entry", INDEX, ids=lambda entry: entry["file"])
-def test_trailing_data_changes_nothing_before_it(entry: dict[str, object]) -> None:
+def test_trailing_data_does_not_change_earlier_verdicts(entry: dict[str, object]) -> None:
     data = (CORPUS / str(entry["file"])).read_bytes()
     seen = read([data])
     if seen[-1] != UNFINISHED:
@@ -54,11 +55,11 @@ def test_trailing_data_changes_nothing_before_it(entry: dict[str, object]) -> No
         assert [brief(item) for item in after[len(seen) :]] == (["GET /health "] if kept else [])
 
 
-def test_the_corpus_index_names_every_file_once() -> None:
+def test_corpus_index_lists_every_file_once() -> None:
     assert sorted(str(entry["file"]) for entry in INDEX) == sorted(path.name for path in CORPUS.glob("*.http"))
 
 
-def test_a_request_holds_what_we_read_and_nothing_else() -> None:
+def test_parsed_request_contains_only_supported_headers() -> None:
     request = one(
         b"POST /v1/audio/speech?api-version=1&a=%20 HTTP/1.1\r\nHOST: gw:8080\r\nX-Unknown: a\r\n"
         b"Authorization:\t Bearer k \t\r\nAccept: a/b\r\naccept: c/d\r\nContent-Length: 2\r\n\r\nhi"
@@ -77,15 +78,15 @@ def test_a_request_holds_what_we_read_and_nothing_else() -> None:
      (b"Connection: x-a, close\r\n", False), (b"Connection: x-a\r\nConnection: close\r\n", False),
      (b"Connection: closed\r\n", True)],
 )  # fmt: skip
-def test_connection_close_ends_the_connection(line: bytes, kept: bool) -> None:
+def test_connection_close_disables_keep_alive(line: bytes, kept: bool) -> None:
     assert one(b"GET /health HTTP/1.1\r\nHost: gw\r\n" + line + b"\r\n").head.keep_alive is kept
 
 
-def test_http_1_0_is_answered_close_delimited() -> None:
+def test_http_1_0_request_is_not_kept_alive() -> None:
     assert one(b"GET /health HTTP/1.0\r\nConnection: keep-alive\r\n\r\n").head.keep_alive is False
 
 
-def test_expect_is_seen_while_the_body_is_missing() -> None:
+def test_expect_continue_is_visible_while_the_body_is_pending() -> None:
     reader = RequestReader(100)
     assert reader.feed(POST + b"Expect: 100-Continue\r\nContent-Length: 2\r\n\r\n") is None
     assert (reader.waiting_for, reader.buffered) == ("body", 0)
@@ -95,7 +96,7 @@ def test_expect_is_seen_while_the_body_is_missing() -> None:
     assert reader.pending is None
 
 
-def test_of_a_head_that_is_not_whole_its_first_line_is_told() -> None:
+def test_request_line_of_an_incomplete_head_is_available() -> None:
     reader, data = RequestReader(100), POST + b"Content-Length: 1\r\n\r\n"
     line = POST.index(b"\r\n") + 2
     for at in range(len(data)):
@@ -116,7 +117,7 @@ def test_expect_is_ignored_on_http_1_0() -> None:
     assert one(data).head.expects_continue is False
 
 
-def test_the_clocks_can_see_what_is_waited_for() -> None:
+def test_reader_reports_the_awaited_part_and_buffered_bytes() -> None:
     reader = RequestReader(100)
     assert (reader.waiting_for, reader.buffered) == ("head", 0)
     reader.feed(POST[:10])
@@ -128,7 +129,7 @@ def test_the_clocks_can_see_what_is_waited_for() -> None:
     assert (request.body, reader.waiting_for, reader.buffered) == (b"hello", "nothing", len(HEALTH))
 
 
-def test_a_pipelined_request_waits_for_next() -> None:
+def test_pipelined_request_waits_until_next_is_called() -> None:
     reader = RequestReader(100)
     first = reader.feed(HEALTH)
     assert first is not None
@@ -140,7 +141,7 @@ def test_a_pipelined_request_waits_for_next() -> None:
     assert reader.next() is None
 
 
-def test_an_error_of_a_pipelined_request_comes_at_its_turn() -> None:
+def test_error_of_a_pipelined_request_is_raised_in_order() -> None:
     reader = RequestReader(100)
     assert reader.feed(HEALTH + b"nonsense\r\n\r\n") is not None
     with pytest.raises(CallError):
@@ -148,7 +149,7 @@ def test_an_error_of_a_pipelined_request_comes_at_its_turn() -> None:
     assert reader.next() is None
 
 
-def test_what_is_sent_ahead_is_bounded() -> None:
+def test_pipelined_bytes_are_bounded() -> None:
     reader = RequestReader(100)
     assert reader.feed(HEALTH) is not None
     reader.feed(bytes(AHEAD_BYTES_MAX))
@@ -156,7 +157,7 @@ def test_what_is_sent_ahead_is_bounded() -> None:
         reader.feed(b"x")
 
 
-def test_a_dead_reader_stays_dead() -> None:
+def test_reader_stays_failed_after_an_error() -> None:
     reader = RequestReader(100)
     for data in (b"\0", HEALTH):
         with pytest.raises(CallError):
@@ -164,7 +165,7 @@ def test_a_dead_reader_stays_dead() -> None:
     assert reader.waiting_for == "nothing"
 
 
-def test_a_head_of_exactly_the_limit_is_read_and_one_byte_more_is_not() -> None:
+def test_head_at_the_size_limit_is_accepted_and_larger_is_rejected() -> None:
     fill = HEAD_BYTES_MAX - len(b"GET /health HTTP/1.1\r\nHost: gw\r\nX: \r\n\r\n")
     for extra, expected in ((0, "GET /health "), (1, 431)):
         data = b"GET /health HTTP/1.1\r\nHost: gw\r\nX: " + b"a" * (fill + extra) + b"\r\n\r\n"
@@ -172,7 +173,7 @@ def test_a_head_of_exactly_the_limit_is_read_and_one_byte_more_is_not() -> None:
             assert [brief(item) for item in read(pieces)] == [expected]
 
 
-def test_a_body_of_exactly_the_limit_is_read_and_one_byte_more_is_not() -> None:
+def test_body_at_the_size_limit_is_accepted_and_larger_is_rejected() -> None:
     for length, expected in ((8, f"POST /v1/chat/completions {'a' * 8}"), (9, 413)):
         body = b"a" * length
         for data in (
@@ -182,14 +183,14 @@ def test_a_body_of_exactly_the_limit_is_read_and_one_byte_more_is_not() -> None:
             assert [brief(item) for item in read_every_way(data, 8)] == [expected]
 
 
-def test_a_large_body_is_refused_before_any_of_it_is_kept() -> None:
+def test_oversized_body_is_rejected_by_its_head() -> None:
     reader = RequestReader(1000)
     with pytest.raises(CallError) as caught:
         reader.feed(POST + b"Expect: 100-continue\r\nContent-Length: 1001\r\n\r\n")
     assert (caught.value.status, caught.value.code) == (413, "too_large")
 
 
-def test_small_and_large_pieces_make_one_body() -> None:
+def test_body_is_assembled_from_reads_of_any_size() -> None:
     body = bytes(range(256)) * 400
     head = POST + b"Content-Length: %d\r\n\r\n" % len(body)
     sizes, pieces, at = [1, 5000, 10, 20, 70000, 3], [head], 0
@@ -202,19 +203,19 @@ def test_small_and_large_pieces_make_one_body() -> None:
 
 
 @pytest.mark.parametrize("name", ["Host", "Content-Type", "X-API-Key", "X-Request-Id", "Content-Length", "X-Model"])
-def test_a_header_that_is_no_list_comes_once(name: str) -> None:
+def test_repeated_non_list_header_is_rejected(name: str) -> None:
     error = refused(f"GET /health HTTP/1.0\r\n{name}: 1\r\n{name.upper()}: 1\r\n\r\n".encode())
     assert (error.status, error.code) == (400, "invalid_request")
     assert name.lower() in error.message
 
 
-def test_every_refusal_closes_the_connection() -> None:
+def test_every_rejection_closes_the_connection() -> None:
     for entry in INDEX:
         last = read([(CORPUS / str(entry["file"])).read_bytes()])[-1]
         assert not isinstance(last, CallError) or last.close, entry["file"]
 
 
-def test_refusals_echo_nothing() -> None:
+def test_rejections_do_not_echo_the_request() -> None:
     error = refused(POST + b"Authorization : Bearer sk-SECRET\r\n\r\n")
     assert "SECRET" not in error.message
 
@@ -231,7 +232,7 @@ FRAGMENTS = st.sampled_from(
 @settings(derandomize=True, deadline=None, max_examples=examples(400))
 @given(parts=st.lists(FRAGMENTS | st.binary(max_size=6), max_size=9), sizes=st.lists(st.integers(1, 40), min_size=1))
 @example(parts=[POST, b"Transfer-Encoding: chunked\r\n", b"\r\n", b"5\r\nhello\r\n", b"0\r\n\r\n", HEALTH], sizes=[1])
-def test_garbage_is_read_or_refused_and_the_cut_does_not_matter(parts: list[bytes], sizes: list[int]) -> None:
+def test_garbage_verdict_does_not_depend_on_read_boundaries(parts: list[bytes], sizes: list[int]) -> None:
     data, at = b"".join(parts), 0
     pieces: list[bytes] = []
     while at < len(data):

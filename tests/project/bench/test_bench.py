@@ -51,13 +51,13 @@ def stream_of(*pieces: bytes) -> Stream:
     return stream
 
 
-def test_a_stream_is_whole_wherever_it_is_cut() -> None:
+def test_stream_is_complete_for_any_split() -> None:
     for at in range(len(WHOLE) + 1):
         stream = stream_of(WHOLE[:at], WHOLE[at:])
         assert (stream.chunks, stream.running, stream.broken) == (CHUNKS, False, ""), at
 
 
-def test_many_chunks_in_one_piece_are_counted_as_one_by_one() -> None:
+def test_chunks_in_one_read_are_counted_individually() -> None:
     assert stream_of(engine.HEAD + engine.CHUNK * 1000).chunks == 1000
 
 
@@ -70,19 +70,19 @@ def test_many_chunks_in_one_piece_are_counted_as_one_by_one() -> None:
     ],
     ids=["a chunk is missing", "usage that nobody asked for", "an error status"],
 )
-def test_a_stream_that_is_not_as_it_should_be_is_broken(pieces: list[bytes], why: str) -> None:
+def test_invalid_stream_is_marked_broken(pieces: list[bytes], why: str) -> None:
     stream = stream_of(*pieces)
     assert stream.broken.startswith(why)
 
 
-def test_a_stream_that_is_closed_before_its_end_is_broken_and_without_its_last_chunk_never_ends() -> None:
+def test_stream_closed_before_its_last_chunk_is_broken() -> None:
     stream = stream_of(WHOLE.removesuffix(b"0\r\n\r\n"))
     assert (stream.running, stream.broken) == (True, "")
     stream.connection_lost(None)
     assert (stream.running, stream.broken[:21]) == (False, "closed after 3 chunks")
 
 
-def test_the_engine_says_as_many_chunks_as_are_asked_for_and_usage_to_who_asks(tmp_path: Path) -> None:
+def test_engine_sends_the_requested_chunks_and_usage_on_request(tmp_path: Path) -> None:
     head = b"POST / HTTP/1.1\r\nX-Request-Id: i\r\ncontent-length: %d\r\n\r\n"
     for more, usage in ((b"", b""), (b',"stream_options":{"include_usage":true}', engine.USAGE)):
         ask = b'{"model":"t","max_tokens":3%b}' % more
@@ -92,7 +92,7 @@ def test_the_engine_says_as_many_chunks_as_are_asked_for_and_usage_to_who_asks(t
         assert wire.sent == engine.HEAD + engine.CHUNK * CHUNKS + engine.FINISH + usage + engine.END
 
 
-def test_an_engine_notes_who_was_cut_off(tmp_path: Path) -> None:
+def test_engine_records_disconnected_requests(tmp_path: Path) -> None:
     connection = engine.Connection(engine.Engine(tmp_path, "silent", 1))
     connection.connection_made(Wire())
     connection.data_received(b"POST / HTTP/1.1\r\nX-Request-Id: i\r\n\r\n")
@@ -101,7 +101,7 @@ def test_an_engine_notes_who_was_cut_off(tmp_path: Path) -> None:
     assert [(what, id) for what, _, id in notes] == [("asked", "i"), ("ended", "i")]
 
 
-def test_the_open_loop_reads_an_answer_however_it_is_cut_and_says_when_a_connection_broke() -> None:
+def test_open_loop_reads_split_responses_and_records_broken_connections() -> None:
     for at in range(1, len(upstream.RESPONSE)):
         sender = Sender("http://127.0.0.1:1", b"ask")
         line, wire = Line(sender), Wire()
@@ -117,14 +117,14 @@ def test_the_open_loop_reads_an_answer_however_it_is_cut_and_says_when_a_connect
     assert [answer.status for answer in sender.answers] == [200, 0]
 
 
-def test_a_body_is_compact_and_at_least_as_long_as_asked_for() -> None:
+def test_body_is_compact_json_of_at_least_the_requested_size() -> None:
     made = body("m", bytes_min=1024)
     assert 1024 <= len(made) < 1040
     assert json.dumps(json.loads(made), separators=(",", ":")).encode() == made
 
 
 @pytest.mark.standard  # platform.platform() starts uname once per process
-async def test_the_last_line_has_every_key_and_a_failed_part_is_null_and_named(
+async def test_last_line_contains_every_key_with_null_for_a_failed_part(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     async def works(place: Path, *, quick: bool) -> Figures:
@@ -141,7 +141,7 @@ async def test_the_last_line_has_every_key_and_a_failed_part_is_null_and_named(
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == {"a": 1.2346, "b": None}
 
 
-def test_quick_0_is_not_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quick_mode_is_off_for_0_empty_and_unset(monkeypatch: pytest.MonkeyPatch) -> None:
     for text, asked in (("1", True), ("0", False), ("", False)):
         monkeypatch.setenv("QUICK", text)
         assert quick() is asked
@@ -149,7 +149,7 @@ def test_quick_0_is_not_quick(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not quick()
 
 
-def test_every_peer_has_its_ratio() -> None:
+def test_every_peer_has_a_ratio_key() -> None:
     assert {peer.name for peer in PEERS} == RATIOS.keys()
     assert set(RATIOS.values()) <= set(KEYS)
     assert len(PARTS) == len({id(part) for part in PARTS.values()})
@@ -163,7 +163,7 @@ async def stepped(crowd: Crowd, now_s: float, turns: int = 20) -> None:
 
 
 @pytest.mark.standard
-async def test_attackers_come_at_their_pace_act_each_second_and_come_again_when_they_are_cut() -> None:
+async def test_attackers_connect_at_their_rate_and_reconnect_after_a_close() -> None:
     got = list[bytearray]()
     writers = list[asyncio.StreamWriter]()
 
@@ -197,14 +197,14 @@ async def test_attackers_come_at_their_pace_act_each_second_and_come_again_when_
         await asyncio.gather(*(writer.wait_closed() for writer in writers), return_exceptions=True)
 
 
-def test_every_attack_of_the_table_has_its_crowd_and_fits_below_the_limit_of_files() -> None:
+def test_every_attack_fits_below_the_open_file_limit() -> None:
     for name in attacks.ATTACKS:
         habits, per_s = attack(name, "http://127.0.0.1:1", 10_000)
         assert sum(habit.clients for habit in habits) <= 8000
         assert per_s > 0
 
 
-def test_the_load_without_wrk_counts_whole_answers_and_asks_again() -> None:
+def test_load_without_wrk_counts_complete_responses_and_repeats() -> None:
     tally = Tally()
     caller, wire = Caller(b"ask ", tally), Wire()
     caller.connection_made(wire)
@@ -223,7 +223,7 @@ def test_the_load_without_wrk_counts_whole_answers_and_asks_again() -> None:
 
 
 @pytest.mark.standard
-async def test_throughput_has_a_load_where_wrk_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_throughput_uses_the_built_in_client_without_wrk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wrk, "there", lambda: False)
     sends = wrk.script(tmp_path / "call.lua", b"{}")
     server = await asyncio.get_running_loop().create_server(upstream.Connection, "127.0.0.1", 0)
@@ -236,19 +236,17 @@ async def test_throughput_has_a_load_where_wrk_is_missing(tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize("keys", [fabric.KEYS, capacity.KEYS])
-def test_the_interfaces_name_each_key_of_what_is_measured_of_capacity(keys: tuple[str, ...]) -> None:
+def test_interfaces_page_names_every_capacity_figure(keys: tuple[str, ...]) -> None:
     told = (ROOT / "docs" / "interfaces.md").read_text()
     assert not [key for key in keys if f"`{key}`" not in told]
 
 
-def test_both_together_have_the_keys_that_figures_of_capacity_name() -> None:
+def test_fabric_and_capacity_keys_contain_the_named_figures() -> None:
     named = {"request_ms_p99", "redfish_overhead_s", "double_supply", "orphans", "cost_ratio_max", "energy_ratio"}
     assert named <= {*fabric.KEYS, *capacity.KEYS}
 
 
-async def test_surges_say_what_was_broken_beside_double_supply_and_orphans(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_surges_count_other_violations_separately(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [f"{surges.DOUBLE}: 2", f"{surges.ORPHAN}: one", "it was to detach by force"]
     one = surges.Result(broken=lines, orders=3, released=2, served=True, hedges=1)
     monkeypatch.setattr(capacity, "_surges", lambda many: iter([(seed, one) for seed in range(many)]))

@@ -101,21 +101,21 @@ def test_comparison_stops_when_the_interval_is_narrow() -> None:
     assert 1.0 < found.low < 1.05 < found.high
 
 
-def test_comparison_stops_at_the_time_limit_when_the_ratios_vary_too_much() -> None:
+def test_comparison_stops_at_the_time_limit_when_ratios_vary_too_much() -> None:
     ratios = until_finished(simulated(1.0, 0.3, seed=1))
     assert len(ratios) == 600 / PAIR_S
     assert not is_narrow(ratios, 0.02)
 
 
-def test_comparison_takes_the_minimum_number_of_pairs_even_if_all_are_equal() -> None:
+def test_comparison_takes_the_minimum_pair_count_if_all_are_equal() -> None:
     assert len(until_finished(iter([1.0] * 100))) == PAIRS_MIN
 
 
-def test_comparison_stops_at_the_time_limit_with_fewer_pairs_than_the_minimum() -> None:
+def test_comparison_stops_at_the_time_limit_below_the_minimum_pair_count() -> None:
     assert len(until_finished(iter([1.0] * 100), limit_s=2 * PAIR_S)) == 2
 
 
-def test_each_side_is_first_in_every_other_turn() -> None:
+def test_each_side_runs_first_in_every_other_turn() -> None:
     assert [order(turn) for turn in range(3)] == [(0, 1), (1, 0), (0, 1)]
 
 
@@ -144,7 +144,7 @@ async def test_alternating_turns_return_the_costs_by_side() -> None:
     assert turns == ["base", "new", "new", "base"]
 
 
-def test_costs_add_up_to_the_cost_per_operation_of_all() -> None:
+def test_sum_of_costs_gives_the_overall_cost_per_operation() -> None:
     assert (Cost(30.0, 10) + Cost(10.0, 10)).us_per_operation == 2.0
 
 

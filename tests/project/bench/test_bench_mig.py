@@ -31,7 +31,7 @@ TINY = [  # on one H100
 ]
 
 
-def test_a_tiny_run_by_hand() -> None:
+def test_accepted_work_of_a_small_run_matches_hand_calculation() -> None:
     """Work asked: 4 + 8 + 3 + 7 + 7 = 29."""
     mix = {"1g.10gb": 1.0, "4g.40gb": 1.0}
     assert accepted(BestFit(1, 1), TINY, -1) == pytest.approx(100 * (4 + 3 + 7) / 29)
@@ -39,11 +39,11 @@ def test_a_tiny_run_by_hand() -> None:
     assert accepted(Pool(1), TINY, -1) == pytest.approx(100 * (4 + 8 + 7) / 29)  # 1 + 4 of 7, then no 3g
 
 
-def test_what_comes_while_the_fleet_fills_is_played_and_not_counted() -> None:
+def test_arrivals_during_warm_up_are_simulated_but_not_counted() -> None:
     assert accepted(BestFit(1, 1), TINY, 1.0) == pytest.approx(100 * (3 + 7) / (3 + 7 + 7))
 
 
-def test_best_fit_takes_the_shortest_run_then_the_fullest_device_then_its_order() -> None:
+def test_best_fit_takes_shortest_run_then_fullest_device_then_order() -> None:
     on = build_layout(H100, [("1g.10gb", 2), ("2g.20gb", 4)])
     assert [run(H100, on, Cut("1g.10gb", start)) for start in (0, 1, 3, 6)] == [2, 2, 1, 2]
     for order, starts in ((1, [0, 1]), (-1, [6, 5])):
@@ -58,7 +58,7 @@ def test_best_fit_takes_the_shortest_run_then_the_fullest_device_then_its_order(
     assert best.start("2g.20gb") == ("gpu-00000", Cut("2g.20gb", 4))
 
 
-def test_the_pool_gives_out_no_memory_that_it_has_not() -> None:
+def test_pool_rejects_requests_beyond_its_memory() -> None:
     pool = Pool(1)
     assert [pool.start("3g.40gb") is None for _ in range(3)] == [False, False, True]
     pool.stop(DeviceId("all"), Cut("3g.40gb", 0))
@@ -66,7 +66,7 @@ def test_the_pool_gives_out_no_memory_that_it_has_not() -> None:
 
 
 @pytest.mark.parametrize("mix", MIXES)
-def test_arrivals_are_the_load_that_is_said_and_the_same_for_all(mix: str) -> None:
+def test_arrivals_match_the_configured_load_and_are_reproducible(mix: str) -> None:
     asked = arrivals(MIXES[mix], 1, 200.0)
     assert asked == arrivals(MIXES[mix], 1, 200.0) != arrivals(MIXES[mix], 2, 200.0)
     work = sum(H100.profile(one.profile).compute * one.life for one in asked)
@@ -74,7 +74,7 @@ def test_arrivals_are_the_load_that_is_said_and_the_same_for_all(mix: str) -> No
 
 
 @pytest.mark.deep
-def test_the_pool_accepts_what_kaufman_and_roberts_say() -> None:
+def test_pool_acceptance_matches_the_kaufman_roberts_formula() -> None:
     """Exact for a pool of one resource (IEEE Trans. Commun. 1981): all work in compute slices, memory never binding."""
     mix, slices = {"1g.10gb": 5.0, "2g.20gb": 3.0, "4g.40gb": 2.0}, H100.compute * 10
     works = {name: H100.profile(name).compute for name in mix}
@@ -89,7 +89,7 @@ def test_the_pool_accepts_what_kaufman_and_roberts_say() -> None:
     assert sum(measured) / len(measured) == pytest.approx(100 * exact, abs=0.2)
 
 
-def test_ours_is_between_best_fit_and_the_pool() -> None:
+def test_pilotlight_accepts_more_than_best_fit_and_less_than_the_pool() -> None:
     mix = MIXES["alike in work"]
     asked = arrivals(mix, 1, 20.0, devices=30)
     found = {policy: accepted(chooser(policy, mix, 30), asked, 5.0) for policy in POLICIES}

@@ -54,7 +54,7 @@ def chosen(scorer: Scorer, among: Cluster, kind: Kind) -> tuple[int, int] | None
 # --- the trace --------------------------------------------------------------------------------------------------------
 
 
-def test_pods_have_eleven_columns_or_five_and_come_by_name(tmp_path: Path) -> None:
+def test_pod_lists_of_five_or_more_columns_are_read_in_name_order(tmp_path: Path) -> None:
     long, short = tmp_path / "openb_pod_list_long.csv", tmp_path / "openb_pod_list_short.csv"
     long.write_text(
         "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos\n"
@@ -87,7 +87,7 @@ PODS = "name,cpu_milli,memory_mib,num_gpu,gpu_milli\n"
         ("", "nothing is in it"),
     ],
 )
-def test_a_workload_that_is_none_is_one_clear_error(tmp_path: Path, text: str, says: str) -> None:
+def test_invalid_workload_raises_one_clear_error(tmp_path: Path, text: str, says: str) -> None:
     (tmp_path / "openb_pod_list_odd.csv").write_text(text)
     with pytest.raises(ValueError, match="odd") as error:
         openb.workloads(tmp_path)
@@ -96,7 +96,7 @@ def test_a_workload_that_is_none_is_one_clear_error(tmp_path: Path, text: str, s
     assert "\n" not in str(error.value)
 
 
-def test_nodes_that_are_none_are_one_clear_error(tmp_path: Path) -> None:
+def test_invalid_node_list_raises_one_clear_error(tmp_path: Path) -> None:
     path = tmp_path / openb.NODES
     for row, says in (("n,1,1,-1,T4", "gpu: expected"), ("n,1,1,1,T4\nn,1,1,1,T4", "sn: expected a name, each once")):
         path.write_text(f"sn,cpu_milli,memory_mib,gpu,model\n{row}\n")
@@ -104,7 +104,7 @@ def test_nodes_that_are_none_are_one_clear_error(tmp_path: Path) -> None:
             openb.read_nodes(path)
 
 
-def test_more_is_drawn_until_one_gpu_of_the_next_would_pass_the_limit() -> None:
+def test_arrivals_are_drawn_until_the_gpu_limit_is_reached() -> None:
     """Not all of its GPUs: so the experiment has it. One pod of 8 GPUs on ten: 8, then 16 > 13, as 8 + 1 <= 13."""
     nodes = [node(f"n{number}", 1) for number in range(10)]
     assert len(arrange(nodes, [whole(8)], seed=1).arrivals) == 2
@@ -117,12 +117,12 @@ def test_more_is_drawn_until_one_gpu_of_the_next_would_pass_the_limit() -> None:
 # --- policies by hand -------------------------------------------------------------------------------------------------
 
 
-def test_best_fit_leaves_least_and_takes_the_tightest_gpu() -> None:
+def test_best_fit_chooses_the_node_and_gpu_with_least_left() -> None:
     assert chosen(BestFit(), cluster([1000, 1000], [300, 700], [1000, 500]), share(300)) == (1, 0)
     assert chosen(BestFit(), cluster([1000, 1000], [1000, 1000]), share(300)) == (0, 0), "of equals the first"
 
 
-def test_dot_prod_takes_where_there_is_least() -> None:
+def test_dot_prod_chooses_the_node_with_least_free_resources() -> None:
     assert chosen(DotProd(), cluster([1000, 1000], [400, 700]), whole(1)) == (0, 0)
     assert chosen(DotProd(), cluster([1000] * 8, [400, 700]), share(300, cpu=0)) == (1, 0)
 
@@ -135,14 +135,14 @@ def test_gpu_packing_prefers_gpus_in_use_then_nodes_in_use_then_idle_nodes() -> 
     assert chosen(GpuPacking(), among, Kind(1000, 1, 0, 0, ANY)) == (0, 0), "all score alike"
 
 
-def test_anywhere_is_anywhere_with_room() -> None:
+def test_anywhere_chooses_any_gpu_with_enough_room() -> None:
     among = cluster([100, 300], [1000, 1000], [299, 0])
     found = {Anywhere(among, seed).choose(share(300)) for seed in range(40)}
     assert found == {(0, 1), (1, 0), (1, 1)}
     assert Anywhere(among, 1).choose(whole(4)) is None
 
 
-def test_typical_kinds_are_the_fewest_that_are_95_percent() -> None:
+def test_typical_kinds_are_the_fewest_covering_95_percent() -> None:
     pods = [share(500)] * 90 + [whole(1)] * 6 + [whole(8)] * 4
     assert typical(pods) == {(1000, 1, 500, ANY): pytest.approx(90 / 96), (1000, 1, 1000, ANY): pytest.approx(6 / 96)}
 
@@ -158,7 +158,7 @@ def test_fragments_are_what_typical_requests_cannot_use() -> None:
     assert fgd.fragments(np.array([999]), among.model[at], left)[0] == 1200, "no CPU: nothing can be used"
 
 
-def test_fgd_takes_the_first_best_whole_number() -> None:
+def test_fgd_scores_match_hand_calculation_and_the_best_is_chosen() -> None:
     pods = [share(500)] * 2 + [whole(1)]
     among = cluster([1000, 500], [1000, 1000])
     fgd = Fgd(among, pods)
@@ -180,7 +180,7 @@ KINDS = st.builds(
 
 @settings(deadline=None)
 @given(st.lists(KINDS, min_size=1, max_size=60), st.sampled_from(["fgd", "best", "dot", "pack", "any"]))
-def test_nothing_is_over_committed_and_rows_say_what_is_said_anew(kinds: list[Kind], name: str) -> None:
+def test_policies_never_overcommit_and_cached_rows_match_fresh_ones(kinds: list[Kind], name: str) -> None:
     nodes = tuple(node(f"n{number}", 1 + number, cpu=20_000) for number in range(4))
 
     def scorer(among: Cluster) -> Scorer:
@@ -209,7 +209,7 @@ def test_nothing_is_over_committed_and_rows_say_what_is_said_anew(kinds: list[Ki
 @given(
     st.lists(st.tuples(KINDS, st.sampled_from([ANY, frozenset({"a"}), frozenset({"a", "b"})])), min_size=1, max_size=60)
 )
-def test_ours_over_commits_nothing_and_refuses_nothing_that_fits(asked: list[tuple[Kind, frozenset[str]]]) -> None:
+def test_pilotlight_packer_passes_the_replay_checks(asked: list[tuple[Kind, frozenset[str]]]) -> None:
     """The replay's referee has books of its own."""
     nodes = tuple(node(f"n{number}", 1 + number, cpu=20_000, model="ab"[number % 2]) for number in range(4))
     kinds = [kind._replace(models=models if kind.gpus else ANY) for kind, models in asked]
@@ -217,7 +217,7 @@ def test_ours_over_commits_nothing_and_refuses_nothing_that_fits(asked: list[tup
     assert 0 <= outcome.refused <= len(kinds)
 
 
-def test_what_is_lost_is_what_could_be_in_use_and_is_not() -> None:
+def test_lost_gpu_share_is_the_usable_but_unused_share() -> None:
     """Of ten GPUs five are in use when seven have arrived, and eight when thirteen have: more than ten cannot be."""
     runs = [Outcome({70: 50.0, 130: 80.0, 100: 70.0}, 0, 0, 0.0, []), Outcome({70: 60.0, 130: 90.0}, 0, 0, 0.0, [])]
     assert curve(runs) == [(70, 15.0), (130, 15.0)]

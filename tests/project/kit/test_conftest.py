@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import HealthCheck, settings
 
 
-def test_no_clock_judges_the_cases_that_hypothesis_makes_and_they_are_the_same_in_each_run() -> None:
+def test_hypothesis_runs_without_deadline_and_is_deterministic() -> None:
     for one in (settings.default, settings(max_examples=1)):
         assert one is not None
         assert one.deadline is None

@@ -31,13 +31,13 @@ def outcome(suite: pytest.Pytester, source: str, *words: str, folder: str = "tes
 
 
 @pytest.mark.standard
-def test_a_fast_test_that_connects_a_socket_fails(suite: pytest.Pytester) -> None:
+def test_fast_test_that_connects_a_socket_fails(suite: pytest.Pytester) -> None:
     source = "import socket\ndef test_it():\n    socket.create_connection(('127.0.0.1', 1))\n"
     outcome(suite, source).stdout.fnmatch_lines(["*IsolationError: *test_it is marked fast and raised socket.*"])
 
 
 @pytest.mark.standard
-def test_a_fast_test_that_catches_the_error_fails_too(suite: pytest.Pytester) -> None:
+def test_fast_test_that_catches_the_isolation_error_fails(suite: pytest.Pytester) -> None:
     source = (
         "import socket\ndef test_it():\n    try:\n        socket.create_connection(('127.0.0.1', 1))\n"
         "    except Exception:\n        pass\n"
@@ -46,7 +46,7 @@ def test_a_fast_test_that_catches_the_error_fails_too(suite: pytest.Pytester) ->
 
 
 @pytest.mark.standard
-def test_a_fast_test_that_starts_a_process_in_a_session_fixture_fails(suite: pytest.Pytester) -> None:
+def test_fast_test_with_a_process_in_a_session_fixture_fails(suite: pytest.Pytester) -> None:
     source = (
         "import subprocess, pytest\n@pytest.fixture(scope='session')\ndef one():\n    subprocess.run(['true'])\n"
         "def test_it(one): pass\n"
@@ -55,7 +55,7 @@ def test_a_fast_test_that_starts_a_process_in_a_session_fixture_fails(suite: pyt
 
 
 @pytest.mark.standard
-def test_a_standard_test_may_bind_a_socket(suite: pytest.Pytester) -> None:
+def test_standard_test_may_bind_a_socket(suite: pytest.Pytester) -> None:
     source = (
         "import socket, pytest\n@pytest.mark.standard\ndef test_it():\n"
         "    with socket.socket() as one: one.bind(('127.0.0.1', 0))\n"
@@ -63,19 +63,19 @@ def test_a_standard_test_may_bind_a_socket(suite: pytest.Pytester) -> None:
     outcome(suite, source).assert_outcomes(passed=1)
 
 
-def test_the_folder_decides_the_tier_and_a_marker_wins(suite: pytest.Pytester) -> None:
+def test_marker_overrides_the_tier_of_the_folder(suite: pytest.Pytester) -> None:
     source = "import pytest\ndef test_a(): pass\n@pytest.mark.standard\ndef test_b(): pass\n"
     outcome(suite, source, "-m", "not deep", folder="tests/cluster").assert_outcomes(passed=1, deselected=1)
 
 
-def test_a_marker_of_a_function_wins_over_that_of_its_module(suite: pytest.Pytester) -> None:
+def test_function_marker_overrides_the_module_marker(suite: pytest.Pytester) -> None:
     source = (
         "import pytest\npytestmark = pytest.mark.standard\n@pytest.mark.deep\ndef test_a(): pass\ndef test_b(): pass\n"
     )
     outcome(suite, source, "-m", "deep").assert_outcomes(passed=1, deselected=1)
 
 
-def test_a_shard_has_its_deep_tests_and_its_property_tests(suite: pytest.Pytester) -> None:
+def test_shard_selects_its_deep_and_property_tests(suite: pytest.Pytester) -> None:
     source = (
         "from hypothesis import given, strategies as st\nimport pytest\n"
         "def test_fast(): pass\n@given(st.integers())\ndef test_property(x): pass\n"
@@ -88,11 +88,11 @@ def test_a_shard_has_its_deep_tests_and_its_property_tests(suite: pytest.Pyteste
     outcome(suite, source, "--shard", str(number)).assert_outcomes(passed=passed, deselected=5 - passed)
 
 
-def test_names_are_spread_over_all_shards() -> None:
+def test_test_names_are_spread_over_all_shards() -> None:
     assert {tiers.shard_of(f"test_{number}") for number in range(100)} == set(range(tiers.SHARDS))
 
 
-def test_the_summary_of_a_failure_has_the_seed_the_command_and_the_log(suite: pytest.Pytester) -> None:
+def test_failure_summary_contains_seed_command_and_log(suite: pytest.Pytester) -> None:
     source = "def test_it():\n    print('of a process')\n    assert False, 'replay with `python -m tests.sim 4711`'\n"
     result = outcome(suite, source)
     log = "*tests-test_it.py-test_it.call.log"
@@ -119,34 +119,34 @@ def test_tests_of_an_xdist_group_run_in_one_worker(pytester: pytest.Pytester) ->
     assert len({line for line in result.outlines if line.startswith("worker ")}) == 1
 
 
-def test_a_process_test_is_repeated_in_a_network_of_its_own() -> None:
+def test_repeat_command_of_process_test_uses_its_own_network() -> None:
     assert "tests.cluster.network" in failures.command("tests/process/test_tls.py::test_it[a b]")
     assert "'tests/process/test_tls.py::test_it[a b]'" in failures.command("tests/process/test_tls.py::test_it[a b]")
 
 
-def test_importers_of_a_changed_file_are_reached_directly_or_not() -> None:
+def test_direct_and_indirect_importers_of_a_changed_file_are_found() -> None:
     a, b, c, d = (Path(name) for name in "abcd")
     graph = {a: {b}, b: {c}, c: set[Path](), d: set[Path]()}
     assert changed.importers([c], graph) == {a, b, c}
 
 
-def test_a_change_of_the_packer_reaches_its_tests_and_not_those_of_the_wire() -> None:
+def test_packer_change_selects_packer_tests_and_not_wire_tests() -> None:
     found = changed.reached([ROOT / "autoscaler" / "placement" / "packer.py"])
     assert ROOT / "tests" / "unit" / "autoscaler" / "placement" / "test_packer.py" in found
     assert ROOT / "tests" / "wire" / "test_wire.py" not in found
 
 
-def test_a_change_of_a_golden_file_reaches_the_tests_that_name_it(tmp_path: Path) -> None:
+def test_golden_file_change_selects_tests_that_name_the_file(tmp_path: Path) -> None:
     assert ROOT / "tests" / "contracts" / "messages.json" not in changed.reached([])
     found = changed.reached([ROOT / "tests" / "wire" / "corpus" / "index.json"])
     assert any(path.parent.name == "wire" and path.name.startswith("test_") for path in found)
 
 
-def test_a_deleted_module_reaches_the_files_that_name_it() -> None:
+def test_deleted_module_selects_the_files_that_name_the_module() -> None:
     assert Path(__file__) in changed.reached([ROOT / "tests" / "plugins" / "gone_for_good.py"])
 
 
-def test_the_report_adds_up_costs_by_folder() -> None:
+def test_report_sums_costs_by_folder() -> None:
     lines: list[report.Line] = [
         {"test": "tests/sim/test_a.py::test_x", "setup_s": 1.0, "call_s": 2.0, "cpu_s": 0.5, "processes": 3},
         {"test": "tests/sim/test_b.py::test_y", "call_s": 4.0, "cpu_s": 4.0},
@@ -159,7 +159,7 @@ def test_the_report_adds_up_costs_by_folder() -> None:
     assert "| waiting (wall time without CPU time), s | 2.5 |" in text
 
 
-def test_a_missing_tool_is_named_with_its_package_and_what_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_tool_is_reported_with_package_and_skipped_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda name, **_: None if name == "go" else f"/usr/bin/{name}")
     monkeypatch.setattr("subprocess.run", lambda *_, **__: subprocess.CompletedProcess([], 0))
     (line,) = run.missing_tools()
@@ -167,7 +167,7 @@ def test_a_missing_tool_is_named_with_its_package_and_what_is_skipped(monkeypatc
     assert "skipped: all of tests/cluster" in line
 
 
-def test_a_tool_that_a_variable_names_is_not_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tool_named_by_a_variable_is_not_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda *_, **__: None)
     skopeo = next(tool for tool in run.TOOLS if tool.name == "skopeo")
     assert skopeo.is_missing
@@ -175,14 +175,14 @@ def test_a_tool_that_a_variable_names_is_not_missing(monkeypatch: pytest.MonkeyP
     assert not skopeo.is_missing
 
 
-def test_a_refused_network_namespace_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_network_namespace_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda name, **_: f"/usr/bin/{name}")
     monkeypatch.setattr("subprocess.run", lambda *_, **__: subprocess.CompletedProcess([], 1))
     assert [line.split(" (")[0] for line in run.missing_tools()] == ["missing: network namespaces"]
 
 
 @pytest.mark.parametrize(("status", "result"), [(2, "failed"), (None, "not run")])
-def test_a_part_that_failed_or_did_not_run_fails_the_whole(status: int | None, result: str) -> None:
+def test_failed_or_skipped_part_fails_the_whole_run(status: int | None, result: str) -> None:
     parts = [run.Part("a", [], status=0), run.Part("b", [], status=status)]
     assert not run.is_passed(parts)
     *_, b, total = run.summary(parts, 1.0).splitlines()
@@ -190,23 +190,23 @@ def test_a_part_that_failed_or_did_not_run_fails_the_whole(status: int | None, r
 
 
 @pytest.mark.standard
-def test_a_program_that_cannot_be_started_is_a_failed_part(capsys: pytest.CaptureFixture[str]) -> None:
+def test_program_that_cannot_start_is_a_failed_part(capsys: pytest.CaptureFixture[str]) -> None:
     part = run.Part("nothing", ["/no/such/program"])
     part.run(show=True)
     assert part.result == "failed"
     assert "/no/such/program" in capsys.readouterr().out
 
 
-def test_the_command_for_a_compiled_gateway_runs_against_it() -> None:
+def test_repeat_command_for_compiled_gateway_uses_the_compiled_script() -> None:
     command = failures.command("tests/wire/test_wire.py::test_it[a]", compiled=True)
     assert command == "bash scripts/compiled.sh test -k test_it"
 
 
-def test_failed_tests_are_read_from_the_summary() -> None:
+def test_failed_tests_are_parsed_from_the_summary() -> None:
     assert flaky.failed("x\nFAILED  a::b\n  repeat  c\nFAILED  a::b\nFAILED  d::e\n") == ["a::b", "d::e"]
 
 
-def test_the_errors_of_each_failed_test_come_last(tmp_path: Path) -> None:
+def test_errors_of_each_failed_test_are_listed_after_its_log_name(tmp_path: Path) -> None:
     (tmp_path / "cluster-tests.txt").write_text("E   of a part, not of a test")
     (tmp_path / "tests-test_a.py-one.call.log").write_text(">  assert x\nE   assert 1 == 2\nE   " + "x" * 1000)
     name, *errors = run.failures(tmp_path)

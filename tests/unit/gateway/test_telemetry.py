@@ -22,7 +22,7 @@ def ended(told: Telemetry, number: int = 1, tenant: str = "acme", *, cold: bool 
     told.ended(call, Outcome.COMPLETED, "200", 12.0, 0.4)
 
 
-def test_metrics_have_the_names_of_the_contract() -> None:
+def test_metrics_use_the_documented_names() -> None:
     told = Telemetry()
     ended(told)
     ended(told, cold=True)
@@ -46,7 +46,7 @@ def test_metrics_have_the_names_of_the_contract() -> None:
         assert line in lines
 
 
-def test_one_event_per_call() -> None:
+def test_ended_request_writes_one_event() -> None:
     read, write = os.pipe()
     told = Telemetry(write)
     ended(told)
@@ -61,7 +61,7 @@ def test_one_event_per_call() -> None:
     )
 
 
-def test_a_sink_that_takes_nothing_costs_counted_drops_and_no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocked_event_sink_drops_and_counts_events_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(telemetry, "EVENTS_MAX", 3_000)
     read, write = os.pipe()
     told = Telemetry(write)
@@ -85,7 +85,7 @@ def test_a_sink_that_takes_nothing_costs_counted_drops_and_no_wait(monkeypatch: 
     os.close(write)
 
 
-def test_too_many_tenants_are_told_as_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_of_excess_tenants_are_reported_as_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(telemetry, "SERIES_MAX", 80)
     told = Telemetry()
     for number in range(30):
@@ -106,11 +106,11 @@ def test_too_many_tenants_are_told_as_other(monkeypatch: pytest.MonkeyPatch) -> 
         (b"", (0, 0)),
     ],
 )
-def test_tokens_are_read_from_the_end_of_a_body(tail: bytes, expected: tuple[int, int]) -> None:
+def test_token_usage_is_parsed_from_the_body_tail(tail: bytes, expected: tuple[int, int]) -> None:
     assert parse_token_usage(tail) == expected
 
 
-def test_times_of_too_many_models_are_told_as_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_latency_of_excess_models_is_reported_as_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(telemetry, "SERIES_MAX", 4 * telemetry.TIMES_SERIES)
     told = Telemetry()
     for number in range(5):

@@ -31,7 +31,7 @@ async def closing(one: HttpLink) -> AsyncIterator[HttpLink]:
         await one.close()
 
 
-async def test_a_link_reads_lines_and_posts_reports(aiohttp_server: AiohttpServer) -> None:
+async def test_link_reads_lines_and_posts_reports(aiohttp_server: AiohttpServer) -> None:
     taken: list[Report] = []
 
     async def stream(request: web.Request) -> web.StreamResponse:
@@ -57,9 +57,7 @@ async def test_a_link_reads_lines_and_posts_reports(aiohttp_server: AiohttpServe
             [line async for line in one.lines("/v1/nothing")]
 
 
-async def test_a_stream_that_falls_silent_is_dead(
-    aiohttp_server: AiohttpServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_silent_stream_raises_link_error(aiohttp_server: AiohttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "STREAM_SILENT_S", 0.05)
     end = asyncio.Event()
 
@@ -87,7 +85,7 @@ async def test_a_stream_that_falls_silent_is_dead(
     await one.close()
 
 
-async def test_nobody_there_is_a_link_error(tmp_path: Path) -> None:
+async def test_report_to_missing_socket_raises_link_error(tmp_path: Path) -> None:
     one = HttpLink(f"unix:{tmp_path}/nobody.sock")
     with pytest.raises(LinkError):
         await one.report(Report(gateway=G, boot="b", sequence=1))

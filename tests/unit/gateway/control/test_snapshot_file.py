@@ -51,7 +51,7 @@ def test_catalogue_deltas_add_replace_and_remove() -> None:
     assert known.catalogue.settings == FrontSettings(keys_needed=True)
 
 
-def test_a_full_message_forgets_what_was_before() -> None:
+def test_full_delta_replaces_earlier_state() -> None:
     known = with_catalogue(GatewaySnapshot(), catalogue(1, models=(entry("a"),), tenants=(ACME,)))
     known = with_catalogue(known, catalogue(2, full=True, models=(entry("b"),)))
     assert ([model.name for model in known.catalogue.models], known.catalogue.tenants) == (["b"], ())
@@ -60,14 +60,14 @@ def test_a_full_message_forgets_what_was_before() -> None:
     assert ([one.replica for one in known.routes.replicas], known.routes.epoch) == (["r2"], 2)
 
 
-def test_what_an_older_leader_says_is_not_kept() -> None:
+def test_delta_of_an_older_leader_is_ignored() -> None:
     known = with_catalogue(GatewaySnapshot(), catalogue(9, full=True, models=(entry("a"),)))
     known = with_routes(known, RoutesDelta(epoch=2, version=1, full=True, replicas=(route("r2"),)))
     late = with_catalogue(known, catalogue(8, full=True, models=(entry("b"),)))
     assert with_routes(late, RoutesDelta(epoch=1, version=99, full=True, replicas=(route("r1"),))) == known
 
 
-def test_routes_are_kept_without_any_hold() -> None:
+def test_snapshot_stores_routes_without_holds() -> None:
     told = RoutesDelta(
         epoch=1, version=1, replicas=(route("r1", 3), route("r2", 1)), models=(ModelRoute(model=ModelName("a")),)
     )
@@ -77,7 +77,7 @@ def test_routes_are_kept_without_any_hold() -> None:
     assert (known.routes.gateways, len(known.routes.models)) == (2, 1)
 
 
-def test_the_file_is_private_whole_and_read_back_equal(tmp_path: Path) -> None:
+def test_snapshot_file_is_private_and_round_trips(tmp_path: Path) -> None:
     path = tmp_path / "g1.kept.json"
     known = with_routes(with_catalogue(GatewaySnapshot(), catalogue(1, models=(entry("a"),), tenants=(ACME,))),
                         RoutesDelta(epoch=1, version=1, replicas=(route("r1"),)))  # fmt: skip
@@ -89,7 +89,7 @@ def test_the_file_is_private_whole_and_read_back_equal(tmp_path: Path) -> None:
     assert [one.name for one in tmp_path.iterdir()] == ["g1.kept.json"]
 
 
-def test_no_file_is_nothing_known_and_a_broken_one_is_said_to_be(tmp_path: Path) -> None:
+def test_missing_snapshot_is_none_and_corrupt_snapshot_raises(tmp_path: Path) -> None:
     path = tmp_path / "g1.kept.json"
     assert snapshot_file.load_snapshot(path) is None
     for broken in (b'{"catalogue": 3}', b'{"later":' + b"[" * 5000, b'{"catalogue":{"epoch":"\xff"}}'):

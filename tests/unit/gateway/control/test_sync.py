@@ -133,7 +133,7 @@ def gaps_s(reports: list[tuple[float, Report]]) -> list[float]:
     return [after - before for before, after in pairwise(times)]
 
 
-async def test_it_takes_catalogue_and_routes_and_says_who_it_is() -> None:
+async def test_sync_follows_catalogue_and_routes_and_sends_its_identity() -> None:
     played = PlayedLink()
     async with following(played) as (front, _):
         await until("both came", lambda: front.catalogues and front.route_deltas)
@@ -141,7 +141,7 @@ async def test_it_takes_catalogue_and_routes_and_says_who_it_is() -> None:
     assert set(played.opened) == {"/v1/catalogue", "/v1/routes?gateway=g1&boot=b"}
 
 
-async def test_a_stream_that_broke_is_opened_again_and_the_leader_hears_the_levels_at_once() -> None:
+async def test_broken_stream_is_reopened_and_levels_are_reported_at_once() -> None:
     played = PlayedLink()
     async with following(played) as (front, _):
         await until("the first report", lambda: played.reports)
@@ -152,7 +152,7 @@ async def test_a_stream_that_broke_is_opened_again_and_the_leader_hears_the_leve
         await until("a report after it", lambda: len(played.reports) > known, 0.5)
 
 
-async def test_blank_lines_of_an_autoscaler_that_does_not_lead_are_no_word_of_a_leader() -> None:
+async def test_blank_lines_of_a_follower_are_ignored() -> None:
     leads, follows = PlayedLink(), PlayedLink()
     follows.says["/v1/routes"] = [b"\n", b"\n", b"\n"]
     async with following(leads, follows) as (front, _):
@@ -173,7 +173,7 @@ async def test_blank_lines_of_an_autoscaler_that_does_not_lead_are_no_word_of_a_
         b'{"later":' + b"[" * 5000,
     ],
 )
-async def test_a_line_that_is_not_a_message_is_as_good_as_a_broken_stream(line: bytes) -> None:
+async def test_malformed_line_reopens_the_stream(line: bytes) -> None:
     played = PlayedLink()
     played.says["/v1/routes"] = [line]
     async with following(played) as (front, _):
@@ -182,7 +182,7 @@ async def test_a_line_that_is_not_a_message_is_as_good_as_a_broken_stream(line: 
         await until("it is understood", lambda: front.route_deltas == [ROUTES])
 
 
-async def test_pauses_between_tries_grow_to_their_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_reconnect_delay_doubles_up_to_its_maximum(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     sleep = asyncio.sleep
 
@@ -202,7 +202,7 @@ async def test_pauses_between_tries_grow_to_their_bound(monkeypatch: pytest.Monk
 
 
 @in_virtual_time
-async def test_an_edge_is_reported_at_once_and_many_edges_at_most_every_10_ms() -> None:
+async def test_edge_is_reported_at_once_and_at_most_every_10_ms() -> None:
     played = PlayedLink()
     async with following(played) as (_, one):
         await until("it is quiet", lambda: len(played.reports) >= 2 or played.reports)
@@ -218,7 +218,7 @@ async def test_an_edge_is_reported_at_once_and_many_edges_at_most_every_10_ms() 
 
 
 @in_virtual_time
-async def test_levels_are_said_every_50_ms_while_anything_waits_and_every_second_otherwise() -> None:
+async def test_levels_are_reported_every_50_ms_while_requests_wait() -> None:
     played = PlayedLink()
     async with following(played) as (front, one):
         await until("the first", lambda: played.reports)
@@ -233,7 +233,7 @@ async def test_levels_are_said_every_50_ms_while_anything_waits_and_every_second
 
 
 @in_virtual_time
-async def test_a_gateway_that_hears_that_others_wait_reports_often_from_then_on() -> None:
+async def test_gateway_reports_often_once_requests_wait_at_other_gateways() -> None:
     """Not only after its next heartbeat: what the leader waits for may be its word that it took a lower hold."""
     played, told = PlayedLink(), asyncio.Event()
 
@@ -255,7 +255,7 @@ async def test_a_gateway_that_hears_that_others_wait_reports_often_from_then_on(
         assert played.reports[known][0] - told_s < HEARTBEAT_S / 2
 
 
-async def test_a_link_that_does_not_answer_holds_up_no_other_and_is_not_sent_to_twice() -> None:
+async def test_unresponsive_link_delays_no_other_link_and_gets_one_report() -> None:
     slow, quick = PlayedLink(), PlayedLink()
     slow.answers.clear()
     async with following(slow, quick) as (front, _):
@@ -266,7 +266,7 @@ async def test_a_link_that_does_not_answer_holds_up_no_other_and_is_not_sent_to_
         await until("it is sent to again", lambda: len(slow.reports) > 1)
 
 
-async def test_only_an_answered_report_counts_as_acknowledged() -> None:
+async def test_only_answered_reports_are_acknowledged() -> None:
     played = PlayedLink(up=False)
     async with following(played) as (front, _):
         await until("it tried", lambda: front.sequence >= 1)
@@ -275,14 +275,14 @@ async def test_only_an_answered_report_counts_as_acknowledged() -> None:
     assert front.acknowledged[0] > 1
 
 
-async def test_the_last_word_goes_to_whoever_answers() -> None:
+async def test_flush_sends_the_last_report_to_reachable_autoscalers() -> None:
     up, down = PlayedLink(), PlayedLink(up=False)
     front = Front()
     await Sync(G, (up, down), front).flush()
     assert ([one.sequence for _, one in up.reports], front.acknowledged) == ([1], [1])
 
 
-async def test_what_it_knows_is_kept_privately_and_serves_when_no_autoscaler_answers(
+async def test_private_snapshot_is_used_when_no_autoscaler_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sync, "KEEP_S", 0.05)
@@ -297,7 +297,7 @@ async def test_what_it_knows_is_kept_privately_and_serves_when_no_autoscaler_ans
         assert [(route.replica, route.hold) for route in front.route_deltas[0].replicas] == [("r1", 0)]
 
 
-async def test_the_first_whole_knowledge_is_kept_at_once_and_what_follows_at_its_pace(
+async def test_first_complete_snapshot_is_saved_at_once_and_later_ones_paced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A gateway that is killed in its first second has a file for the one that replaces it."""
@@ -318,7 +318,7 @@ async def test_the_first_whole_knowledge_is_kept_at_once_and_what_follows_at_its
     assert (known.catalogue.models, [route.replica for route in known.routes.replicas]) == ((ENTRY,), ["r1"])
 
 
-async def test_no_news_is_lost_to_the_file_where_the_bound_of_what_is_put_aside_is_reached(
+async def test_snapshot_is_written_when_pending_delta_limit_is_reached(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sync, "KEEP_S", 0.05)
@@ -328,7 +328,7 @@ async def test_no_news_is_lost_to_the_file_where_the_bound_of_what_is_put_aside_
         await until("it is written", path.exists)
 
 
-async def test_an_autoscaler_that_answers_is_believed_and_not_the_file(
+async def test_autoscaler_response_takes_precedence_over_snapshot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sync, "KEEP_S", 0.05)
@@ -348,7 +348,7 @@ async def test_an_autoscaler_that_answers_is_believed_and_not_the_file(
 
 
 @pytest.mark.parametrize("spoil", [lambda path: path.write_text("{"), lambda path: path.mkdir()])
-async def test_a_file_that_cannot_be_read_or_written_stops_nothing(
+async def test_unusable_snapshot_file_does_not_stop_sync(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, spoil: Callable[[Path], object]
 ) -> None:
     monkeypatch.setattr(sync, "KEEP_S", 0.02)

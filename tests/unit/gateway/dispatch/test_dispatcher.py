@@ -10,7 +10,7 @@ from tests.kit.dispatching import Script, warm
 # --- from zero ----------------------------------------------------------------------------------------------
 
 
-def test_a_call_from_zero_parks_is_reported_and_is_granted_when_a_replica_is_ready() -> None:
+def test_cold_request_waits_is_reported_and_granted_on_ready_replica() -> None:
     script = Script()
     assert script.arrive("c1") == ["report"]
     assert script.calls["c1"].cold
@@ -20,14 +20,14 @@ def test_a_call_from_zero_parks_is_reported_and_is_granted_when_a_replica_is_rea
     assert script.finish("c2") == ["report"], "the last Call is gone"
 
 
-def test_a_warm_call_is_granted_at_once_and_is_not_cold() -> None:
+def test_warm_request_is_granted_at_once() -> None:
     script = warm(1)
     assert script.arrive("c1") == ["grant c1 r1", "report"], "0 -> 1: its idle window is over"
     assert script.arrive("c2") == ["report"]
     assert not script.calls["c2"].cold
 
 
-def test_an_unknown_model_and_one_that_goes_are_not_found() -> None:
+def test_requests_of_unknown_or_removed_model_get_model_not_found() -> None:
     script = Script()
     assert script.arrive("c1", model="nobody") == ["refuse c1 model_not_found"]
     script.arrive("c2")
@@ -35,7 +35,7 @@ def test_an_unknown_model_and_one_that_goes_are_not_found() -> None:
     assert script.arrive("c3") == ["refuse c3 model_not_found"]
 
 
-def test_routes_before_the_catalogue_do_not_make_a_model_callable() -> None:
+def test_model_is_not_callable_before_the_catalogue_lists_the_model() -> None:
     script = Script()
     script.replica("t1", 1, model="tiny")
     assert script.arrive("c1", model="tiny") == ["refuse c1 model_not_found"]
@@ -43,7 +43,7 @@ def test_routes_before_the_catalogue_do_not_make_a_model_callable() -> None:
     assert script.arrive("c2", model="tiny") == ["grant c2 t1", "report"]
 
 
-def test_a_paused_model_refuses_parked_and_new_calls_and_that_is_no_demand() -> None:
+def test_paused_model_rejects_requests_without_counting_demand() -> None:
     script = Script()
     script.arrive("c1")
     assert script.model(paused=True) == ["refuse c1 no_capacity", "report"]
@@ -54,7 +54,7 @@ def test_a_paused_model_refuses_parked_and_new_calls_and_that_is_no_demand() -> 
     assert total.refused_cold == 0
 
 
-def test_a_refusal_of_the_autoscaler_ends_parked_calls_and_later_ones_are_refused_as_demand() -> None:
+def test_autoscaler_refusal_rejects_requests_and_counts_new_ones() -> None:
     script = Script()
     script.arrive("c1")
     why = Refusal(code="model_start_failed", message="exit code 1", retry_after_s=30.0)
@@ -71,7 +71,7 @@ def test_a_refusal_of_the_autoscaler_ends_parked_calls_and_later_ones_are_refuse
 # --- deadlines and bounds -----------------------------------------------------------------------------------
 
 
-def test_wait_0_takes_a_free_slot_or_is_refused_at_once() -> None:
+def test_wait_0_request_takes_a_free_slot_or_is_rejected_at_once() -> None:
     script = warm(1)
     assert script.arrive("c1", wait_s=0) == ["grant c1 r1", "report"]
     assert script.arrive("c2", wait_s=0) == ["refuse c2 overloaded"]
@@ -82,7 +82,7 @@ def test_wait_0_takes_a_free_slot_or_is_refused_at_once() -> None:
     assert (total.admitted, total.refused_cold, total.retry_after_s) == (0, 1, 1.0)
 
 
-def test_deadlines_of_1_s_30_s_and_600_s_against_a_90_s_start() -> None:
+def test_unreachable_deadline_is_rejected_at_once_and_others_expire() -> None:
     """Case 5: what cannot be met is refused at once, the rest expires at its deadline, none is granted after it."""
     script = Script()
     script.say(expected_s=90.0)
@@ -103,7 +103,7 @@ def test_deadlines_of_1_s_30_s_and_600_s_against_a_90_s_start() -> None:
     assert total.refused_cold == 2
 
 
-def test_who_gives_up_before_capacity_comes_is_told_so_at_once_parked_or_new() -> None:
+def test_request_with_deadline_before_capacity_arrival_is_rejected_at_once() -> None:
     """And who waits for so long waits. It counts down from when that was heard; a start that is known is as ever."""
     script = Script()
     script.arrive("c30", wait_s=30)
@@ -125,7 +125,7 @@ def test_who_gives_up_before_capacity_comes_is_told_so_at_once_parked_or_new() -
     assert script.arrive("e10", wait_s=10) == ["report"], "where one serves, Calls wait as ever"
 
 
-def test_a_call_that_is_overdue_when_a_slot_comes_free_is_not_granted() -> None:
+def test_expired_request_is_not_granted_a_free_slot() -> None:
     script = Script()
     script.arrive("c1", wait_s=10)
     script.arrive("c2", wait_s=50)
@@ -133,7 +133,7 @@ def test_a_call_that_is_overdue_when_a_slot_comes_free_is_not_granted() -> None:
     assert script.replica("r1", 1) == ["refuse c1 overloaded", "grant c2 r1", "report"]
 
 
-def test_a_warm_call_expires_as_overloaded() -> None:
+def test_warm_request_expires_as_overloaded() -> None:
     script = warm(1)
     script.arrive("c1")
     script.arrive("c2", wait_s=5)
@@ -141,14 +141,14 @@ def test_a_warm_call_expires_as_overloaded() -> None:
     assert script.calls["c2"].state is CallState.ENDED
 
 
-def test_a_long_estimate_is_told_in_full_but_retry_after_stays_below_what_clients_give_up_on() -> None:
+def test_retry_after_is_capped_for_long_estimates() -> None:
     script = Script()
     script.say(expected_s=900.0)
     script.arrive("c1", wait_s=10)
     assert script.refused["c1"].error.retry_after_s == MAX_RETRY_AFTER_S
 
 
-def test_queue_full_refuses_exactly_the_surplus_and_keeps_the_order_of_the_rest() -> None:
+def test_full_queue_rejects_only_the_surplus_and_keeps_order() -> None:
     """Case 3: capacity + 500 Calls."""
     script = Script(calls_max=1000)
     script.say(expected_s=20.0)
@@ -159,7 +159,7 @@ def test_queue_full_refuses_exactly_the_surplus_and_keeps_the_order_of_the_rest(
     assert script.replica("r1", 1000) == [f"grant c{n} r1" for n in range(1000)]
 
 
-def test_the_queue_is_bounded_in_bytes_too() -> None:
+def test_queue_is_bounded_in_bytes() -> None:
     script = Script(bytes_max=100)
     script.arrive("c1", body_bytes=60)
     assert script.arrive("c2", body_bytes=41) == ["refuse c2 queue_full"]
@@ -170,7 +170,7 @@ def test_the_queue_is_bounded_in_bytes_too() -> None:
 # --- leaving and ending -------------------------------------------------------------------------------------
 
 
-def test_all_clients_leave_during_the_start_and_nobody_is_granted() -> None:
+def test_no_request_is_granted_after_all_clients_disconnect() -> None:
     """Case 4: the queue is empty at once, the next report says so, and no dead client is granted."""
     script = Script()
     script.say(state="starting")
@@ -185,7 +185,7 @@ def test_all_clients_leave_during_the_start_and_nobody_is_granted() -> None:
     assert script.replica("r1", 8) == []
 
 
-def test_a_call_has_one_outcome_whatever_is_said_after_it() -> None:
+def test_request_has_exactly_one_outcome() -> None:
     script = warm(1)
     script.arrive("c1")
     script.arrive("c2")
@@ -198,7 +198,7 @@ def test_a_call_has_one_outcome_whatever_is_said_after_it() -> None:
     assert (total.admitted, total.finished) == (2, 1)
 
 
-def test_shutting_down_refuses_what_waits_and_lets_run_what_runs() -> None:
+def test_shutdown_rejects_waiting_requests_and_keeps_running_ones() -> None:
     script = warm(1)
     script.arrive_many(2, "c")
     assert script.play(script.dispatch.shutdown(0.0)) == ["refuse c1 shutting_down"]
@@ -209,7 +209,7 @@ def test_shutting_down_refuses_what_waits_and_lets_run_what_runs() -> None:
 # --- order --------------------------------------------------------------------------------------------------
 
 
-def test_500_calls_of_a_then_1_of_b() -> None:
+def test_request_of_second_tenant_is_granted_before_a_long_backlog() -> None:
     """Case 8: B is granted at the next release, A's order is kept."""
     script = warm(1)
     script.arrive_many(500, "a", tenant="A")
@@ -219,7 +219,7 @@ def test_500_calls_of_a_then_1_of_b() -> None:
     assert script.finish("a1") == ["grant a2 r1"]
 
 
-def test_priority_goes_before_fairness_and_weights_divide_the_rest() -> None:
+def test_priority_precedes_fair_sharing_by_weight() -> None:
     script = Script(weights={"A": 2.0, "B": 1.0})
     for n in range(4):
         script.arrive(f"a{n}", tenant="A")
@@ -231,7 +231,7 @@ def test_priority_goes_before_fairness_and_weights_divide_the_rest() -> None:
     assert [id for id in granted if id[0] == "a"] == ["a0", "a1", "a2", "a3"]
 
 
-def test_a_changed_weight_counts_for_those_who_wait() -> None:
+def test_changed_weight_applies_to_waiting_requests() -> None:
     script = Script()
     for n in range(6):
         script.arrive(f"a{n}", tenant="A")
@@ -241,7 +241,7 @@ def test_a_changed_weight_counts_for_those_who_wait() -> None:
     assert granted.count("a") == 6
 
 
-def test_calls_spread_over_replicas_by_what_is_free() -> None:
+def test_requests_spread_over_replicas_by_free_slots() -> None:
     script = Script()
     script.replica("r1", 1)
     script.replica("r2", 3)
@@ -251,7 +251,7 @@ def test_calls_spread_over_replicas_by_what_is_free() -> None:
 # --- reports and notes --------------------------------------------------------------------------------------
 
 
-def test_levels_say_what_waits_and_runs_per_tenant_and_priority() -> None:
+def test_levels_count_requests_per_tenant_and_priority() -> None:
     script = warm(1)
     script.arrive("c0", wait_s=60)
     script.now_s = 4.0
@@ -266,7 +266,7 @@ def test_levels_say_what_waits_and_runs_per_tenant_and_priority() -> None:
     assert (other.waiting, other.running) == (1, 0)
 
 
-def test_totals_count_the_lives_of_calls() -> None:
+def test_totals_count_requests_tokens_and_busy_time() -> None:
     script = warm(1)
     script.arrive_many(2, "c")
     script.now_s = 3.0
@@ -278,7 +278,7 @@ def test_totals_count_the_lives_of_calls() -> None:
     assert (total.busy_slot_us, total.waiting_call_us, total.idle_s) == (5_000_000, 3_000_000, 2.0)
 
 
-def test_only_the_current_leader_acknowledges_and_whoever_knows_nothing_gets_everything() -> None:
+def test_only_current_leader_acknowledges_and_new_leader_gets_all_totals() -> None:
     script = warm(1)
     script.arrive("c1")
     script.finish("c1")
@@ -297,7 +297,7 @@ def test_only_the_current_leader_acknowledges_and_whoever_knows_nothing_gets_eve
     assert script.total() is not None, "and may have missed what the old one had"
 
 
-def test_a_retry_after_given_before_an_earlier_start_is_forgotten_when_the_model_cools() -> None:
+def test_retry_after_is_reset_when_the_model_cools() -> None:
     script = Script()
     script.say(expected_s=30.0)
     script.arrive("c1", wait_s=5)
@@ -311,14 +311,14 @@ def test_a_retry_after_given_before_an_earlier_start_is_forgotten_when_the_model
     assert total.retry_after_s == 0.0
 
 
-def test_a_report_acknowledges_the_routes_it_acts_on() -> None:
+def test_report_contains_the_applied_routes_version() -> None:
     script = warm(1)
     report = script.report()
     assert (report.gateway, report.boot, report.epoch, report.version) == ("g1", "boot", 1, script.version)
     assert script.report().sequence == report.sequence + 1
 
 
-def test_an_idle_model_is_in_no_level_and_a_forgotten_one_nowhere() -> None:
+def test_removed_model_is_forgotten_after_its_last_request() -> None:
     script = warm(1)
     script.arrive("c1")
     script.model(gone=True)
@@ -329,7 +329,7 @@ def test_an_idle_model_is_in_no_level_and_a_forgotten_one_nowhere() -> None:
     assert list(script.dispatch.counts()) == []
 
 
-def test_notes_for_those_who_wait() -> None:
+def test_wait_notes_report_queue_position_and_expected_wait() -> None:
     script = Script()
     script.say(state="starting", expected_s=12.0)
     script.arrive_many(3, "c")
@@ -348,7 +348,7 @@ def test_notes_for_those_who_wait() -> None:
     assert dispatch.busy()
 
 
-def test_that_nobody_waits_any_more_is_told_soon_too() -> None:
+def test_gateway_stays_busy_until_empty_queue_is_reported() -> None:
     script = Script()
     dispatch = script.dispatch
     script.arrive_many(3, "c")

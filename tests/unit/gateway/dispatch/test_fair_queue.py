@@ -32,7 +32,7 @@ def pops(queue: Queue, count: int) -> list[str]:
     return [queue.pop()[1].id for _ in range(count)]
 
 
-def test_within_a_tenant_first_come_is_first_served() -> None:
+def test_requests_of_one_tenant_are_served_in_order() -> None:
     queue = Queue(MODEL)
     for id in ("a1", "a2", "a3"):
         park(queue, id)
@@ -41,7 +41,7 @@ def test_within_a_tenant_first_come_is_first_served() -> None:
     assert queue.bytes == 0
 
 
-def test_higher_priority_goes_first_whatever_was_served() -> None:
+def test_higher_priority_is_served_first() -> None:
     queue = Queue(MODEL)
     park(queue, "low", priority=0)
     park(queue, "high1", priority=5)
@@ -50,7 +50,7 @@ def test_higher_priority_goes_first_whatever_was_served() -> None:
     assert pops(queue, 4) == ["high1", "high2", "low", "lowest"]
 
 
-def test_tenants_take_turns() -> None:
+def test_tenants_are_served_in_turn() -> None:
     queue = Queue(MODEL)
     for id in ("a1", "a2", "a3"):
         park(queue, id, "a")
@@ -59,7 +59,7 @@ def test_tenants_take_turns() -> None:
     assert pops(queue, 5) == ["a1", "b1", "a2", "b2", "a3"]
 
 
-def test_a_weight_of_three_gets_three_quarters() -> None:
+def test_tenant_of_weight_three_gets_three_quarters_of_the_slots() -> None:
     queue = Queue(MODEL)
     for n in range(100):
         park(queue, f"a{n}", "a", weight=3.0)
@@ -68,7 +68,7 @@ def test_a_weight_of_three_gets_three_quarters() -> None:
     assert abs(first["a"] - 60) <= 1
 
 
-def test_a_tenant_that_comes_back_saves_nothing_up() -> None:
+def test_returning_tenant_has_no_accumulated_credit() -> None:
     queue = Queue(MODEL)
     park(queue, "b0", "b")
     for n in range(50):
@@ -80,7 +80,7 @@ def test_a_tenant_that_comes_back_saves_nothing_up() -> None:
     assert turns == ["b", "a"] * 4, "level with the least served, so they alternate from here"
 
 
-def test_grants_that_never_parked_count_too() -> None:
+def test_grants_without_waiting_count_for_fairness() -> None:
     queue = Queue(MODEL)
     for _ in range(4):
         queue.charge(line_of(queue, "a"))
@@ -89,7 +89,7 @@ def test_grants_that_never_parked_count_too() -> None:
     assert pops(queue, 2) == ["b1", "a1"]
 
 
-def test_a_moved_call_is_first_in_its_line_and_its_turn_is_given_back() -> None:
+def test_retried_request_is_first_in_its_queue_and_its_turn_is_refunded() -> None:
     queue = Queue(MODEL)
     for id in ("a1", "a2", "a3", "b1", "b2", "b3"):
         park(queue, id, id[0])
@@ -98,7 +98,7 @@ def test_a_moved_call_is_first_in_its_line_and_its_turn_is_given_back() -> None:
     assert pops(queue, 6) == ["a1", "b1", "a2", "b2", "a3", "b3"]
 
 
-def test_a_call_moved_after_a_long_time_does_not_bring_back_old_credit() -> None:
+def test_late_retry_does_not_restore_old_credit() -> None:
     queue = Queue(MODEL)
     moved = park(queue, "a0", "a")
     line, _ = queue.pop()
@@ -111,7 +111,7 @@ def test_a_call_moved_after_a_long_time_does_not_bring_back_old_credit() -> None
     assert [id[0] for id in pops(queue, 6)] == ["a", "a", "b", "a", "b", "a"], "its own turn again, then one each"
 
 
-def test_bounds_are_calls_and_bytes() -> None:
+def test_queue_is_full_at_request_or_byte_limit() -> None:
     queue = Queue(MODEL)
     park(queue, "a1")
     limits = QueueLimits(calls_max=2, bytes_max=25)
@@ -121,14 +121,14 @@ def test_bounds_are_calls_and_bytes() -> None:
     assert queue.full(call_of("x", body_bytes=0), limits)
 
 
-def test_leaving_from_the_middle_keeps_the_order() -> None:
+def test_removal_from_the_middle_keeps_order() -> None:
     queue = Queue(MODEL)
     calls = [park(queue, f"a{n}") for n in range(4)]
     queue.remove(line_of(queue, "a"), calls[1])
     assert pops(queue, 3) == ["a0", "a2", "a3"]
 
 
-def test_heaps_stay_in_proportion_when_thousands_come_and_go() -> None:
+def test_deadline_heap_stays_proportional_to_waiting_requests() -> None:
     queue = Queue(MODEL)
     line = line_of(queue, "a")
     for n in range(5000):
@@ -139,7 +139,7 @@ def test_heaps_stay_in_proportion_when_thousands_come_and_go() -> None:
     assert len(line.deadlines) <= 2 * 100 + COMPACT_MIN
 
 
-def test_an_idle_queue_forgets_its_tenants() -> None:
+def test_idle_queue_forgets_its_tenants() -> None:
     queue = Queue(MODEL)
     park(queue, "a1")
     queue.pop()
@@ -147,7 +147,7 @@ def test_an_idle_queue_forgets_its_tenants() -> None:
     assert not queue.lines
 
 
-def test_deadlines_say_the_soonest_over_all_lines_and_drop_what_is_stale() -> None:
+def test_deadlines_return_the_soonest_and_drop_stale_entries() -> None:
     queue, deadlines = Queue(MODEL), Deadlines()
     waits = {"a1": 9.0, "a2": 5.0, "b1": 7.0}
     calls = {id: call_of(id, tenant=id[0], wait_s=wait_s) for id, wait_s in waits.items()}
@@ -164,7 +164,7 @@ def test_deadlines_say_the_soonest_over_all_lines_and_drop_what_is_stale() -> No
     assert deadlines.next_s() == 9.0
 
 
-def test_the_heap_of_lines_stays_small_when_deadlines_only_get_sooner() -> None:
+def test_deadline_heap_stays_small_when_deadlines_decrease() -> None:
     queue, deadlines = Queue(MODEL), Deadlines()
     line = line_of(queue, "a")
     for n in range(5000):
@@ -177,7 +177,7 @@ def test_the_heap_of_lines_stays_small_when_deadlines_only_get_sooner() -> None:
 
 @settings(derandomize=True, deadline=None, max_examples=examples(60))
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from((0, 0, 1)), st.booleans()), max_size=60))
-def test_whatever_happens_the_head_is_of_the_highest_priority_and_nobody_is_two_turns_behind(
+def test_head_has_highest_priority_and_tenants_stay_within_one_turn(
     steps: list[tuple[str, int, bool]],
 ) -> None:
     queue = Queue(MODEL)

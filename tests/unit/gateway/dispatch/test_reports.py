@@ -8,18 +8,18 @@ from gateway.dispatch.reports import Accounts, Pace
 LLAMA, TINY, ACME, LAB = ModelName("llama"), ModelName("tiny"), TenantName("acme"), TenantName("lab")
 
 
-def test_the_first_report_is_due_at_once() -> None:
+def test_first_report_is_due_at_once() -> None:
     assert Pace().due_s(5.0, busy=False) == 5.0
 
 
-def test_a_quiet_gateway_says_so_every_heartbeat_and_a_busy_one_more_often() -> None:
+def test_idle_gateway_reports_every_heartbeat_and_busy_one_more_often() -> None:
     pace = Pace()
     pace.sent(10.0)
     assert pace.due_s(10.0, busy=False) == 10.0 + HEARTBEAT_S
     assert pace.due_s(10.0, busy=True) == 10.0 + BUSY_PERIOD_S
 
 
-def test_an_edge_is_reported_at_once_but_never_within_the_gap() -> None:
+def test_edge_is_reported_at_once_but_never_within_the_gap() -> None:
     pace = Pace()
     pace.sent(10.0)
     pace.edge(10.002)
@@ -29,7 +29,7 @@ def test_an_edge_is_reported_at_once_but_never_within_the_gap() -> None:
     assert pace.due_s(10.2, busy=False) == 10.2 + HEARTBEAT_S, "the report held the edge"
 
 
-def test_a_thousand_edges_are_one_report_per_gap() -> None:
+def test_many_edges_cause_one_report_per_gap() -> None:
     pace, sent = Pace(), 0
     for n in range(1000):
         now_s = n * 50e-6
@@ -40,7 +40,7 @@ def test_a_thousand_edges_are_one_report_per_gap() -> None:
     assert sent == 5, "50 ms at one per 10 ms"
 
 
-def test_a_total_is_said_until_the_leader_has_it() -> None:
+def test_total_is_repeated_until_acknowledged() -> None:
     accounts = Accounts()
     account = accounts.of(LLAMA, ACME)
     accounts.touch(account, 1.0)
@@ -58,7 +58,7 @@ def test_a_total_is_said_until_the_leader_has_it() -> None:
     )
 
 
-def test_busy_and_waiting_seconds_are_integrals_that_go_on_while_calls_do() -> None:
+def test_busy_and_waiting_times_grow_while_requests_last() -> None:
     accounts = Accounts()
     account = accounts.of(LLAMA, ACME)
     accounts.touch(account, 0.0)
@@ -70,7 +70,7 @@ def test_busy_and_waiting_seconds_are_integrals_that_go_on_while_calls_do() -> N
     assert (second.busy_slot_us, second.waiting_call_us) == (8_000_000, 4_000_000)
 
 
-def test_resend_says_everything_and_forget_says_it_once_more() -> None:
+def test_resend_reports_all_totals_and_forget_reports_them_once_more() -> None:
     accounts = Accounts()
     for model in (LLAMA, TINY):
         accounts.touch(accounts.of(model, ACME), 0.0)
@@ -84,7 +84,7 @@ def test_resend_says_everything_and_forget_says_it_once_more() -> None:
     assert {total.model for total in accounts.totals(0.0, 3)} == {LLAMA}
 
 
-def test_a_model_that_comes_back_goes_on_counting_until_its_counts_are_known_and_then_begins_anew() -> None:
+def test_totals_of_forgotten_model_restart_only_after_acknowledgement() -> None:
     """Two accounts of one pair in one report would be told as growth again and again."""
     accounts = Accounts()
     accounts.refused_cold(LLAMA, ACME, 1.0, 5.0)
@@ -99,7 +99,7 @@ def test_a_model_that_comes_back_goes_on_counting_until_its_counts_are_known_and
     assert [total.refused_cold for total in accounts.totals(3.0, 3)] == [1]
 
 
-def test_the_longest_retry_after_counts_until_the_model_cools_again() -> None:
+def test_longest_retry_after_is_reported_until_the_model_cools() -> None:
     accounts = Accounts()
     for retry_after_s in (20.0, 5.0):
         accounts.refused_cold(LLAMA, ACME, 1.0, retry_after_s)

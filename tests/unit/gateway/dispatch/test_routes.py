@@ -44,18 +44,18 @@ def held(routes: Routes, replica: str) -> int:
     return routes.holds[ReplicaId(replica)].held
 
 
-def test_the_replica_with_most_free_slots_is_chosen_then_the_emptiest_then_the_first() -> None:
+def test_replica_with_most_free_slots_is_chosen_first() -> None:
     _, part = llama(route("r2", 2), route("r1", 2), route("r3", 4))
     assert [take(part) for _ in range(9)] == ["r3", "r3", "r1", "r2", "r3", "r1", "r2", "r3", None]
 
 
-def test_only_ready_replicas_with_an_address_take_calls() -> None:
+def test_starting_and_draining_replicas_take_no_requests() -> None:
     _, part = llama(route("r1", 2, state="starting"), route("r2", 2, state="draining"))
     assert not part.ready
     assert take(part) is None
 
 
-def test_older_routes_are_ignored_and_the_same_version_is_a_heartbeat() -> None:
+def test_older_routes_are_ignored_and_same_version_is_a_heartbeat() -> None:
     routes, _ = llama()
     apply(routes, route("r1", 2, granted=7), epoch=2, version=7)
     assert apply(routes, route("r1", 5, granted=9), epoch=1, version=9) is None
@@ -65,7 +65,7 @@ def test_older_routes_are_ignored_and_the_same_version_is_a_heartbeat() -> None:
     assert routes.silent_at_s == 3.0 + LEADER_SILENT_S
 
 
-def test_a_hold_rises_only_by_a_newer_grant() -> None:
+def test_hold_rises_only_with_a_newer_grant() -> None:
     routes, part = llama()
     part = routes.of(MODEL)
     apply(routes, route("r1", 4, granted=3), version=3)
@@ -77,7 +77,7 @@ def test_a_hold_rises_only_by_a_newer_grant() -> None:
     assert held(routes, "r1") == 3
 
 
-def test_a_new_leader_that_has_granted_nothing_leaves_holds_as_they_are() -> None:
+def test_new_leader_without_grants_leaves_holds_unchanged() -> None:
     routes, _ = llama(route("r1", 4))
     changes = apply(routes, route("r1", 0, granted=0), epoch=2, version=1)
     assert changes is not None
@@ -87,7 +87,7 @@ def test_a_new_leader_that_has_granted_nothing_leaves_holds_as_they_are() -> Non
     assert held(routes, "r1") == 1
 
 
-def test_a_lowered_hold_never_cuts_what_runs_and_nothing_is_granted_until_it_fits() -> None:
+def test_lowered_hold_keeps_running_requests_and_blocks_new_grants() -> None:
     routes, part = llama(route("r1", 2))
     assert [take(part), take(part)] == ["r1", "r1"]
     changes = apply(routes, route("r1", 1, granted=2), version=2)
@@ -101,7 +101,7 @@ def test_a_lowered_hold_never_cuts_what_runs_and_nothing_is_granted_until_it_fit
     assert take(part) == "r1"
 
 
-def test_a_replica_that_is_gone_stays_known_until_its_last_call_has_left() -> None:
+def test_removed_replica_stays_known_until_its_last_request_ends() -> None:
     routes, part = llama(route("r1", 2))
     take(part)
     routes.apply(RoutesDelta(epoch=1, version=2, full=True), 0.0)
@@ -116,7 +116,7 @@ def test_a_replica_that_is_gone_stays_known_until_its_last_call_has_left() -> No
     ("holds", "slots", "gateways", "allowed"),
     [((3,), 8, 4, [3]), ((1,), 8, 4, [2]), ((0,), 2, 4, [1]), ((0, 1), 2, 4, [0, 1]), ((0, 0), 1, 2, [1, 1])],
 )
-def test_a_silent_leader_is_replaced_by_the_stated_bound(
+def test_silent_leader_allows_slots_up_to_the_documented_limit(
     holds: tuple[int, ...], slots: int, gateways: int, allowed: list[int]
 ) -> None:
     """max(hold, floor(slots / gateways), and 1 where this gateway holds none for the Model): interfaces, section 6."""
@@ -128,7 +128,7 @@ def test_a_silent_leader_is_replaced_by_the_stated_bound(
 
 
 @pytest.mark.parametrize(("slots", "gateways"), [(1, 4), (4, 4), (5, 2), (16, 3)])
-def test_the_over_commit_of_silence_stays_within_its_bound(slots: int, gateways: int) -> None:
+def test_overcommit_during_leader_silence_is_bounded(slots: int, gateways: int) -> None:
     """One gateway held all Slots, the others none: at most slots + max(slots, gateways) - 1 in total."""
     total = 0
     for hold in (slots, *[0] * (gateways - 1)):
@@ -138,7 +138,7 @@ def test_the_over_commit_of_silence_stays_within_its_bound(slots: int, gateways:
     assert total <= slots + max(slots, gateways) - 1
 
 
-def test_a_suspect_replica_gets_one_call_a_second_until_it_is_confirmed() -> None:
+def test_suspect_replica_gets_one_request_per_second_until_confirmed() -> None:
     routes, part = llama(route("r1", 4))
     hold = routes.holds[ReplicaId("r1")]
     hold.suspect(0.0)
@@ -152,7 +152,7 @@ def test_a_suspect_replica_gets_one_call_a_second_until_it_is_confirmed() -> Non
     assert next(routes.uses(1.1)).connect_failures == 0
 
 
-def test_a_hold_that_moved_says_nothing_of_a_suspect_replica_but_news_of_itself_does() -> None:
+def test_suspicion_ends_on_replica_news_but_not_on_hold_change() -> None:
     """Else a dead Replica is tried again at every delta: the failed connect itself makes the leader move holds."""
     routes, part = llama(route("r1", 4))
     hold = routes.holds[ReplicaId("r1")]
@@ -170,13 +170,13 @@ def test_a_hold_that_moved_says_nothing_of_a_suspect_replica_but_news_of_itself_
     assert take(part) == "r1", "a new leader has looked at it itself"
 
 
-def test_a_report_says_how_long_ago_a_replica_sent_something() -> None:
+def test_report_contains_time_since_last_byte_of_a_replica() -> None:
     routes, _ = llama(route("r1", 4), route("r2", 4))
     routes.holds[ReplicaId("r2")].heard(granted_s=1.0, now_s=3.0)
     assert {use.replica: use.last_byte_age_s for use in routes.uses(7.5)} == {"r1": None, "r2": 4.5}
 
 
-def test_unused_holds_go_back_unless_somebody_waits_here_for_them() -> None:
+def test_unused_holds_are_returned_unless_local_requests_wait() -> None:
     routes, part = llama(route("r1", 4), route("r2", 2))
     take(part)
     assert not routes.give_back(part, waiting=1)
@@ -185,14 +185,14 @@ def test_unused_holds_go_back_unless_somebody_waits_here_for_them() -> None:
     assert not routes.give_back(part, waiting=0)
 
 
-def test_nothing_goes_back_to_a_silent_leader() -> None:
+def test_no_hold_is_returned_to_a_silent_leader() -> None:
     routes, part = llama(route("r1", 4))
     routes.fall_silent()
     assert not routes.give_back(part, waiting=0)
     assert held(routes, "r1") == 4
 
 
-def test_an_estimate_counts_down_only_while_the_start_is_under_way() -> None:
+def test_wait_estimate_counts_down_only_during_a_start() -> None:
     routes, part = llama()
     from_zero = RoutesDelta(epoch=1, version=2, models=(ModelRoute(model=MODEL, expected_wait_s=20.0),))
     routes.apply(from_zero, 10.0)

@@ -13,7 +13,7 @@ from tests.kit.dispatching import Script, warm
 # --- holds --------------------------------------------------------------------------------------------------
 
 
-def test_a_lowered_hold_cuts_nothing_and_is_reported_as_it_falls() -> None:
+def test_lowered_hold_keeps_running_requests_and_is_reported_as_they_end() -> None:
     script = warm(3)
     script.arrive_many(4, "c")
     assert script.replica("r1", 1) == ["report"]
@@ -22,7 +22,7 @@ def test_a_lowered_hold_cuts_nothing_and_is_reported_as_it_falls() -> None:
     assert script.finish("c2") == ["grant c3 r1"]
 
 
-def test_an_unused_hold_goes_back_at_once_while_others_wait() -> None:
+def test_unused_hold_is_returned_at_once_while_other_gateways_wait() -> None:
     script = warm(4)
     script.arrive_many(2, "c")
     assert script.say(others_wait=True) == ["report"]
@@ -37,7 +37,7 @@ def test_an_unused_hold_goes_back_at_once_while_others_wait() -> None:
     assert script.replica("r1", 2) == ["grant c2 r1"]
 
 
-def test_a_draining_replica_takes_nothing_and_its_last_call_is_an_edge() -> None:
+def test_draining_replica_takes_no_requests_and_its_last_one_is_an_edge() -> None:
     script = warm(2)
     script.arrive_many(2, "c")
     assert script.replica("r1", 0, state="draining") == ["report"]
@@ -48,7 +48,7 @@ def test_a_draining_replica_takes_nothing_and_its_last_call_is_an_edge() -> None
     assert script.replica("r1", 1) == ["grant late r1"], "revived"
 
 
-def test_the_last_call_of_a_draining_replica_is_an_edge_while_the_model_goes_on() -> None:
+def test_last_request_of_draining_replica_is_an_edge_on_a_serving_model() -> None:
     script = warm(1)
     script.replica("r2", 1)
     script.arrive_many(2, "c")
@@ -57,7 +57,7 @@ def test_the_last_call_of_a_draining_replica_is_an_edge_while_the_model_goes_on(
     assert script.calls["c1"].state is CallState.RUNNING
 
 
-def test_a_replica_that_vanishes_keeps_its_calls_until_they_end() -> None:
+def test_removed_replica_keeps_its_requests_until_they_end() -> None:
     script = warm(2)
     script.arrive("c1")
     assert script.gone("r1") == ["report"]
@@ -68,14 +68,14 @@ def test_a_replica_that_vanishes_keeps_its_calls_until_they_end() -> None:
     assert script.use("r1") is None
 
 
-def test_older_routes_change_nothing() -> None:
+def test_older_routes_are_ignored() -> None:
     script = warm(1)
     script.arrive_many(2, "c")
     assert script.dispatch.routes(RoutesDelta(epoch=0, version=99, full=True), 0.0) == []
     assert script.finish("c0") == ["grant c1 r1"]
 
 
-def test_when_the_leader_falls_silent_the_stated_bound_holds_until_it_speaks() -> None:
+def test_silent_leader_raises_holds_to_the_documented_limit() -> None:
     script = Script()
     script.replica("r1", 0, slots=4, gateways=2)
     script.arrive_many(3, "c")
@@ -86,7 +86,7 @@ def test_when_the_leader_falls_silent_the_stated_bound_holds_until_it_speaks() -
     assert script.finish("c1") == ["grant c2 r1"]
 
 
-def test_a_call_that_arrives_in_the_silence_needs_no_tick() -> None:
+def test_request_during_leader_silence_is_granted_without_a_tick() -> None:
     script = Script()
     script.replica("r1", 0, slots=1, gateways=3)
     script.now_s = 60.0
@@ -100,7 +100,7 @@ def test_a_call_that_arrives_in_the_silence_needs_no_tick() -> None:
     ("reason", "code"),
     [("reset", "upstream_error"), ("busy", "overloaded"), ("timeout", "upstream_timeout")],
 )
-def test_a_call_moves_once_to_another_replica_and_then_fails(reason: Bounce, code: str) -> None:
+def test_failed_request_is_retried_once_on_another_replica(reason: Bounce, code: str) -> None:
     script = Script()
     script.replica("r1", 2)
     script.replica("r2", 1)
@@ -110,7 +110,7 @@ def test_a_call_moves_once_to_another_replica_and_then_fails(reason: Bounce, cod
     assert script.bounce("c1", reason) == [f"refuse c1 {code}", "report"]
 
 
-def test_a_call_moves_off_every_replica_that_was_told_to_end() -> None:
+def test_request_is_retried_off_every_stopping_replica() -> None:
     """A rolling update ends one Replica after the other, each with the Call that fled from the one before."""
     script = Script()
     for replica in ("r1", "r2", "r3"):
@@ -125,7 +125,7 @@ def test_a_call_moves_off_every_replica_that_was_told_to_end() -> None:
     assert script.bounce("c1", "reset") == ["refuse c1 upstream_error", "report"]
 
 
-def test_a_call_that_could_move_hears_that_its_model_is_paused_and_one_that_could_not_what_broke() -> None:
+def test_pause_of_model_changes_the_error_only_of_retryable_requests() -> None:
     """A person scales to zero: the Replica ends under its Calls, and no other may take them."""
     script = Script()
     script.replica("r1", 2)
@@ -137,7 +137,7 @@ def test_a_call_that_could_move_hears_that_its_model_is_paused_and_one_that_coul
     assert script.bounce("c2", "reset")[0] == "refuse c2 upstream_error"
 
 
-def test_a_replica_that_turns_out_to_have_been_told_to_end_is_forgiven() -> None:
+def test_reset_just_before_replica_is_reported_stopping_costs_no_retry() -> None:
     """Its connection breaks before Routes say why."""
     script = Script()
     script.replica("r1", 1)
@@ -149,7 +149,7 @@ def test_a_replica_that_turns_out_to_have_been_told_to_end_is_forgiven() -> None
     assert script.bounce("c1", "reset") == ["refuse c1 upstream_error", "report"]
 
 
-def test_a_replica_that_broke_before_it_was_stopped_is_not_forgiven() -> None:
+def test_reset_of_replica_removed_before_stopping_costs_the_retry() -> None:
     """Else one Call that kills engines would kill them all."""
     script = Script()
     script.replica("r1", 1)
@@ -161,7 +161,7 @@ def test_a_replica_that_broke_before_it_was_stopped_is_not_forgiven() -> None:
     assert script.bounce("c1", "reset") == ["refuse c1 upstream_error", "report"]
 
 
-def test_a_call_that_timed_out_stays_where_others_are_served() -> None:
+def test_timeout_is_not_retried_if_the_replica_serves_other_requests() -> None:
     """The Replica is busy and not wedged: elsewhere the Call would wait as long again (interfaces, section 3, 504)."""
     script = Script()
     script.replica("r1", 2)
@@ -173,13 +173,13 @@ def test_a_call_that_timed_out_stays_where_others_are_served() -> None:
     assert script.bounce("c1", "timeout") == ["refuse c1 upstream_timeout", "report"]
 
 
-def test_with_one_replica_it_moves_to_a_fresh_connection() -> None:
+def test_single_replica_retries_on_a_fresh_connection() -> None:
     script = warm(1)
     script.arrive("c1")
     assert script.bounce("c1", "reset") == ["grant c1 r1"]
 
 
-def test_a_moved_call_that_finds_no_slot_waits_at_the_head_of_its_line() -> None:
+def test_retried_request_without_a_free_slot_waits_at_the_queue_head() -> None:
     script = warm(2)
     script.arrive_many(4, "c")
     script.replica("r1", 1)
@@ -190,7 +190,7 @@ def test_a_moved_call_that_finds_no_slot_waits_at_the_head_of_its_line() -> None
     assert script.finish("c0") == ["grant c2 r1"]
 
 
-def test_a_refused_connection_makes_the_replica_suspect_until_a_probe_is_answered() -> None:
+def test_refused_connection_makes_replica_suspect_until_a_probe_succeeds() -> None:
     script = warm(2)
     script.arrive_many(2, "c")
     assert script.bounce("c0", "connect") == ["report"], "parked: nowhere else to go"
@@ -205,7 +205,7 @@ def test_a_refused_connection_makes_the_replica_suspect_until_a_probe_is_answere
     assert script.finish("c0") == ["grant c2 r1"], "it answered: no longer suspect"
 
 
-def test_a_probe_that_comes_due_goes_to_who_waits_not_to_who_arrives() -> None:
+def test_due_probe_uses_a_waiting_request_before_a_new_one() -> None:
     script = warm(1)
     script.arrive("c1")
     script.bounce("c1", "connect")
@@ -214,7 +214,7 @@ def test_a_probe_that_comes_due_goes_to_who_waits_not_to_who_arrives() -> None:
     assert script.calls["c2"].state is CallState.PARKED
 
 
-def test_the_first_byte_of_an_answer_ends_the_suspicion_long_before_its_last() -> None:
+def test_first_response_byte_ends_suspicion() -> None:
     script = warm(2)
     script.arrive_many(3, "c")
     script.bounce("c0", "connect")
@@ -223,7 +223,7 @@ def test_the_first_byte_of_an_answer_ends_the_suspicion_long_before_its_last() -
     assert script.heard("c0") == ["grant c2 r1"]
 
 
-def test_routes_end_the_suspicion_when_it_was_unready_and_is_ready_but_not_by_moving_a_hold() -> None:
+def test_suspicion_ends_on_unready_to_ready_but_not_on_hold_change() -> None:
     script = warm(1)
     script.arrive("c1")
     script.bounce("c1", "connect")
@@ -232,7 +232,7 @@ def test_routes_end_the_suspicion_when_it_was_unready_and_is_ready_but_not_by_mo
     assert script.replica("r1", 1) == ["grant c1 r1"]
 
 
-def test_reports_say_how_long_ago_a_replica_sent_something() -> None:
+def test_reports_contain_time_since_last_byte_of_a_replica() -> None:
     script = warm(2)
     script.arrive_many(2, "c")
     script.now_s = 4.0
@@ -253,7 +253,7 @@ def test_reports_say_how_long_ago_a_replica_sent_something() -> None:
     assert script.heard("c1") == [], "it has ended"
 
 
-def test_an_answer_to_an_older_call_does_not_end_the_suspicion() -> None:
+def test_response_to_an_older_request_does_not_end_suspicion() -> None:
     script = warm(2)
     script.arrive("old")
     script.now_s = 5.0
@@ -263,7 +263,7 @@ def test_an_answer_to_an_older_call_does_not_end_the_suspicion() -> None:
     assert script.dispatch.next_s() == 5.0 + SUSPECT_S
 
 
-def test_moves_off_a_busy_engine_stay_within_the_retry_budget() -> None:
+def test_retries_off_a_busy_engine_stay_within_the_retry_budget() -> None:
     script = warm(1)
     moved = 0
     for n in range(100):
@@ -274,7 +274,7 @@ def test_moves_off_a_busy_engine_stay_within_the_retry_budget() -> None:
     assert moved >= RETRIES_MAX
 
 
-def test_all_calls_of_a_replica_that_died_move() -> None:
+def test_all_requests_of_a_failed_replica_are_retried() -> None:
     """Case 16: a death is no overload, so the budget for busy engines does not hold them back."""
     script = warm(64)
     for n in range(64):
@@ -283,7 +283,7 @@ def test_all_calls_of_a_replica_that_died_move() -> None:
         assert f"refuse c{n} upstream_error" not in script.bounce(f"c{n}", "reset")
 
 
-def test_a_refused_connection_costs_a_call_nothing() -> None:
+def test_refused_connection_does_not_consume_the_retry() -> None:
     """After a reset the dead Replica is tried once more before Routes tell; the Call still waits for the next one."""
     script = warm(1)
     script.arrive("c1")
@@ -292,7 +292,7 @@ def test_a_refused_connection_costs_a_call_nothing() -> None:
     assert script.dispatch.busy()
 
 
-def test_a_call_whose_deadline_has_passed_does_not_move() -> None:
+def test_request_past_its_deadline_is_not_retried() -> None:
     script = warm(1)
     script.arrive("c1", wait_s=5)
     script.now_s = 6.0

@@ -26,7 +26,7 @@ MALFORMED = ["", ":80", "::1", "[::1", "::1]", "[fe80::1%25eth0]", "a:b", "a:123
 
 
 @pytest.mark.parametrize("header", LOCAL)
-def test_a_local_name_cannot_be_registered(header: str) -> None:
+def test_local_host_names_are_not_registrable_and_are_allowed(header: str) -> None:
     name = host_name(header)
     assert name is not None
     assert not is_registrable(name)
@@ -34,7 +34,7 @@ def test_a_local_name_cannot_be_registered(header: str) -> None:
 
 
 @pytest.mark.parametrize("header", FOREIGN)
-def test_any_other_name_can_be_registered_and_is_refused(header: str) -> None:
+def test_registrable_host_names_are_not_allowed(header: str) -> None:
     name = host_name(header)
     assert name is not None
     assert is_registrable(name)
@@ -42,19 +42,19 @@ def test_any_other_name_can_be_registered_and_is_refused(header: str) -> None:
 
 
 @pytest.mark.parametrize("header", MALFORMED)
-def test_a_malformed_header_has_no_name(header: str) -> None:
+def test_malformed_host_header_has_no_name(header: str) -> None:
     assert host_name(header) is None
 
 
 @pytest.mark.parametrize("header", ["llm.example", "LLM.example:8080", "llm.example."])
 @pytest.mark.parametrize("setting", ["llm.example", "Llm.Example", "llm.example."])
-def test_a_name_in_hosts_is_allowed_in_any_case_and_with_any_port(setting: str, header: str) -> None:
+def test_configured_host_is_allowed_in_any_case_and_with_any_port(setting: str, header: str) -> None:
     name = host_name(header)
     assert HostCheck((setting,), ()).has_allowed_host(name)
     assert not HostCheck((setting,), ()).has_allowed_host(f"sub.{name}")
 
 
-def test_http_1_0_without_a_host_is_allowed() -> None:
+def test_missing_host_is_allowed() -> None:
     assert HostCheck((), ()).has_allowed_host(None)
 
 
@@ -85,7 +85,7 @@ APP, OTHER = "https://app.example", "https://evil.example"
         (("*",), None, "cross-site", False),
     ],
 )
-def test_pages_call_only_from_allowed_origins(
+def test_only_configured_browser_origins_are_allowed(
     origins: tuple[str, ...], origin: str | None, site: str | None, allowed: bool
 ) -> None:
     given = {b"origin": origin, b"sec-fetch-site": site}
@@ -94,7 +94,7 @@ def test_pages_call_only_from_allowed_origins(
 
 
 @pytest.mark.parametrize("name", ["localhost", "127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1"])
-def test_a_loopback_listener_is_recognized(name: str) -> None:
+def test_loopback_listener_is_recognized(name: str) -> None:
     assert is_loopback(name)
     assert is_on_loopback((name, 8080))
 
@@ -102,5 +102,5 @@ def test_a_loopback_listener_is_recognized(name: str) -> None:
 @pytest.mark.parametrize(
     "at", [("0.0.0.0", 80), ("::", 80, 0, 0), ("10.0.0.1", 80), ("fd00::1", 80), "/run/g.sock", b"", None]
 )
-def test_other_listeners_and_unix_sockets_are_not_on_loopback(at: object) -> None:
+def test_other_listeners_are_not_on_loopback(at: object) -> None:
     assert not is_on_loopback(at)

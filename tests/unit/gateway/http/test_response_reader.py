@@ -106,7 +106,7 @@ class Line:
         return brought
 
 
-async def test_a_read_of_many_chunks_takes_many_turns_and_nothing_is_read_meanwhile() -> None:
+async def test_large_read_is_split_over_loop_turns_with_reading_paused() -> None:
     line = Line()
     line.connection.data_received(HEAD + CRUMBS + LAST_CHUNK)
     assert (len(line.sink.pieces), line.transport.reading) == (1, False)
@@ -117,7 +117,7 @@ async def test_a_read_of_many_chunks_takes_many_turns_and_nothing_is_read_meanwh
     assert line.connection.sink is None
 
 
-async def test_what_comes_all_the_same_comes_after_it() -> None:
+async def test_data_received_while_paused_is_delivered_in_order() -> None:
     line = Line()
     line.connection.data_received(HEAD + CRUMBS)
     line.connection.data_received(encode_chunk(b"!") + LAST_CHUNK)
@@ -125,7 +125,7 @@ async def test_what_comes_all_the_same_comes_after_it() -> None:
     assert (line.sink.content, line.sink.end, line.transport.reading) == (TEXT + b"!", "whole", True)
 
 
-async def test_a_client_that_does_not_keep_up_is_not_read_for_after_the_last_turn() -> None:
+async def test_reading_stays_paused_after_last_turn_while_client_is_slow() -> None:
     line = Line()
     line.connection.data_received(HEAD + CRUMBS)
     line.connection.pause()
@@ -135,7 +135,7 @@ async def test_a_client_that_does_not_keep_up_is_not_read_for_after_the_last_tur
     assert line.transport.reading
 
 
-async def test_a_client_that_catches_up_between_two_turns_does_not_have_more_read() -> None:
+async def test_client_resume_between_turns_does_not_resume_reading() -> None:
     line = Line()
     line.connection.data_received(HEAD + CRUMBS)
     line.connection.pause()
@@ -146,7 +146,7 @@ async def test_a_client_that_catches_up_between_two_turns_does_not_have_more_rea
 
 
 @pytest.mark.parametrize(("rest", "end"), [(LAST_CHUNK, "whole"), (b"", "reset")])
-async def test_a_connection_that_is_lost_between_two_turns_is_lost_after_the_last(rest: bytes, end: str) -> None:
+async def test_lost_connection_is_reported_after_buffered_data_is_delivered(rest: bytes, end: str) -> None:
     line = Line()
     line.connection.data_received(HEAD + CRUMBS + rest)
     line.connection.connection_lost(ConnectionResetError())
@@ -157,7 +157,7 @@ async def test_a_connection_that_is_lost_between_two_turns_is_lost_after_the_las
 
 
 @pytest.mark.parametrize(("error", "end"), [(None, "whole"), (ConnectionResetError(), "reset")])
-async def test_a_body_that_ends_with_the_connection_ends_after_the_last_turn(error: Exception | None, end: str) -> None:
+async def test_close_delimited_body_ends_after_buffered_data_is_delivered(error: Exception | None, end: str) -> None:
     line, text = Line(), TEXT * 6
     line.connection.data_received(CLOSING + text)
     line.connection.connection_lost(error)
@@ -165,7 +165,7 @@ async def test_a_body_that_ends_with_the_connection_ends_after_the_last_turn(err
     assert (line.sink.content, line.sink.end) == (text, end)
 
 
-async def test_who_lets_go_between_two_turns_hears_no_more() -> None:
+async def test_no_data_is_delivered_after_release_between_turns() -> None:
     line = Line()
     line.connection.data_received(HEAD + CRUMBS + LAST_CHUNK)
     heard = line.sink.content
@@ -176,7 +176,7 @@ async def test_who_lets_go_between_two_turns_hears_no_more() -> None:
     assert line.pool.connections == 0
 
 
-async def test_what_is_odd_in_a_later_turn_is_odd() -> None:
+async def test_malformed_data_in_a_later_turn_aborts_the_connection() -> None:
     line = Line()
     line.connection.data_received(HEAD + CRUMBS + b"odd")
     await line.turns()
@@ -184,7 +184,7 @@ async def test_what_is_odd_in_a_later_turn_is_odd() -> None:
     assert TEXT.startswith(line.sink.content)
 
 
-async def test_more_than_an_answer_is_seen_however_late() -> None:
+async def test_surplus_data_after_a_response_aborts_the_connection() -> None:
     line = Line()
     line.connection.data_received(HEAD + LAST_CHUNK + CRUMBS)
     assert (line.sink.end, line.transport.aborted) == ("whole", True), "such a connection is not used again"

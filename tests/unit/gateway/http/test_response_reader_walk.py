@@ -50,14 +50,14 @@ def pieces(data: bytes, size: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
-def test_a_chunked_body_goes_on_as_it_came_and_its_end_is_held_back(size: int) -> None:
+def test_chunked_body_passes_unchanged_without_its_last_chunk(size: int) -> None:
     body = b"".join(map(encode_chunk, EVENTS))
     _, walker, out = read(*pieces(CHUNKED + body + LAST_CHUNK, size))
     assert (out, walker.ended, walker.excess) == (body, True, False)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
-def test_the_content_of_a_chunked_body(size: int) -> None:
+def test_strip_returns_the_content_of_a_chunked_body(size: int) -> None:
     head = parse_head(CHUNKED[:-4])
     assert head is not None
     walker = BodyWalker(head)
@@ -66,7 +66,7 @@ def test_the_content_of_a_chunked_body(size: int) -> None:
     assert walker.ended
 
 
-def test_a_head_that_ends_like_a_body_ends_nothing() -> None:
+def test_last_chunk_bytes_in_head_or_content_do_not_end_the_body() -> None:
     lines = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nKeep-Alive: timeout=5, max=100\r\n\r\n"
     _, walker, out = read(lines)
     assert (walker.ended, out) == (False, b"")
@@ -75,24 +75,24 @@ def test_a_head_that_ends_like_a_body_ends_nothing() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 5, 1000])
-def test_a_length_body_and_what_comes_after_it(size: int) -> None:
+def test_body_ends_at_content_length_and_surplus_is_flagged(size: int) -> None:
     _, walker, out = read(*pieces(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhelloXX", size))
     assert (out, walker.ended, walker.excess) == (b"hello", True, True)
 
 
-def test_a_body_without_length_ends_with_the_connection() -> None:
+def test_body_without_length_ends_at_connection_close() -> None:
     head, walker, out = read(b"HTTP/1.0 200 OK\r\n\r\nabc")
     assert (head.keep_alive, walker.until_close, walker.ended, out) == (False, True, False, b"abc")
 
 
-def test_trailers_are_dropped_and_excess_is_seen() -> None:
+def test_trailers_are_dropped_and_surplus_is_flagged() -> None:
     _, walker, out = read(CHUNKED, encode_chunk(b"a") + b"0\r\nx-sum: 1\r\n\r\n")
     assert (out, walker.ended, walker.excess) == (encode_chunk(b"a"), True, False)
     _, walker, _ = read(CHUNKED, LAST_CHUNK + b"HTTP/1.1 200 OK")
     assert walker.excess
 
 
-def test_boundaries_between_chunks() -> None:
+def test_walker_tracks_chunk_boundaries() -> None:
     _, walker, _ = read(CHUNKED, b"3\r\nab")
     assert not walker.at_boundary
     walker.walk(b"c\r")
@@ -108,7 +108,7 @@ def test_boundaries_between_chunks() -> None:
      b"0\r\nnot a trailer\r\n\r\n"],
 )  # fmt: skip
 @pytest.mark.parametrize("size", [1, 1000])
-def test_odd_chunks_are_refused(body: bytes, size: int) -> None:
+def test_malformed_chunks_are_rejected(body: bytes, size: int) -> None:
     with pytest.raises(FramingError):
         read(CHUNKED, *pieces(body, size))
 
@@ -123,7 +123,7 @@ def test_odd_chunks_are_refused(body: bytes, size: int) -> None:
         b"HTTP/1.1 200 OK\r\nX: a\r\n folded", b"HTTP/1.1 200 OK\r\nX: a\0b", b"HTTP/1.1 204 None\r\nContent-Length: 3",
     ],
 )  # fmt: skip
-def test_odd_heads_are_refused(head: bytes) -> None:
+def test_malformed_heads_are_rejected(head: bytes) -> None:
     with pytest.raises(FramingError):
         HeadReader().feed(head + b"\r\n\r\n")
 
@@ -137,26 +137,26 @@ def test_odd_heads_are_refused(head: bytes) -> None:
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("size", [1, 2, 7, 100_000])
-def test_what_cannot_become_a_head_is_refused_before_its_end(begun: bytes, size: int) -> None:
+def test_invalid_head_is_rejected_before_the_head_is_complete(begun: bytes, size: int) -> None:
     """Its engine has perhaps said all that it wants to say."""
     with pytest.raises(FramingError):
         read(*pieces(begun, size))
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
-def test_a_head_that_comes_in_pieces_is_never_refused_before_it_is_whole(size: int) -> None:
+def test_valid_head_in_pieces_is_accepted(size: int) -> None:
     interim = b"HTTP/1.1 103\r\nLink: \t<\xe9>\r\n\r\n"
     head, _, out = read(*pieces(interim * 2 + b"HTTP/1.1 200 \r\nX: \xff\r\nContent-Length: 4\r\n\r\n\n\0\r\n", size))
     assert (head.status, out) == (200, b"\n\0\r\n")
 
 
-def test_a_short_head_after_an_interim_one_that_was_cut_is_found() -> None:
+def test_head_after_split_interim_response_is_found() -> None:
     interim = b"HTTP/1.1 100 Continue\r\n\r\n"
     for at in range(1, len(interim)):
         assert read(interim[:at], interim[at:] + b"HTTP/1.1 204 \r\n\r\n")[0].status == 204
 
 
-def test_a_reset_has_no_content() -> None:
+def test_205_response_with_content_is_rejected() -> None:
     """RFC 9110, 15.3.6."""
     head, walker, _ = read(b"HTTP/1.1 205 Reset Content\r\n\r\n")
     assert (head.length, walker.ended) == (0, True)
@@ -165,7 +165,7 @@ def test_a_reset_has_no_content() -> None:
             read(b"HTTP/1.1 205 Reset Content\r\n" + framing + b"\r\n\r\n{}")
 
 
-def test_interim_heads_are_skipped_within_a_bound() -> None:
+def test_interim_responses_are_skipped_up_to_a_limit() -> None:
     interim = b"HTTP/1.1 100 Continue\r\n\r\n"
     head, _, out = read(interim * INTERIM_MAX + b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nx")
     assert (head.status, out) == (200, b"x")
@@ -173,7 +173,7 @@ def test_interim_heads_are_skipped_within_a_bound() -> None:
         read(interim * (INTERIM_MAX + 1))
 
 
-def test_only_listed_headers_pass() -> None:
+def test_only_allowed_response_headers_are_forwarded() -> None:
     head = parse_head(
         b"HTTP/1.1 200 OK\r\nServer: engine/1\r\nContent-Type: application/json\r\nConnection: x-a, Close\r\nX-A: b\r\n"
         b"Set-Cookie: c\r\nX-Request-Id: theirs\r\nContent-Length: 0\r\nRetry-After: 3"
@@ -188,12 +188,12 @@ def test_only_listed_headers_pass() -> None:
     [(200, False), (299, False), (300, True), (307, True), (399, True), (400, False), (404, False), (429, True),
      (500, False), (502, False), (503, True), (504, False)],
 )  # fmt: skip
-def test_not_now_and_elsewhere_are_no_answer_and_any_other_status_is(status: int, elsewhere: bool) -> None:
+def test_redirects_429_and_503_are_not_forwarded_as_responses(status: int, elsewhere: bool) -> None:
     """An engine's own error is its answer, and goes on to the client."""
     assert ResponseHead(status, False, 0, True, b"", b"").elsewhere is elsewhere
 
 
-def test_headers_that_connection_names_do_not_pass() -> None:
+def test_response_headers_named_in_connection_are_not_forwarded() -> None:
     head = parse_head(
         b"HTTP/1.1 200 OK\r\nDate: a\r\nConnection: keep-alive,\tDATE\r\nCache-Control: b\r\nRetry-After: 3\r\n"
         b"Connection: Cache-Control\r\nContent-Length: 0"
@@ -203,7 +203,7 @@ def test_headers_that_connection_names_do_not_pass() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 5, 63, 64, 1000])
-def test_the_end_of_a_body_is_remembered_however_small_the_pieces_are(size: int) -> None:
+def test_tail_keeps_the_end_of_the_body_for_any_chunk_size(size: int) -> None:
     body = b"data: begun\n\n" + b"".join(EVENTS) + DONE
     walker = BodyWalker(ResponseHead(200, False, None, False, b"text/event-stream", b""))
     for piece in pieces(body, size):
@@ -228,13 +228,13 @@ STREAM = b"".join(map(encode_chunk, [*EVENTS, USAGE, DONE])) + LAST_CHUNK
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 11, 64, 10_000])
-def test_the_usage_chunk_is_taken_out_however_the_stream_is_cut(size: int) -> None:
+def test_usage_chunk_is_removed_for_any_split_of_the_stream(size: int) -> None:
     assert gate_through(pieces(STREAM, size), drop_usage=True) == b"".join([*EVENTS, DONE])
     assert gate_through(pieces(STREAM, size), drop_usage=False) == b"".join([*EVENTS, USAGE, DONE])
 
 
 @pytest.mark.parametrize("drop_usage", [True, False])
-def test_what_tells_of_usage_is_remembered_and_what_does_not_is_not(drop_usage: bool) -> None:
+def test_tail_keeps_usage_events_and_drops_token_events(drop_usage: bool) -> None:
     """Each event comes as a chunk of its own, as engines send them; of Anthropic's the first tells a part of it."""
     began = b'event: message_start\ndata: {"message":{"usage":{"input_tokens":9,"output_tokens":1}}}\n\n'
     ended = b'event: message_delta\ndata: {"usage":{"output_tokens":64}}\n\n'
@@ -249,14 +249,14 @@ def test_what_tells_of_usage_is_remembered_and_what_does_not_is_not(drop_usage: 
     assert (parse_token_usage(walker.tail()), walker.ended) == (parse_token_usage(USAGE), True)
 
 
-def test_pieces_of_whole_events_go_on_untouched() -> None:
+def test_read_of_whole_events_passes_without_copy() -> None:
     walker = BodyWalker(ResponseHead(200, True, None, True, b"text/event-stream", b""))
     gate = EventGate(walker, drop_usage=True)
     piece = encode_chunk(EVENTS[0]) + encode_chunk(EVENTS[1])
     assert gate.pass_chunks(piece) is piece
 
 
-def test_whole_chunks_go_on_as_they_came_and_the_beginning_of_the_next_waits() -> None:
+def test_whole_chunks_pass_and_partial_next_chunk_is_held_back() -> None:
     gate = EventGate(BodyWalker(ResponseHead(200, True, None, True, b"text/event-stream", b"")), drop_usage=True)
     run = encode_chunk(EVENTS[0]) * 50 + encode_chunk(EVENTS[1])
     ended = len(encode_chunk(EVENTS[0])) - 2
@@ -266,7 +266,7 @@ def test_whole_chunks_go_on_as_they_came_and_the_beginning_of_the_next_waits() -
     assert gate.pass_chunks(run + run[:ended]) == run + encode_chunk(EVENTS[0]), "an event is whole before its chunk is"
 
 
-def test_one_event_has_to_go_from_the_middle_of_many() -> None:
+def test_usage_event_in_the_middle_of_many_is_removed() -> None:
     run = [encode_chunk(EVENTS[0])] * 200
     data = b"".join([*run, encode_chunk(USAGE), *run, LAST_CHUNK])
     assert gate_through([data[:9_000], data[9_000:]], drop_usage=True) == EVENTS[0] * 400
@@ -288,7 +288,7 @@ def test_one_event_has_to_go_from_the_middle_of_many() -> None:
         (b"3;x\r\na\n\n\r\n", (0, False)), (b"+3\r\na\n\n\r\n", (0, False)), (b"x", (0, False)), (b"\r\n", (0, False)),
     ],
 )  # fmt: skip
-def test_whole_chunks_that_end_with_events_are_found(data: bytes, expected: tuple[int, bool]) -> None:
+def test_whole_chunks_finds_last_chunk_that_ends_an_event(data: bytes, expected: tuple[int, bool]) -> None:
     assert whole_chunks(data, len(data)) == expected
 
 
@@ -297,7 +297,7 @@ def test_whole_chunks_that_end_with_events_are_found(data: bytes, expected: tupl
     st.lists(st.sampled_from([b"a\n\n", b"bc\n\n", b"d\r\n\r\n", b"x" * 17 + b"\n\n", b"y\n", b"z"]), max_size=30),
     st.integers(0, 400),
 )
-def test_no_whole_chunk_ends_after_the_stop(contents: list[bytes], stop: int) -> None:
+def test_whole_chunks_agrees_with_a_plain_walk_up_to_the_stop(contents: list[bytes], stop: int) -> None:
     """As a plain walk finds them, one by one."""
     data, ends, whole = b"", [0], True
     for content in contents:
@@ -309,7 +309,7 @@ def test_no_whole_chunk_ends_after_the_stop(contents: list[bytes], stop: int) ->
     assert whole_chunks(data, stop)[0] == max(end for end in ends if end <= stop)
 
 
-def test_half_an_event_waits_for_its_other_half() -> None:
+def test_partial_event_is_held_until_complete() -> None:
     walker = BodyWalker(ResponseHead(200, True, None, True, b"text/event-stream", b""))
     gate = EventGate(walker, drop_usage=False)
     assert gate.pass_chunks(encode_chunk(b"data: a\n")) == b""
@@ -317,7 +317,7 @@ def test_half_an_event_waits_for_its_other_half() -> None:
 
 
 @pytest.mark.parametrize("value", [b'1,"\xff":1', b"[" * 5000 + b"]" * 5000, b'"\\ud800"', b"1e999"])
-def test_json_that_cannot_be_read_is_no_usage_and_no_error_document(value: bytes) -> None:
+def test_unreadable_json_is_neither_usage_nor_an_error_document(value: bytes) -> None:
     whole = b'data: {"choices":[],"usage":{"a":%b}}\n\n' % value
     assert gate_through([encode_chunk(whole) + LAST_CHUNK], drop_usage=True) in (whole, b"")
     told = render_engine_error(b'{"error":{"a":%b}}' % value, "openai")
@@ -326,7 +326,7 @@ def test_json_that_cannot_be_read_is_no_usage_and_no_error_document(value: bytes
 
 @settings(derandomize=True, deadline=None, max_examples=examples(200))
 @given(st.lists(st.binary(min_size=1, max_size=40), max_size=8), st.lists(st.integers(1, 30), min_size=1, max_size=12))
-def test_however_it_is_cut_the_content_is_the_same(contents: list[bytes], sizes: list[int]) -> None:
+def test_stripped_content_does_not_depend_on_read_sizes(contents: list[bytes], sizes: list[int]) -> None:
     data = b"".join(map(encode_chunk, contents)) + LAST_CHUNK
     walker, at, out = BodyWalker(ResponseHead(200, True, None, True, b"", b"")), 0, b""
     for number in range(len(data)):
@@ -338,7 +338,7 @@ def test_however_it_is_cut_the_content_is_the_same(contents: list[bytes], sizes:
 
 @settings(derandomize=True, deadline=None, max_examples=examples(300))
 @given(st.binary(max_size=200))
-def test_garbage_is_refused_with_the_one_error(data: bytes) -> None:
+def test_garbage_raises_only_framing_errors(data: bytes) -> None:
     try:
         read(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + data)
         HeadReader().feed(data)

@@ -75,7 +75,7 @@ KEPT: dict[str, bytes] = {
 
 @pytest.mark.parametrize("end", EVENT_ENDS)
 @pytest.mark.parametrize("name", USAGE)
-def test_the_usage_chunk_is_known_in_every_form(name: str, end: bytes) -> None:
+def test_usage_event_is_recognized_in_every_sse_form(name: str, end: bytes) -> None:
     """In a chunk of its own, between others in one, and as content without chunks."""
     line_end = end[:2] if end.startswith(b"\r\n") else end[:1]
     event = USAGE[name].replace(b"\n", line_end) + end
@@ -91,7 +91,7 @@ def test_the_usage_chunk_is_known_in_every_form(name: str, end: bytes) -> None:
 
 
 @pytest.mark.parametrize("name", KEPT)
-def test_what_only_looks_like_usage_stays(name: str) -> None:
+def test_event_that_only_resembles_usage_is_kept(name: str) -> None:
     event = KEPT[name] + b"\n\n"
     assert not is_usage(event)
     assert content(gate().pass_chunks(encode_chunk(event))) == event
@@ -101,7 +101,7 @@ def test_what_only_looks_like_usage_stays(name: str) -> None:
     )
 
 
-def test_chunks_that_all_say_usage_go_on_untouched() -> None:
+def test_token_chunks_that_carry_usage_pass_without_copy() -> None:
     """As some engines send them, with what was used so far or null."""
     said = b'data: {"choices":[{"delta":{"content":"a"}}],"usage":{"prompt_tokens":7}}\n\n'
     one, piece, run = gate(), encode_chunk(said), encode_chunk(said) * 3
@@ -111,7 +111,7 @@ def test_chunks_that_all_say_usage_go_on_untouched() -> None:
 
 @pytest.mark.parametrize("end", EVENT_ENDS)
 @pytest.mark.parametrize("name", ["alone", "two lines", "a list of two lines"])
-def test_the_usage_chunk_is_known_wherever_a_chunk_ends_in_it(name: str, end: bytes) -> None:
+def test_usage_event_split_across_chunks_is_removed(name: str, end: bytes) -> None:
     """Both chunks in one read, each in its own, and cut at every byte."""
     line_end = end[:2] if end.startswith(b"\r\n") else end[:1]
     event = USAGE[name].replace(b"\n", line_end) + end
@@ -125,7 +125,7 @@ def test_the_usage_chunk_is_known_wherever_a_chunk_ends_in_it(name: str, end: by
             assert content(out) + one.rest() == TOKEN * 2
 
 
-def test_the_other_half_of_a_line_end_goes_with_the_event_that_is_taken_out() -> None:
+def test_split_line_end_is_removed_with_the_usage_event() -> None:
     for pieces in ((b"\r\n\r", b"\n"), (b"\r\n", b"\r", b"\n"), (b"\n\r", b"", b"\n"), (b"\r\r", b"\n")):
         one = gate()
         assert [one.pass_chunks(encode_chunk(piece)) for piece in (USAGE["alone"], *pieces)] == [b""] * (
@@ -134,7 +134,7 @@ def test_the_other_half_of_a_line_end_goes_with_the_event_that_is_taken_out() ->
         assert one.pass_chunks(encode_chunk(TOKEN)) == encode_chunk(TOKEN)
 
 
-def test_line_ends_between_events_are_of_none() -> None:
+def test_blank_lines_between_events_are_kept() -> None:
     """They go on, whether they come with an event or alone, and whatever becomes of the event."""
     usage = USAGE["alone"] + b"\n\n"
     for stream, expected in (
@@ -148,7 +148,7 @@ def test_line_ends_between_events_are_of_none() -> None:
         assert content(gate().pass_chunks(encode_chunk(stream))) == expected
 
 
-def test_a_usage_chunk_without_its_empty_line_is_taken_out_at_the_end() -> None:
+def test_unterminated_usage_event_at_end_of_stream_is_removed() -> None:
     """SSE has it dropped by the client, but not every client does so."""
     for end in (b"", b"\n", b"\r\n", b"\r"):
         one = gate()
@@ -161,7 +161,7 @@ def test_a_usage_chunk_without_its_empty_line_is_taken_out_at_the_end() -> None:
 
 @pytest.mark.parametrize("end", EVENT_ENDS)
 @pytest.mark.parametrize("missing", [0, 1])
-def test_an_event_is_too_long_for_usage_however_it_is_cut(end: bytes, missing: int) -> None:
+def test_usage_event_above_size_limit_is_kept_for_any_split(end: bytes, missing: int) -> None:
     """Of the greatest length, and one more."""
     event = USAGE["alone"] + b" " * (EVENT_BYTES_MAX + missing - len(USAGE["alone"])) + end
     stream = TOKEN + event + TOKEN
@@ -174,14 +174,14 @@ def test_an_event_is_too_long_for_usage_however_it_is_cut(end: bytes, missing: i
         assert out == (stream if missing else TOKEN * 2)
 
 
-def test_the_rest_of_an_event_that_was_too_long_is_no_usage() -> None:
+def test_rest_of_oversized_event_is_not_treated_as_usage() -> None:
     long = b"data: " + b"x" * EVENT_BYTES_MAX
     one = gate()
     out = one.pass_content(long) + one.pass_content(b"\n" + USAGE["alone"]) + one.pass_content(b"\n\n" + TOKEN)
     assert out == long + b"\n" + USAGE["alone"] + b"\n\n" + TOKEN
 
 
-def test_what_went_on_of_an_event_that_is_too_long_does_not_hang_on_the_cut() -> None:
+def test_oversized_event_passes_the_same_bytes_for_any_split() -> None:
     """Nothing up to the bound; above it all but its last line ends."""
     long = b"data: " + b"x" * EVENT_BYTES_MAX
     for sizes in ([len(long)], [EVENT_BYTES_MAX, 6], [EVENT_BYTES_MAX + 1, 5], [40_000, 30_000], [4097] * 17):
@@ -194,7 +194,7 @@ def test_what_went_on_of_an_event_that_is_too_long_does_not_hang_on_the_cut() ->
 
 
 @pytest.mark.parametrize("end", EVENT_ENDS)
-def test_an_event_goes_on_as_soon_as_it_has_ended(end: bytes) -> None:
+def test_event_is_forwarded_once_complete(end: bytes) -> None:
     one = gate()
     for number in range(3):
         event = b"data: %d" % number + end
@@ -203,7 +203,7 @@ def test_an_event_goes_on_as_soon_as_it_has_ended(end: bytes) -> None:
 
 
 @pytest.mark.parametrize("end", EVENT_ENDS)
-def test_an_event_of_single_bytes_ends_with_the_first_byte_that_can_end_it(end: bytes) -> None:
+def test_event_sent_byte_by_byte_passes_at_its_first_possible_end(end: bytes) -> None:
     """A CR may be half of a line end: its other half is let through when it comes, and begins no event."""
     one, told = gate(), one_by_one(b"data: a" + end)
     first = next(at for at in range(len(end)) if len(re.findall(rb"\r\n|\n|\r", end[: at + 1])) == 2)
@@ -219,7 +219,7 @@ def one_by_one(data: bytes) -> list[bytes]:
     return [data[at : at + 1] for at in range(len(data))]
 
 
-def test_the_two_halves_of_one_line_end_are_no_empty_line() -> None:
+def test_split_crlf_is_not_an_empty_line() -> None:
     one = gate()
     assert one.pass_content(b"data: a\r") == b""
     assert one.pass_content(b"\ndata: b\r") == b""
@@ -227,7 +227,7 @@ def test_the_two_halves_of_one_line_end_are_no_empty_line() -> None:
 
 
 @pytest.mark.parametrize("end", EVENT_ENDS)
-def test_an_event_without_end_that_ends_after_all_is_no_part_of_the_next(end: bytes) -> None:
+def test_usage_after_an_oversized_event_is_removed(end: bytes) -> None:
     """Too long to be held: it goes on unfinished, and usage after it is usage all the same."""
     long, usage = b"data: " + b"x" * EVENT_BYTES_MAX, USAGE["alone"] + b"\n\n"
     for at in range(len(end) + 1):
@@ -251,7 +251,7 @@ def test_an_event_without_end_that_ends_after_all_is_no_part_of_the_next(end: by
     st.lists(st.integers(1, 300), min_size=1, max_size=9),
     st.booleans(),
 )
-def test_however_it_ends_its_lines_and_is_cut_a_client_sees_the_same(
+def test_client_sees_the_same_events_for_any_line_ends_and_splits(
     blocks: list[tuple[list[bytes], bytes]], chunks: list[int], reads: list[int], drop_usage: bool
 ) -> None:
     """Chunks and reads of any size; at each moment the client has what single bytes would have brought by then."""
@@ -279,7 +279,7 @@ def cut(data: bytes, sizes: list[int]) -> list[bytes]:
     return pieces
 
 
-def test_after_a_cut_at_an_odd_place_chunks_go_on_as_they_came() -> None:
+def test_chunks_pass_unchanged_after_a_split_inside_a_chunk_end() -> None:
     """A cut between an event's end and its chunk's: only that chunk is framed anew."""
     one = encode_chunk(TOKEN)
     for at in (len(one) - 2, len(one) - 1):

@@ -25,13 +25,13 @@ class Body:
         return room.admit(self.pieces, self.length) or (room.wait(self, self.pieces, self.length) and False)
 
 
-def test_half_of_the_limit_is_for_bodies_and_three_quarters_of_that_for_large_ones() -> None:
+def test_body_budget_is_half_of_the_limit_with_a_share_for_large_bodies() -> None:
     room = BodyBudget(256 * MIB)
     assert (room.size_bytes, room.large_bytes) == (128 * MIB, 96 * MIB)
     assert BodyBudget(None).size_bytes == DEFAULT_BYTES
 
 
-def test_large_bodies_are_let_in_whole_and_in_order() -> None:
+def test_large_bodies_are_admitted_whole_and_in_order() -> None:
     room = BodyBudget(256 * MIB)
     bodies = [Body(size * MIB) for size in (60, 60, 30, 1)]
     assert [body.ask(room) for body in bodies] == [True, False, False, False], "nobody overtakes"
@@ -41,7 +41,7 @@ def test_large_bodies_are_let_in_whole_and_in_order() -> None:
     assert (room.held_bytes, room.wanted) == (91 * MIB, False)
 
 
-def test_who_waits_no_longer_lets_those_behind_it_pass() -> None:
+def test_cancelled_wait_admits_the_next_body() -> None:
     room = BodyBudget(256 * MIB)
     first, second, third = Body(60 * MIB), Body(60 * MIB), Body(30 * MIB)
     assert [body.ask(room) for body in (first, second, third)] == [True, False, False]
@@ -49,7 +49,7 @@ def test_who_waits_no_longer_lets_those_behind_it_pass() -> None:
     assert (second.entered, third.entered) == (False, True)
 
 
-def test_small_bodies_have_room_where_large_ones_fill_theirs() -> None:
+def test_small_bodies_are_admitted_when_large_bodies_use_their_share() -> None:
     room = BodyBudget(8 * MIB)
     assert Body(3 * MIB).ask(room)
     small = [Body(LARGE_BYTES) for _ in range(5)]
@@ -65,7 +65,7 @@ def test_small_bodies_have_room_where_large_ones_fill_theirs() -> None:
     assert (before, refused, room.wanted) == (False, True, False), "slow ones shall make room"
 
 
-def test_a_body_that_does_not_say_its_length_takes_room_as_it_comes() -> None:
+def test_body_of_unknown_length_takes_budget_as_bytes_arrive() -> None:
     room, pieces = BodyBudget(8 * MIB), ChunkedBody()
     pieces.add(b"x" * 1000)
     assert room.admit(pieces, None)
@@ -77,7 +77,7 @@ def test_a_body_that_does_not_say_its_length_takes_room_as_it_comes() -> None:
     assert room.held_bytes == 0
 
 
-def test_what_came_with_the_head_of_a_body_that_waits_counts() -> None:
+def test_bytes_received_with_the_head_of_a_waiting_body_are_counted() -> None:
     room, first, second = BodyBudget(4 * MIB), Body(MIB), Body(MIB)
     second.pieces.add(bytes(1000))
     assert first.ask(room)
@@ -89,7 +89,7 @@ def test_what_came_with_the_head_of_a_body_that_waits_counts() -> None:
     assert room.held_bytes == second.pieces.reserved == MIB
 
 
-def test_those_who_wait_never_wait_for_each_other() -> None:
+def test_waiting_bodies_never_deadlock() -> None:
     room = BodyBudget(64 * MIB)
     first = Body(20 * MIB)
     assert first.ask(room)
@@ -110,7 +110,7 @@ def test_those_who_wait_never_wait_for_each_other() -> None:
 
 
 @pytest.mark.parametrize("step", [1000, 16 << 10, 300_000, 3 * MIB])
-def test_pieces_hold_what_came_and_nothing_of_it_is_the_allocators(step: int) -> None:
+def test_chunked_body_stores_content_in_mmap_buffers(step: int) -> None:
     sent = bytes(range(256)) * (5 * MIB // 256)
     pieces = ChunkedBody()
     for at in range(0, len(sent), step):

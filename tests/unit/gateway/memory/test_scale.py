@@ -33,11 +33,11 @@ from tests.kit.rig import rig
         (200, Pressure.NO_COLD, Pressure.NO_CALLS),
     ],
 )
-def test_a_step_begins_at_its_share_and_ends_a_little_below(used: int, before: Pressure, expected: Pressure) -> None:
+def test_pressure_levels_have_hysteresis(used: int, before: Pressure, expected: Pressure) -> None:
     assert compute_pressure(used, 100, before) is expected
 
 
-def test_short_memory_refuses_cold_calls_and_serves_warm_ones() -> None:
+def test_memory_pressure_rejects_cold_requests_and_serves_warm_ones() -> None:
     script = Script()
     script.dispatch.pressure = Pressure.NO_COLD
     assert script.arrive("c1") == ["refuse c1 overloaded", "report"]
@@ -50,7 +50,7 @@ def test_short_memory_refuses_cold_calls_and_serves_warm_ones() -> None:
     assert ready.arrive("c1") == ["grant c1 r1", "report"]
 
 
-def test_very_short_memory_refuses_every_new_call_and_lets_run_what_runs() -> None:
+def test_high_memory_pressure_rejects_new_requests_and_keeps_running_ones() -> None:
     script = warm(1)
     script.arrive("c1")
     script.arrive("c2")
@@ -63,7 +63,7 @@ def test_very_short_memory_refuses_every_new_call_and_lets_run_what_runs() -> No
 
 
 @pytest.mark.standard
-async def test_a_body_is_not_even_read_when_memory_is_very_short() -> None:
+async def test_request_is_rejected_before_its_body_under_high_memory_pressure() -> None:
     async with ScriptedEngine((OK,)) as engine, rig() as one:
         one.routes(engine.address)
         one.front.dispatch.pressure = Pressure.NO_CALLS
@@ -76,7 +76,7 @@ async def test_a_body_is_not_even_read_when_memory_is_very_short() -> None:
 
 
 @pytest.mark.standard
-async def test_what_runs_goes_on_when_memory_becomes_short() -> None:
+async def test_running_request_completes_when_memory_pressure_rises() -> None:
     async with ScriptedEngine((HOLD, OK)) as engine, rig() as one:
         one.routes(engine.address)
         client = await one.client()
@@ -90,7 +90,7 @@ async def test_what_runs_goes_on_when_memory_becomes_short() -> None:
         assert (status, fields["retry-after"]) == (503, "2")
 
 
-def test_the_limit_is_the_least_on_the_way_up(tmp_path: Path) -> None:
+def test_memory_limit_is_the_lowest_of_all_parent_cgroups(tmp_path: Path) -> None:
     inner = tmp_path / "pods" / "one"
     inner.mkdir(parents=True)
     membership = tmp_path / "cgroup"
@@ -103,7 +103,7 @@ def test_the_limit_is_the_least_on_the_way_up(tmp_path: Path) -> None:
     assert guard.limit_bytes(tmp_path, tmp_path / "none") is None
 
 
-def test_the_limit_of_a_cgroup_of_version_1(tmp_path: Path) -> None:
+def test_memory_limit_is_read_from_cgroup_v1(tmp_path: Path) -> None:
     folder = tmp_path / "memory" / "pod"
     folder.mkdir(parents=True)
     membership = tmp_path / "cgroup"
@@ -114,7 +114,7 @@ def test_the_limit_of_a_cgroup_of_version_1(tmp_path: Path) -> None:
     assert guard.limit_bytes(tmp_path, membership) == 4096
 
 
-def test_our_own_memory_is_known() -> None:
+def test_resident_memory_is_measured() -> None:
     used_bytes = guard.resident_bytes()
     assert used_bytes is not None
     assert used_bytes > 1 << 20
@@ -139,7 +139,7 @@ class Machine:
 MIB = 1 << 20
 
 
-def test_memory_that_the_allocator_keeps_is_given_back_and_then_no_reason_to_refuse(
+def test_free_allocator_memory_is_released_before_pressure_is_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     machine, scale = Machine(monkeypatch, 50 * MIB), MemoryGuard(256 * MIB)
@@ -149,7 +149,7 @@ def test_memory_that_the_allocator_keeps_is_given_back_and_then_no_reason_to_ref
     assert (machine.given_back, machine.resident_bytes) == (1, 50 * MIB)
 
 
-def test_what_does_not_go_back_counts_only_while_much_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreleased_memory_counts_only_while_bodies_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
     machine, scale = Machine(monkeypatch, 50 * MIB), MemoryGuard(256 * MIB)
     scale.weigh(0.0, 0, Pressure.NONE)
     machine.resident_bytes = 240 * MIB
@@ -158,7 +158,7 @@ def test_what_does_not_go_back_counts_only_while_much_is_held(monkeypatch: pytes
     assert scale.weigh(1.5, 10 * MIB, Pressure.NO_COLD) is Pressure.NONE, "though the resident set is as it was"
 
 
-def test_memory_is_given_back_when_it_has_grown_and_not_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_released_after_growth_at_most_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     machine, scale = Machine(monkeypatch, 50 * MIB), MemoryGuard(200 * MIB)
     for step in range(100):
         scale.weigh(step * 0.5, MIB, Pressure.NONE)
@@ -169,13 +169,13 @@ def test_memory_is_given_back_when_it_has_grown_and_not_all_the_time(monkeypatch
     assert machine.given_back == 4, "above half of the limit, once a second"
 
 
-def test_our_own_memory_can_be_given_back() -> None:
+def test_give_back_runs_on_a_real_heap() -> None:
     kept = [bytes(100_000) for _ in range(500)]
     del kept[::2]
     guard.give_back(0)
 
 
-def test_small_bodies_that_wait_are_bounded_over_all_models() -> None:
+def test_waiting_small_bodies_are_bounded_across_models() -> None:
     parked = Parked()
     parked.bytes_max = 300 << 10
     one, two = Queue(ModelName("a"), parked), Queue(ModelName("b"), parked)

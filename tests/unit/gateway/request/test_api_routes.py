@@ -30,7 +30,7 @@ def found(method: str, path: str) -> Operation:
 
 @pytest.mark.parametrize("name", OPENAI)
 @pytest.mark.parametrize("root", ["/v1/", "/openai/v1/", "/openai/deployments/gpt-4o/"])
-def test_every_openai_path_leads_to_the_engines_own(root: str, name: str) -> None:
+def test_openai_paths_map_to_the_engine_path(root: str, name: str) -> None:
     operation = found("POST", root + name)
     assert operation == Operation(
         Kind.INFER,
@@ -44,7 +44,7 @@ def test_every_openai_path_leads_to_the_engines_own(root: str, name: str) -> Non
 
 
 @pytest.mark.parametrize(("path", "dialect"), OTHERS.items())
-def test_other_dialects_keep_their_path(path: str, dialect: str) -> None:
+def test_other_dialects_keep_their_path_on_the_engine(path: str, dialect: str) -> None:
     operation = found("POST", path)
     assert (operation.kind, operation.engine_path, operation.dialect) == (Kind.INFER, path.encode(), dialect)
     assert not operation.multipart
@@ -52,7 +52,7 @@ def test_other_dialects_keep_their_path(path: str, dialect: str) -> None:
 
 
 @pytest.mark.parametrize("root", ["/v1/models", "/openai/v1/models"])
-def test_models_are_listed_and_read(root: str) -> None:
+def test_get_on_model_paths_lists_models_or_gets_one(root: str) -> None:
     assert found("GET", root) == Operation(Kind.LIST_MODELS)
     for name in ("llama-8b", "lab/llama-8b", "llama-8b:support", "org/model@v1.0+x"):
         assert found("GET", f"{root}/{name}") == Operation(Kind.GET_MODEL, model=name)
@@ -69,7 +69,7 @@ def test_models_are_listed_and_read(root: str) -> None:
         ("%41" * 256, "A" * 256),
     ],
 )
-def test_a_name_in_a_path_is_decoded_once(written: str, name: str) -> None:
+def test_model_name_in_path_is_percent_decoded_once(written: str, name: str) -> None:
     for root in ("/v1/models/", "/openai/v1/models/"):
         assert found("GET", root + written) == Operation(Kind.GET_MODEL, model=name)
     deployed = found("POST", f"/openai/deployments/{written}/chat/completions")
@@ -85,7 +85,7 @@ def test_a_name_in_a_path_is_decoded_once(written: str, name: str) -> None:
         "a%FF", "%u0061", "a+%", "%41" * 257,
     ],
 )  # fmt: skip
-def test_what_is_no_name_when_decoded_is_nothing(written: str) -> None:
+def test_path_with_invalid_decoded_model_name_matches_no_operation(written: str) -> None:
     assert find_operation(b"GET", f"/v1/models/{written}".encode()) is None
     assert find_operation(b"POST", f"/openai/deployments/{written}/chat/completions".encode()) is None
 
@@ -93,29 +93,29 @@ def test_what_is_no_name_when_decoded_is_nothing(written: str) -> None:
 @pytest.mark.parametrize(
     "path", ["/v1%2Fmodels", "/v1/model%73", "/v1/models%2Fa", "/%76%31/models/a", "/openai%2Fv1/models/a", "/healt%68"]
 )
-def test_nothing_else_of_a_path_is_decoded(path: str) -> None:
+def test_percent_encoding_outside_the_model_name_matches_no_operation(path: str) -> None:
     assert find_operation(b"GET", path.encode()) is None
     assert find_operation(b"POST", b"/openai/deployments/a/chat%2Fcompletions") is None
     assert find_operation(b"POST", b"/openai%2Fdeployments/a/chat/completions") is None
 
 
-def test_health_is_one_path() -> None:
+def test_get_health_matches_the_health_operation() -> None:
     assert found("GET", "/health") == Operation(Kind.HEALTH)
 
 
-def test_a_deployment_may_have_a_namespace() -> None:
+def test_deployment_name_may_contain_a_namespace() -> None:
     assert found("POST", "/openai/deployments/lab/tiny/chat/completions").model == "lab/tiny"
 
 
 @pytest.mark.parametrize(
     "path", ["/v1/chat/completions", "/v1/models", "/v1/models/m", "/health", "/openai/deployments/m/embeddings"]
 )
-def test_options_on_a_path_that_exists_is_a_preflight(path: str) -> None:
+def test_options_on_known_path_is_a_preflight(path: str) -> None:
     assert found("OPTIONS", path).kind is Kind.PREFLIGHT
 
 
 @pytest.mark.parametrize("path", ["/", "/metrics", "/v1/load_lora_adapter", "/v1/models/../health"])
-def test_options_elsewhere_is_not(path: str) -> None:
+def test_options_on_unknown_path_matches_no_operation(path: str) -> None:
     assert find_operation(b"OPTIONS", path.encode()) is None
 
 
@@ -131,7 +131,7 @@ def test_options_elsewhere_is_not(path: str) -> None:
         "/openai/deployments/" + "m" * 257 + "/embeddings", "/v1/chat/completions;a=b",
     ],
 )  # fmt: skip
-def test_nothing_else_can_be_posted_to(path: str) -> None:
+def test_post_to_unknown_path_matches_no_operation(path: str) -> None:
     assert find_operation(b"POST", path.encode()) is None
 
 
@@ -140,7 +140,7 @@ def test_nothing_else_can_be_posted_to(path: str) -> None:
     ["/v1/models/", "/v1/models//", "/v1/models/.", "/v1/models/../x", "/v1/models/a/../b", "/v1/models/a/",
      "/v1/models/a b", "/v1/models/" + "a" * 257, "/health/", "/tokenize/"],
 )  # fmt: skip
-def test_nothing_else_can_be_got(path: str) -> None:
+def test_get_of_unknown_path_matches_no_operation(path: str) -> None:
     assert find_operation(b"GET", path.encode()) is None
 
 
@@ -150,7 +150,7 @@ POSTED = {"/v1/chat/completions": "openai", "/openai/v1/images/edits": "openai",
 
 
 @pytest.mark.parametrize("method", ["PUT", "DELETE", "TRACE", "CONNECT", "PATCH", "post", "get", "PRI", ""])
-def test_other_methods_find_which_the_path_takes_and_its_dialect(method: str) -> None:
+def test_unsupported_method_returns_allowed_methods_and_dialect(method: str) -> None:
     for path in GOT:
         assert found(method, path) == Operation(Kind.NOT_ALLOWED, allow=b"GET, OPTIONS")
     for path, dialect in POSTED.items():
@@ -158,7 +158,7 @@ def test_other_methods_find_which_the_path_takes_and_its_dialect(method: str) ->
         assert found(method, path).allow == b"POST, OPTIONS"
 
 
-def test_methods_are_not_interchangeable() -> None:
+def test_post_on_get_paths_and_get_on_post_paths_are_not_allowed() -> None:
     for path in GOT:
         assert found("POST", path) == found("PUT", path)
     for path in POSTED:
@@ -167,11 +167,11 @@ def test_methods_are_not_interchangeable() -> None:
 
 @pytest.mark.parametrize("method", ["HEAD", "PUT", "DELETE", "CONNECT", "post", ""])
 @pytest.mark.parametrize("path", ["/", "/metrics", "/v1", "/health/", "/v1/models/../m", "/openai/deployments/m"])
-def test_no_method_makes_a_path(method: str, path: str) -> None:
+def test_unknown_path_matches_no_operation_for_any_method(method: str, path: str) -> None:
     assert find_operation(method.encode(), path.encode()) is None
 
 
-def test_head_finds_nothing() -> None:
+def test_head_matches_no_operation() -> None:
     assert [path for path in (*GOT, *POSTED) if find_operation(b"HEAD", path.encode()) is not None] == []
 
 
@@ -184,7 +184,7 @@ def test_head_finds_nothing() -> None:
         max_size=8,
     )
 )
-def test_whatever_the_path_the_engines_path_is_one_of_ours(parts: list[str]) -> None:
+def test_engine_path_and_model_are_safe_for_any_request_path(parts: list[str]) -> None:
     operation = find_operation(b"POST", "".join(parts).encode())
     if operation is not None:
         assert operation.engine_path.startswith(b"/v1/")

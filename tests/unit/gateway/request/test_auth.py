@@ -76,7 +76,7 @@ def may(names: Directory, who: TenantEntry, name: str) -> bool:
     return True
 
 
-def test_a_key_gives_its_tenant() -> None:
+def test_key_authenticates_its_tenant() -> None:
     acme = tenant("acme", key("ki"), key("kä"))
     names = directory(acme, tenant("lab", key("other")))
     assert names.authenticate(hashed("ki"), 0.0) == acme
@@ -85,7 +85,7 @@ def test_a_key_gives_its_tenant() -> None:
 
 
 @pytest.mark.parametrize("sent", [None, "", "wrong", "old", "reader"])
-def test_missing_unknown_expired_and_reading_keys_get_the_same_answer(sent: str | None) -> None:
+def test_missing_unknown_expired_and_non_tenant_keys_get_the_same_error(sent: str | None) -> None:
     names = directory(tenant("acme", key("old", expires_unix_s=100.0), key("reader", role="finance")))
     with pytest.raises(CallError) as caught:
         names.authenticate(None if sent is None else hashed(sent), 100.0)
@@ -93,18 +93,18 @@ def test_missing_unknown_expired_and_reading_keys_get_the_same_answer(sent: str 
     assert names.authenticate(hashed("old"), 99.0).name == "acme"
 
 
-def test_without_keys_everybody_is_the_default_tenant_and_a_key_is_ignored() -> None:
+def test_without_required_keys_every_request_is_of_the_default_tenant() -> None:
     names = directory(keys_needed=False)
     assert names.authenticate(None, 0.0).name == DEFAULT_TENANT
     assert names.authenticate(hashed("anything"), 0.0).name == DEFAULT_TENANT
 
 
-def test_a_document_of_the_default_tenant_is_used() -> None:
+def test_settings_of_the_default_tenant_document_apply() -> None:
     names = directory(tenant("default", weight=3.0), keys_needed=False)
     assert names.authenticate(None, 0.0).weight == 3.0
 
 
-def test_a_model_is_found_by_name_and_alias() -> None:
+def test_model_is_resolved_by_name_and_alias() -> None:
     names = directory(model("llama", aliases=("gpt",)))
     who = tenant("acme")
     assert names.resolve(who, "llama").name == "llama"
@@ -112,7 +112,7 @@ def test_a_model_is_found_by_name_and_alias() -> None:
     assert not may(names, who, "LLAMA")
 
 
-def test_a_contested_name_belongs_to_the_oldest_model() -> None:
+def test_contested_name_resolves_to_the_oldest_model() -> None:
     names = directory(model("new", aliases=("gpt",), born=9), model("old", aliases=("gpt", "new"), born=1))
     who = tenant("acme")
     assert names.resolve(who, "gpt").name == "old"
@@ -135,21 +135,21 @@ def test_a_contested_name_belongs_to_the_oldest_model() -> None:
         (None, (), False),
     ],
 )
-def test_permission_needs_both_documents(
+def test_model_access_requires_permission_of_model_and_tenant(
     only: tuple[str, ...] | None, globs: tuple[str, ...] | None, expected: bool
 ) -> None:
     names = directory(model("qwen-7b", only=only))
     assert may(names, tenant("acme", models=globs), "qwen-7b") is expected
 
 
-def test_unlisted_models_can_be_called_but_are_not_shown() -> None:
+def test_unlisted_model_is_callable_but_not_listed() -> None:
     names = directory(model("b"), model("a"), model("hidden", unlisted=True), model("theirs", only=("lab",)))
     who = tenant("acme")
     assert [entry.name for entry in names.visible(who)] == ["a", "b"]
     assert may(names, who, "hidden")
 
 
-def test_a_change_of_the_catalogue_is_seen_at_once_and_an_older_one_ignored() -> None:
+def test_catalogue_change_applies_at_once_and_older_version_is_ignored() -> None:
     names = directory(model("llama"), tenant("acme", key("ki")))
     who = names.authenticate(hashed("ki"), 0.0)
     assert may(names, who, "llama")
@@ -162,7 +162,7 @@ def test_a_change_of_the_catalogue_is_seen_at_once_and_an_older_one_ignored() ->
         names.authenticate(hashed("ki"), 0.0)
 
 
-def test_asking_for_many_names_fills_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_of_resolved_names_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auth, "RESOLVED_MAX", 8)
     names = directory(*(model(f"m{n}") for n in range(30)))
     for n in range(30):
@@ -171,7 +171,7 @@ def test_asking_for_many_names_fills_no_memory(monkeypatch: pytest.MonkeyPatch) 
         assert len(names._resolved) <= 8
 
 
-def test_each_tenant_has_a_salt_of_its_own_that_does_not_name_it() -> None:
+def test_cache_salt_is_unique_per_tenant_and_hides_the_tenant_name() -> None:
     salts = {cache_salt(TenantName(name)) for name in ("acme", "lab", "default")}
     assert len(salts) == 3
     assert all(len(salt) == 32 and "acme" not in salt for salt in salts)

@@ -53,7 +53,9 @@ def operation(found: Operation | None) -> Operation:
         (b'{"model":"m","a":-1.5e+300,"b":[],"c":{},"d":"","e":[[[]]]}', "m", False, False),
     ],
 )
-def test_what_is_read(body: bytes, model: str, stream: bool, wants_usage: bool) -> None:
+def test_model_stream_and_usage_option_are_read_from_the_body(
+    body: bytes, model: str, stream: bool, wants_usage: bool
+) -> None:
     peek = read_json(body)
     assert (peek.model, peek.stream, peek.wants_usage) == (model, stream, wants_usage)
     assert peek.body is body
@@ -71,29 +73,29 @@ def test_what_is_read(body: bytes, model: str, stream: bool, wants_usage: bool) 
         '{"model":"m"}'.encode("utf-16"), b'{"model":"m","a":"\\ud800"}', b'{model:"m"}', b'\0{"model":"m"}',
     ],
 )  # fmt: skip
-def test_what_is_not_json_in_utf_8_is_refused(body: bytes) -> None:
+def test_body_that_is_not_a_json_object_in_utf_8_is_rejected(body: bytes) -> None:
     refusal(body)
 
 
 @pytest.mark.parametrize("body", [b"{}", b'{"a":1}', b'{"model":""}', b'{"Model":"m"}', b'{"a":{"model":"m"}}'])
-def test_a_body_without_a_model_says_so(body: bytes) -> None:
+def test_body_without_model_is_rejected_with_param_model(body: bytes) -> None:
     assert refusal(body).param == "model"
 
 
 @pytest.mark.parametrize("value", [b"1", b"null", b"true", b"[]", b'{"a":1}', b'["m"]'])
-def test_a_model_is_a_string(value: bytes) -> None:
+def test_model_that_is_not_a_string_is_rejected(value: bytes) -> None:
     assert refusal(b'{"model":' + value + b"}").param == "model"
 
 
 @pytest.mark.parametrize("value", [b"1", b'"true"', b"[]", b"0"])
-def test_stream_is_a_flag(value: bytes) -> None:
+def test_stream_that_is_not_a_boolean_is_rejected(value: bytes) -> None:
     assert refusal(b'{"model":"m","stream":' + value + b"}").param == "stream"
 
 
 @pytest.mark.parametrize(
     "options", [b"1", b"[]", b'{"include_usage":1}', b'{"include_usage":true,"include_usage":false}', b'"x"']
 )
-def test_stream_options_are_an_object_of_flags(options: bytes) -> None:
+def test_invalid_stream_options_are_rejected(options: bytes) -> None:
     assert "stream_options" in refusal(b'{"model":"m","stream":true,"stream_options":' + options + b"}").message
 
 
@@ -118,7 +120,7 @@ def test_stream_options_are_an_object_of_flags(options: bytes) -> None:
         b'{"a": "x", "b": 1, "model": "m", "a": "x"}',
     ],
 )
-def test_a_member_that_comes_twice_is_refused(body: bytes) -> None:
+def test_repeated_member_is_rejected(body: bytes) -> None:
     assert "more than once" in refusal(body).message
 
 
@@ -158,7 +160,7 @@ def written(name: str, value: object, style: int) -> str:
     comma=st.sampled_from([",", ", ", " ,\n "]),
 )
 @example(members=[("model", "m", 0), ("a", 1, 0), ("a", 12, 0)], comma=",")
-def test_repeated_members_are_found_in_any_layout(members: list[tuple[str, object, int]], comma: str) -> None:
+def test_repeated_members_are_rejected_in_any_json_layout(members: list[tuple[str, object, int]], comma: str) -> None:
     text = "{" + comma.join(['"model":"m"', *(written(*member) for member in members)]) + "}"
     body = text.encode()
     names = [name for name, _ in pairs(body)]
@@ -186,7 +188,7 @@ def test_repeated_members_are_found_in_any_layout(members: list[tuple[str, objec
         max_size=20,
     )
 )
-def test_garbage_is_read_or_refused(parts: list[bytes]) -> None:
+def test_garbage_body_is_parsed_correctly_or_rejected(parts: list[bytes]) -> None:
     try:
         peek = read_json(b"".join(parts))
     except CallError:
@@ -194,7 +196,7 @@ def test_garbage_is_read_or_refused(parts: list[bytes]) -> None:
     assert dict(pairs(in_one(peek.body)))["model"] == peek.model
 
 
-def test_a_body_that_need_not_change_is_the_same_object() -> None:
+def test_unchanged_body_is_returned_as_the_same_object() -> None:
     body = b'{ "model": "m", "stream": true, "stream_options": {"include_usage": true} }'
     assert edit_json(read_json(body), model="m", include_usage=True) is body
     assert edit_json(read_json(body), model=None, include_usage=True) is body
@@ -220,13 +222,13 @@ def test_a_body_that_need_not_change_is_the_same_object() -> None:
         (b'{"model":"m","stream":false,"stream_options":1}', b'{"model":"served","stream":false,"stream_options":1}'),
     ],
 )
-def test_only_named_members_are_edited(body: bytes, edited: bytes) -> None:
+def test_edit_changes_only_named_members(body: bytes, edited: bytes) -> None:
     assert edit_json(read_json(body), model="served", include_usage=True) == edited
 
 
 @pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize("sent", ["", '"cache_salt":"stolen",'])
-def test_the_salt_is_ours_on_paths_that_take_it(sent: str, large: bool) -> None:
+def test_client_cache_salt_is_replaced_or_removed(sent: str, large: bool) -> None:
     text = "a" * (LARGE_BYTES if large else 3)
     body = f'{{"model":"m",{sent}"prompt":"{text}"}}'.encode()
     for path, salted in ((b"/v1/completions", True), (b"/v1/embeddings", False)):
@@ -239,19 +241,19 @@ def test_the_salt_is_ours_on_paths_that_take_it(sent: str, large: bool) -> None:
         assert told == {"model": "m", "prompt": text} | ({"cache_salt": "ours"} if salted else {})
 
 
-def test_usage_is_only_asked_for_where_streams_have_it() -> None:
+def test_include_usage_is_added_only_on_paths_that_report_stream_usage() -> None:
     body = b'{"model":"m","stream":true}'
     assert b"include_usage" in in_one(edit_body(operation(CHAT), read_json(body), "m"))
     assert edit_body(operation(find_operation(b"POST", b"/v1/responses")), read_json(body), "m") is body
     assert edit_body(operation(find_operation(b"POST", b"/v1/messages")), read_json(body), "m") is body
 
 
-def test_the_served_name_is_escaped() -> None:
+def test_served_name_is_json_escaped() -> None:
     edited = edit_json(read_json(b'{"model":"m"}'), model='/models/"a"\n', include_usage=False)
     assert json.loads(in_one(edited)) == {"model": '/models/"a"\n'}
 
 
-def test_the_model_may_come_from_path_or_header() -> None:
+def test_model_is_taken_from_path_or_header() -> None:
     assert read_json(b'{"input":"x"}', header_model="m").model == "m"
     assert read_json(b'{"model":"m"}', header_model="m").model == "m"
     peek = read_json(b'{"model":"gpt-4o"}', path_model="m")
@@ -262,7 +264,7 @@ def test_the_model_may_come_from_path_or_header() -> None:
 
 
 @pytest.mark.parametrize(("path", "body"), [(None, b'{"model":"a"}'), ("a", b"{}"), ("a", b'{"model":"b"}')])
-def test_a_header_that_names_another_model_is_refused(path: str | None, body: bytes) -> None:
+def test_x_model_header_that_contradicts_body_or_path_is_rejected(path: str | None, body: bytes) -> None:
     with pytest.raises(CallError, match="x-model"):
         read_json(body, path_model=path, header_model="b")
 
@@ -279,19 +281,19 @@ def test_a_header_that_names_another_model_is_refused(path: str | None, body: by
     ],
     ids=["open", "deep", "deep objects", "many members", "one member too many", "the same member often"],
 )
-def test_bombs_are_refused_quickly(body: bytes) -> None:
+def test_json_bombs_are_rejected_in_linear_time(body: bytes) -> None:
     start = process_time()
     refusal(body)
     assert process_time() - start < 5.0, "in linear time"
 
 
-def test_large_bodies_with_much_inside_are_read() -> None:
+def test_large_body_with_many_nested_values_is_accepted() -> None:
     messages = [{"role": "user", "content": "grüße: x"}] * 30_000
     body = json.dumps({"model": "m", "messages": messages}, ensure_ascii=False).encode()
     assert read_json(body).model == "m"
 
 
-def test_utf_8_is_checked_across_windows() -> None:
+def test_invalid_utf_8_is_rejected_anywhere_in_a_large_body() -> None:
     filler = "é" * (1 << 19)
     body = ('{"model":"m","a":"x' + filler + '"}').encode()
     assert read_json(body).model == "m"
@@ -303,7 +305,7 @@ def test_utf_8_is_checked_across_windows() -> None:
     "content_type",
     [b"application/json", b"Application/JSON; charset=UTF-8", b'application/json;charset="utf-8"'],
 )
-def test_json_is_read_by_its_media_type(content_type: bytes) -> None:
+def test_json_media_types_are_accepted(content_type: bytes) -> None:
     assert isinstance(read_body(operation(EMBEDDINGS), b'{"model":"m"}', content_type), Peek)
 
 
@@ -314,13 +316,13 @@ def test_json_is_read_by_its_media_type(content_type: bytes) -> None:
         b"application/json; charset=utf-16", b"multipart/form-data; boundary=b",
     ],
 )  # fmt: skip
-def test_other_media_types_are_refused(content_type: bytes) -> None:
+def test_other_media_types_are_rejected_with_415(content_type: bytes) -> None:
     with pytest.raises(CallError) as caught:
         read_body(operation(EMBEDDINGS), b'{"model":"m"}', content_type)
     assert caught.value.status == 415
 
 
-def test_forms_are_read_where_the_path_takes_files() -> None:
+def test_form_is_accepted_on_paths_that_take_files() -> None:
     body = b'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\nm\r\n--b--\r\n'
     form = read_body(operation(TRANSCRIPTIONS), body, b"Multipart/Form-Data; boundary=b")
     assert isinstance(form, Form)

@@ -18,7 +18,7 @@ def refused(error: CallError, name: str) -> bool:
 
 
 @pytest.mark.parametrize("name", sorted(forbidden_fields.PLACES))
-def test_a_place_is_refused_by_its_name_and_its_value_is_not_told(name: str) -> None:
+def test_routing_field_is_rejected_by_name_without_echoing_its_value(name: str) -> None:
     escaped = "".join(f"\\u{ord(letter):04x}" for letter in name)
     forms = FORM % (name.encode(), b"http://canary") + FORM % (b"model", b"m") + b"--b--"
     for read in (
@@ -33,7 +33,7 @@ def test_a_place_is_refused_by_its_name_and_its_value_is_not_told(name: str) -> 
 
 
 @pytest.mark.parametrize("large", [False, True])
-def test_a_cache_salt_is_refused_as_a_part_of_a_form(*, large: bool) -> None:
+def test_cache_salt_in_a_form_is_rejected(*, large: bool) -> None:
     """Of JSON it is taken out; of a form nothing is."""
     file = FORM % (b"file", b"x" * (LARGE_BYTES if large else 1))
     forms = FORM % (b"model", b"m") + file + FORM % (b"cache_salt", b"theirs") + b"--b--"
@@ -48,7 +48,7 @@ def test_a_cache_salt_is_refused_as_a_part_of_a_form(*, large: bool) -> None:
 
 
 @pytest.mark.parametrize(("name", "fix"), [("lora", "model:adapter"), ("rid", "x-request-id"), ("extra_key", "cache")])
-def test_the_message_says_what_to_do(name: str, fix: str) -> None:
+def test_error_message_names_the_supported_alternative(name: str, fix: str) -> None:
     with pytest.raises(CallError) as caught:
         forbidden_fields.check_members([name])
     assert fix in caught.value.message
@@ -73,7 +73,7 @@ VARIANTS = {
 
 @pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("large", [False, True])
-def test_a_name_that_differs_from_ours_in_case_is_refused(name: str, large: bool) -> None:
+def test_json_member_with_case_variant_of_reserved_name_is_rejected(name: str, large: bool) -> None:
     filler = b"x" * (LARGE_BYTES if large else 1)
     text = b'{"model":"m","filler":"%b","%b":"secret"}' % (filler, name.encode())
     body: bytes | ChunkedBody = text
@@ -87,35 +87,35 @@ def test_a_name_that_differs_from_ours_in_case_is_refused(name: str, large: bool
 
 
 @pytest.mark.parametrize("name", [name for name in VARIANTS if name.isascii() and "\\" not in name])
-def test_a_part_of_a_form_that_differs_from_ours_in_case_is_refused(name: str) -> None:
+def test_form_part_with_case_variant_of_reserved_name_is_rejected(name: str) -> None:
     forms = FORM % (b"model", b"m") + FORM % (name.encode(), b"secret") + b"--b--"
     with pytest.raises(CallError) as caught:
         read_multipart(forms, b"multipart/form-data; boundary=b")
     assert refused(caught.value, VARIANTS[name])
 
 
-def test_an_option_of_streams_that_differs_from_ours_in_case_is_refused() -> None:
+def test_case_variant_of_include_usage_is_rejected() -> None:
     with pytest.raises(CallError) as caught:
         read_json(b'{"model":"m","stream":true,"stream_options":{"Include_Usage":false}}')
     assert refused(caught.value, "include_usage")
     assert read_json(b'{"model":"m","stream":true,"stream_options":{"Continuous":1}}').stream
 
 
-def test_other_names_may_have_capital_letters() -> None:
+def test_unreserved_names_with_capital_letters_are_accepted() -> None:
     assert read_json(b'{"model":"m","X-Extra":1,"toolChoice":"auto","\xc3\xa4":2}').model == "m"
 
 
-def test_usual_names_are_neither_places_nor_changed_by_case_folding() -> None:
+def test_usual_names_are_case_folded_and_not_forbidden() -> None:
     """Bodies that have no other names skip the checks."""
     assert not forbidden_fields.USUAL & forbidden_fields.PLACES
     assert all(name == name.casefold() for name in forbidden_fields.USUAL)
 
 
-def test_deeper_it_is_content() -> None:
+def test_forbidden_names_in_nested_objects_are_accepted() -> None:
     body = b'{"model":"m","messages":[{"api_base":"x","content":{"lora_path":"y"}}],"tools":[{"base_url":"z"}]}'
     assert read_json(body).body == body
 
 
-def test_names_that_are_none_pass() -> None:
+def test_names_that_are_not_forbidden_are_accepted() -> None:
     forbidden_fields.check_members(["model", "messages", "url", "file", "image_url", "IMAGE_URL", "api_base_"])
     forbidden_fields.check_members([])

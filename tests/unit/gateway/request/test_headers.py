@@ -58,33 +58,33 @@ def asked(**headers: str) -> Asked:
         ({"x_stainless_read_timeout": "60", "prefer": "wait=7"}, 7.0),
     ],
 )
-def test_the_client_says_how_long_it_waits(headers: dict[str, str], wait_s: float) -> None:
+def test_wait_time_is_read_from_prefer_and_client_timeout_headers(headers: dict[str, str], wait_s: float) -> None:
     assert asked(**headers).wait_s == pytest.approx(wait_s)
 
 
 @pytest.mark.parametrize(("value", "expected"), [("5", 5), ("-5", -5), ("0", 0), ("007", 7), ("-100", -100)])
-def test_a_priority_is_a_small_number(value: str, expected: int) -> None:
+def test_x_priority_is_parsed_as_an_integer(value: str, expected: int) -> None:
     assert asked(x_priority=value).priority == expected
 
 
-def test_without_the_header_the_priority_is_zero() -> None:
+def test_priority_defaults_to_zero() -> None:
     assert asked().priority == 0
 
 
 @pytest.mark.parametrize("value", ["", "high", "1.5", "+1", "101", "-101", "1000", "--1", "1 2"])
-def test_a_priority_that_is_no_small_number_is_refused(value: str) -> None:
+def test_invalid_x_priority_is_rejected_with_400(value: str) -> None:
     error = asked(x_priority=value).error
     assert error is not None
     assert (error.status, "x-priority" in error.message) == (400, True)
 
 
 @pytest.mark.parametrize("value", ["a", "A-b_c.9", "x" * 128])
-def test_a_good_request_id_is_kept(value: str) -> None:
+def test_valid_request_id_is_kept(value: str) -> None:
     assert request_id(head_with(x_request_id=value)) == value
 
 
 @pytest.mark.parametrize("value", ["", "x" * 129, "a b", "a/b", "é", "a\n", 'a"'])
-def test_any_other_request_id_is_replaced(value: str) -> None:
+def test_invalid_or_missing_request_id_is_ignored(value: str) -> None:
     assert request_id(head_with(x_request_id=value)) is None
     assert request_id(head_with()) is None
 
@@ -105,7 +105,7 @@ def test_any_other_request_id_is_replaced(value: str) -> None:
         ({"authorization": "Bearer sk-1", "api_key": ""}, b"sk-1"),
     ],
 )
-def test_the_key_is_found_in_its_three_headers(headers: dict[str, str], key: bytes | None) -> None:
+def test_api_key_is_read_from_each_supported_header(headers: dict[str, str], key: bytes | None) -> None:
     assert asked(**headers).key_sha256 == (None if key is None else sha256(key).hexdigest())
 
 
@@ -117,19 +117,19 @@ def test_the_key_is_found_in_its_three_headers(headers: dict[str, str], key: byt
         {"x_api_key": "a", "api_key": "b"},
     ],
 )
-def test_two_different_keys_are_refused_and_not_echoed(headers: dict[str, str]) -> None:
+def test_two_different_keys_are_rejected_and_not_echoed(headers: dict[str, str]) -> None:
     with pytest.raises(CallError) as caught:
         asked(**headers)
     assert (caught.value.status, caught.value.message) == (400, "two different API keys were sent; send one")
 
 
-def test_a_key_in_the_query_is_no_key() -> None:
+def test_api_key_in_the_query_is_ignored() -> None:
     request = RequestReader(0).feed(b"GET /v1/models?api-key=sk-1&key=sk-1 HTTP/1.1\r\nHost: gw\r\n\r\n")
     assert request is not None
     assert read_call_headers(request.head.headers).key_sha256 is None
 
 
-def test_the_model_header_is_text() -> None:
+def test_x_model_is_read_and_non_ascii_value_is_rejected() -> None:
     assert asked().model is None
     assert asked(x_model="").model is None
     assert asked(x_model="lab/m").model == "lab/m"
@@ -141,7 +141,7 @@ def test_the_model_header_is_text() -> None:
 @pytest.mark.parametrize(
     "value", [TRACE[:-1], TRACE.upper(), b"01" + TRACE[2:], b"00-" + b"0" * 32 + TRACE[35:], b"", TRACE + b"-x"]
 )
-def test_only_a_valid_trace_context_is_continued(value: bytes) -> None:
+def test_only_valid_trace_context_is_forwarded(value: bytes) -> None:
     good = asked(traceparent=TRACE.decode(), tracestate="a=1")
     assert good.upwards == b"traceparent: %b\r\ntracestate: a=1\r\n" % TRACE
     assert asked(traceparent=value.decode(), tracestate="a=1").upwards == b""
@@ -154,7 +154,7 @@ def sent(head: Head) -> bytes:
     return upstream_head(read_call_headers(head.headers).upwards, operation, b"127.0.0.1:9000", 42, b"id-1")
 
 
-def test_the_engine_gets_a_head_of_our_own() -> None:
+def test_engine_receives_only_allowed_headers() -> None:
     request = RequestReader(100).feed(
         b"POST /openai/v1/chat/completions?key=sk-1 HTTP/1.1\r\nHost: gw\r\nAuthorization: Bearer sk-1\r\n"
         b"X-Api-Key: sk-1\r\nApi-Key: sk-1\r\nCookie: a=b\r\nX-Forwarded-For: 1.2.3.4\r\nAccept-Encoding: gzip\r\n"
@@ -173,19 +173,19 @@ def test_the_engine_gets_a_head_of_our_own() -> None:
 
 
 @pytest.mark.parametrize("connection", ["user-agent", "close, User-Agent", "x ,\tuser-agent\t, y"])
-def test_headers_named_by_connection_do_not_travel(connection: str) -> None:
+def test_headers_named_in_connection_are_not_forwarded(connection: str) -> None:
     upwards = sent(head_with(user_agent="u", accept="a", connection=connection))
     assert b"user-agent" not in upwards
     assert b"\r\naccept: a\r\n" in upwards
 
 
-def test_connection_cannot_take_away_what_is_ours() -> None:
+def test_connection_header_cannot_remove_gateway_headers() -> None:
     upwards = sent(head_with(connection="host, content-length, x-request-id"))
     assert upwards.count(b"\r\n") == 5
     assert b"content-length: 42" in upwards
 
 
-def test_an_endless_head_does_not_reach_an_engine() -> None:
+def test_oversized_upstream_head_is_rejected_with_431() -> None:
     with pytest.raises(CallError) as caught:
         sent(head_with(user_agent="u" * UPSTREAM_HEAD_BYTES_MAX))
     assert caught.value.status == 431
@@ -205,7 +205,7 @@ FOREIGN = st.sampled_from(
 
 @settings(derandomize=True, deadline=None, max_examples=examples(300))
 @given(st.dictionaries(FOREIGN, st.text("abc ,;=\t\xff", min_size=1, max_size=12), max_size=12))
-def test_whatever_the_client_sends_no_key_goes_up_and_lines_stay_lines(headers: dict[str, str]) -> None:
+def test_upstream_head_never_contains_keys_or_injected_lines(headers: dict[str, str]) -> None:
     values = {name: "CANARY" if name in SECRETS else value for name, value in headers.items()}
     upwards = sent(head_with(**values))
     assert len(upwards) <= HEAD_BYTES_MAX

@@ -115,7 +115,7 @@ CUTS = st.lists(st.integers(1, 2000), max_size=5)
 @example(body=b'{"cache_salt":"x"}', cuts=[])
 @example(body=b'{"cache_salt":"x","model":[{}]}', cuts=[])
 @example(body=b'{"a":1,"cache_salt":{"a":[1]} , "model" : "m"}', cuts=[])
-def test_every_object_is_read_and_edited_as_the_standard_library_reads_it(body: bytes, cuts: list[int]) -> None:
+def test_scanner_reads_and_edits_objects_like_the_json_module(body: bytes, cuts: list[int]) -> None:
     members = pairs(body)
     found = outcome(arrived(body, *cuts))
     if len(dict(members)) < len(members):
@@ -148,7 +148,7 @@ MUTATED = st.tuples(BODIES, st.integers(0, 400), st.integers(0, 6), WORDS).map(
 
 @settings(derandomize=True, deadline=None, max_examples=examples(1000))
 @given(body=BODIES | GARBAGE | MUTATED, cuts=CUTS)
-def test_any_split_gives_the_same(body: bytes, cuts: list[int]) -> None:
+def test_scan_result_does_not_depend_on_chunk_boundaries(body: bytes, cuts: list[int]) -> None:
     found = whole(body)
     assert outcome(arrived(body, *cuts)) == found
     if len(body) < 300:
@@ -157,7 +157,7 @@ def test_any_split_gives_the_same(body: bytes, cuts: list[int]) -> None:
 
 @settings(derandomize=True, deadline=None, max_examples=examples(1000))
 @given(body=GARBAGE | MUTATED)
-def test_it_refuses_no_more_than_the_way_of_small_bodies_and_reads_the_same(body: bytes) -> None:
+def test_large_body_scan_agrees_with_small_body_parser(body: bytes) -> None:
     """It proves less of what is inside of values; whatever both take they read and edit alike."""
     try:
         small: Peek | None = read_as_json(body)
@@ -238,19 +238,19 @@ def read_as_json(body: Body) -> Peek:
         b'{"model":"m"}\xc3',
     ],
 )
-def test_what_has_more_than_one_reading_is_refused(body: bytes) -> None:
+def test_invalid_or_ambiguous_json_is_rejected(body: bytes) -> None:
     message = refusal(body).message
     assert message in ("the body is not valid JSON in UTF-8", "the body must be one JSON object")
     assert outcome(arrived(body, *range(len(body)))) is None
     assert outcome(arrived(body + b" " * 40 * KIB)) is None
 
 
-def test_of_nested_values_only_strings_and_brackets_are_proven() -> None:
+def test_only_strings_and_brackets_are_validated_in_nested_values() -> None:
     """The engine reads the rest of them, and will not take these."""
     assert read_as_json(arrived(b'{"model":"m","a":[1 2,,tru],"b":{:}}')).model == "m"
 
 
-def test_bounds() -> None:
+def test_member_nesting_and_length_limits_are_enforced() -> None:
     names = b",".join(b'"%d":[]' % number for number in range(MEMBERS_MAX - 1))
     assert read_as_json(arrived(b'{"model":"m",' + names + b"}")).model == "m"
     assert "more than 1000" in refusal(b'{"model":"m",' + names + b',"x":1}').message
@@ -285,7 +285,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_step_stays_small_whatever_comes(name: str) -> None:
+def test_scan_step_is_bounded_for_hostile_input(name: str) -> None:
     """Two MiB in one piece are never read in one go: in a step a few windows at most once it is costly."""
     body = b'{"model":"m","a":[' + HOSTILE[name] * ((2 << 20) // len(HOSTILE[name])) + b"1]}"
     pieces = ChunkedBody()
@@ -302,7 +302,7 @@ def test_a_step_stays_small_whatever_comes(name: str) -> None:
     assert steps >= 2
 
 
-def test_pieces_are_shared_cut_and_never_joined() -> None:
+def test_chunked_body_edits_reuse_unchanged_chunks() -> None:
     pieces = ChunkedBody()
     blocks = [bytes([65 + number]) * (64 * KIB) for number in range(4)]
     for block in blocks:
@@ -321,7 +321,7 @@ def test_pieces_are_shared_cut_and_never_joined() -> None:
     assert pieces.join() == b"".join(blocks) + b"".join(b"%02d" % number for number in range(100))
 
 
-def test_tiny_pieces_share_buffers() -> None:
+def test_tiny_chunks_share_buffers() -> None:
     pieces = ChunkedBody()
     for _ in range(200 * KIB):
         pieces.add(b"x")
@@ -355,7 +355,7 @@ FORMS = st.lists(
 @settings(derandomize=True, deadline=None, max_examples=examples(1000))
 @given(body=FORMS, cuts=CUTS)
 @example(body=PART + b'"model"\r\n\r\nm\r\n--b--', cuts=[])
-def test_a_large_form_is_read_as_a_small_one_however_it_is_cut(body: bytes, cuts: list[int]) -> None:
+def test_large_form_parses_like_a_small_form_at_any_chunk_boundaries(body: bytes, cuts: list[int]) -> None:
     pieces = ChunkedBody()
     scan = pieces.scan = FormScan(pieces.parts, b"b")
     places = [0, *sorted({cut for cut in cuts if 0 < cut < len(body)}), len(body)]

@@ -40,7 +40,7 @@ def refusal(body: bytes, content_type: bytes = TYPE) -> CallError:
         MODEL + part("stream", b"false") + END,
     ],
 )
-def test_the_model_is_found_wherever_it_stands(body: bytes) -> None:
+def test_model_part_is_found_at_any_position(body: bytes) -> None:
     form = read_multipart(body, TYPE)
     assert (form.model, form.stream, in_one(form.body)[form.start : form.end]) == ("whisper", False, b"whisper")
     assert edit_multipart(form, model="whisper") is body
@@ -50,15 +50,15 @@ def test_the_model_is_found_wherever_it_stands(body: bytes) -> None:
 @pytest.mark.parametrize(
     ("value", "stream"), [(b"true", True), (b"True", True), (b"1", True), (b"0", False), (b"", False)]
 )
-def test_stream_is_read(value: bytes, stream: bool) -> None:
+def test_stream_part_is_parsed_as_a_boolean(value: bytes, stream: bool) -> None:
     assert read_multipart(MODEL + part("stream", value) + END, TYPE).stream is stream
 
 
-def test_a_stream_that_is_no_flag_is_refused() -> None:
+def test_stream_part_that_is_not_a_boolean_is_rejected() -> None:
     assert refusal(MODEL + part("stream", b"maybe") + END).param == "stream"
 
 
-def test_a_form_without_the_part_takes_the_model_from_path_or_header() -> None:
+def test_form_without_model_part_uses_model_from_path_or_header() -> None:
     form = read_multipart(FILE + END, TYPE, path_model="m")
     assert edit_multipart(form, model="served") == (
         b'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\nserved\r\n' + FILE + END
@@ -78,7 +78,7 @@ def test_a_form_without_the_part_takes_the_model_from_path_or_header() -> None:
         b"multipart/form-data; boundary=b; charset=utf-8",
     ],
 )
-def test_boundaries_that_are_read(content_type: bytes) -> None:
+def test_valid_boundaries_are_accepted(content_type: bytes) -> None:
     assert read_multipart(MODEL + END, content_type).model == "whisper"
 
 
@@ -88,7 +88,7 @@ def test_boundaries_that_are_read(content_type: bytes) -> None:
      b'multipart/form-data; boundary="b ', b"multipart/form-data; boundary=" + b"b" * 71,
      b"multipart/mixed; boundary=b", b"multipart/form-data; boundary=b; x=y", b'multipart/form-data; boundary="b "'],
 )  # fmt: skip
-def test_boundaries_that_are_refused(content_type: bytes) -> None:
+def test_invalid_boundaries_are_rejected(content_type: bytes) -> None:
     refusal(MODEL + END, content_type)
 
 
@@ -115,17 +115,17 @@ def test_boundaries_that_are_refused(content_type: bytes) -> None:
         part(" model", b"evil") + MODEL + END,
     ],
 )  # fmt: skip
-def test_forms_that_are_refused(body: bytes) -> None:
+def test_malformed_forms_are_rejected(body: bytes) -> None:
     refusal(body)
 
 
-def test_a_file_that_looks_like_a_form_stays_a_file() -> None:
+def test_file_content_that_looks_like_a_form_is_not_parsed() -> None:
     inner = part("model", b"evil").replace(b"--b", b"--c")
     body = part("file", inner, b'; filename="x"') + MODEL + END
     assert read_multipart(body, TYPE).model == "whisper"
 
 
-def test_a_served_name_with_a_line_end_is_refused() -> None:
+def test_served_name_with_line_break_is_rejected() -> None:
     with pytest.raises(CallError):
         edit_multipart(read_multipart(MODEL + END, TYPE), model="a\r\n--b--")
 
@@ -140,7 +140,7 @@ def test_a_served_name_with_a_line_end_is_refused() -> None:
         max_size=8,
     )
 )
-def test_garbage_is_read_or_refused(parts: list[bytes]) -> None:
+def test_garbage_form_is_parsed_correctly_or_rejected(parts: list[bytes]) -> None:
     body = b"".join(parts)
     try:
         form = read_multipart(body, TYPE)
@@ -160,7 +160,7 @@ def test_garbage_is_read_or_refused(parts: list[bytes]) -> None:
     ],
     ids=["httpx", "curl", "browser", "node", "aiohttp"],
 )
-def test_what_well_known_clients_write_is_read(boundary: str, field: str, file: str) -> None:
+def test_forms_of_common_http_clients_are_accepted(boundary: str, field: str, file: str) -> None:
     disposition = "Content-Disposition: form-data; name="
     body = (
         f'--{boundary}\r\n{field}{disposition}"model"\r\n\r\nwhisper\r\n'

@@ -19,11 +19,11 @@ from gateway.upstream.pool import EngineAddress, parse_address
         ("https://m.example@[fd00::7]:8", EngineAddress("fd00::7", 8, "m.example", b"m.example:8")),
     ],
 )
-def test_an_address_says_where_to_how_and_for_whom(address: str, parsed: EngineAddress) -> None:
+def test_address_is_parsed_into_host_port_and_tls_name(address: str, parsed: EngineAddress) -> None:
     assert parse_address(address) == parsed
 
 
 @pytest.mark.parametrize("address", ["", "host", "https://", "https://host", "host:port", "http://host:80:x"])
-def test_what_is_no_address_is_never_taken_for_one(address: str) -> None:
+def test_malformed_address_raises_value_error(address: str) -> None:
     with pytest.raises(ValueError, match=r"invalid literal"):
         parse_address(address)
