@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from autoscaler.kubernetes.api import Api
     from autoscaler.kubernetes.unreadable import Unreadable
-    from autoscaler.kubernetes.watching import Change, Watched
+    from autoscaler.kubernetes.watch import Change, Watched
 
 KEPT_S = 600.0
 """How long an unreadable object of a list counts that is not requested again."""
@@ -97,7 +97,7 @@ class Objects:
         self, path: str, read: Callable[[Object], object], changed: Callable[[], None], **query: str
     ) -> None:
         """See Server."""
-        from autoscaler.kubernetes.watching import Watched
+        from autoscaler.kubernetes.watch import Watched
 
         def hear(changes: list[Change[_Kept]]) -> None:
             if any((one.old and one.old.news) != (one.new and one.new.news) for one in changes):

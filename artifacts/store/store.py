@@ -29,7 +29,7 @@ from artifacts.store import eviction as evict
 from artifacts.store.copies import CopyStore
 from artifacts.store.eviction import Choice
 from artifacts.store.layout import CopyKey, ForbiddenError, HeldError, NoRoomError, Record, StoreError, StoreLayout
-from artifacts.store.permissions import Permits
+from artifacts.store.permission_cache import Permits
 from artifacts.store.publish import Copy, CopySpec, Job, Pull
 from artifacts.store.reservations import SPARE_BYTES, Evicted, Free, Reservations
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from autoscaler.agent_contract import FabricWant
 from autoscaler.contract import FabricReport
-from autoscaler.queries.node_reports import is_report_fresh
+from autoscaler.queries.device_health import is_report_fresh
 from autoscaler.spec.settings import Settings
 from autoscaler.state.capacity_orders import Lease
 from autoscaler.state.operator_orders import NodeAgentStatus

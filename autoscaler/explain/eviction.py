@@ -12,8 +12,8 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.placement.cache import IndexCache
 from autoscaler.placement.index.index import SliceIndex
+from autoscaler.placement.index_cache import IndexCache
 from autoscaler.placement.learning.expected_demand import build_restart_costs
 from autoscaler.placement.model.predicates import can_evict, describe_occupant
 from autoscaler.placement.model.types import EvictionLevel, Occupant, PlacementRequest, Victim

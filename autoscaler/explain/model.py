@@ -27,8 +27,8 @@ from autoscaler.planner.reconcile import choose_eviction_level, model_absence_re
 from autoscaler.provisioning.feasibility import Fitting
 from autoscaler.queries import memory
 from autoscaler.queries.cordons import explain_closed_slice
+from autoscaler.queries.crowded_slices import explain_misplacement
 from autoscaler.queries.gateways import decide_stop, list_known_gateways, list_silent_gateways
-from autoscaler.queries.overcommit import explain_misplacement
 from autoscaler.queries.stranded_pods import list_avoided_nodes
 from autoscaler.queries.views import Row
 from autoscaler.spec.model import Model

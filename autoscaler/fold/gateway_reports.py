@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from autoscaler.contract import GatewayId, Level, ModelName, ReplicaId, ReplicaUse, Report, TenantName, Total
 from autoscaler.demand import history as histories
-from autoscaler.demand.fairness import lift_attained_service
+from autoscaler.demand.slot_shares import lift_attained_service
 from autoscaler.fold.draft import Draft, with_grant
 from autoscaler.fold.indices import demand_in, is_report_expired, levels_of, uses_of
 from autoscaler.spec.tenant import weight_of

@@ -23,7 +23,7 @@ from autoscaler.fold import capacity, faults, mig
 from autoscaler.fold.draft import Draft
 from autoscaler.fold.memory import apply_reported_memory
 from autoscaler.queries.cordons import STILL_THERE
-from autoscaler.queries.node_reports import list_unhealthy_devices
+from autoscaler.queries.device_health import list_unhealthy_devices
 from autoscaler.state import images
 from autoscaler.state.images import NodeImages
 from autoscaler.state.operator_orders import (

@@ -14,9 +14,9 @@ from autoscaler.demand import history as histories
 from autoscaler.demand.desired_replicas import residency_s
 from autoscaler.fold.draft import Draft
 from autoscaler.fold.memory import apply_memory_use
-from autoscaler.queries import mps_failures, overcommit, stranded_pods
+from autoscaler.queries import crowded_slices, mps_failures, stranded_pods
 from autoscaler.queries.cordons import is_stop_ordered
-from autoscaler.queries.node_reports import is_lost
+from autoscaler.queries.device_health import is_lost
 from autoscaler.spec.model import Model
 from autoscaler.state.actions import (
     Action,
@@ -233,8 +233,8 @@ def _facts(draft: Draft, before: Replica, seen: ReplicaSeen) -> Replica:
         return before
     after = replace(before, **changes)
     draft.put_replica(after)
-    if after.chosen and after.slices != before.slices and not overcommit.is_on_chosen_devices(draft.world, after):
-        draft.record(before, after, "misplaced", overcommit.explain_misplacement(after))
+    if after.chosen and after.slices != before.slices and not crowded_slices.is_on_chosen_devices(draft.world, after):
+        draft.record(before, after, "misplaced", crowded_slices.explain_misplacement(after))
     return after
 
 

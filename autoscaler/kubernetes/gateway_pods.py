@@ -17,7 +17,7 @@ from typing import NamedTuple
 from autoscaler.contract import GatewayId
 from autoscaler.kubernetes.api import Api, ApiError, Object, UnreachableError
 from autoscaler.kubernetes.constants import ENDED, TEMPLATE_HASH
-from autoscaler.kubernetes.watching import Change, Watched
+from autoscaler.kubernetes.watch import Change, Watched
 from autoscaler.state.events import GatewayGone, GatewaySeen
 
 SELECTOR = "app.kubernetes.io/component=gateway"

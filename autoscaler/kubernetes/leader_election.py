@@ -19,7 +19,7 @@ from typing import Protocol
 
 from autoscaler.kubernetes.api import Api, ApiError, Object, UnreachableError
 from autoscaler.kubernetes.leadership import RENEW, ElectionCandidate, LeaseRecord, Write
-from autoscaler.kubernetes.watching import Watched
+from autoscaler.kubernetes.watch import Watched
 
 JITTER = 0.9
 """Waits are as long as they may be, times this up to 1: candidates do not write all at once."""

@@ -13,8 +13,8 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from autoscaler.kubernetes.api import Api, ApiError, Object, UnreachableError
-from autoscaler.kubernetes.watch import ABSENT
-from autoscaler.kubernetes.watching import Change, Watched
+from autoscaler.kubernetes.watch import Change, Watched
+from autoscaler.kubernetes.watch_health import ABSENT
 
 TOGETHER_S = 0.02
 """What changes within it is told as one."""

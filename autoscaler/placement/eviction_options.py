@@ -27,8 +27,8 @@ from autoscaler.placement.eviction import (
     fit_options_to_host,
     list_evictable_occupants,
 )
-from autoscaler.placement.index.arrays import Flags
 from autoscaler.placement.index.elastic import ElasticBudget
+from autoscaler.placement.index.node_arrays import Flags
 from autoscaler.placement.index.request import LACKS, NEVER
 from autoscaler.placement.index.residual_waste import Ints
 from autoscaler.placement.index.victims import EvictionCost

@@ -14,7 +14,7 @@ Copies, near or apart) gives way. So it is up to the bounds of the search (`auto
 beyond them victims may go who could have stayed.
 
 Where there is room, the NodeArrays chooses
-(`autoscaler.placement.index.arrays`: preferred products, then cheap Devices, then near or apart from others of its
+(`autoscaler.placement.index.node_arrays`: preferred products, then cheap Devices, then near or apart from others of its
 Model, then nodes with its Copy and image, then the least waste), and an elastic PlacementRequest may be granted less
 than it asks for (`autoscaler.placement.index.elastic`); else the cheapest way to make some is taken. At the end who may
 have more gets what is of no use to others (`autoscaler.placement.growth`). It never starts or drains anything:

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from autoscaler.capacity.ordered_slices import slices_of
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.placement.cache import IndexCache
+from autoscaler.placement.index_cache import IndexCache
 from autoscaler.placement.model.topology import CLIQUE
 from autoscaler.placement.model.types import EvictionLevel, PlacementRequest, RestartCosts
 from autoscaler.placement.packer import pack, request_sort_key

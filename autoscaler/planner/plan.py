@@ -30,13 +30,13 @@ from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.demand import desired_replicas
 from autoscaler.demand.desired_replicas import NO_HISTORY, DesiredReplicas
 from autoscaler.demand.history import start_deadline_s
-from autoscaler.placement.cache import IndexCache
 from autoscaler.placement.index.index import SliceIndex
+from autoscaler.placement.index_cache import IndexCache
 from autoscaler.placement.model.bins import ENDING, list_start_locks, stuck_s
 from autoscaler.placement.model.topology import add_spread_nodes
 from autoscaler.placement.model.types import PackResult, Placement, PlacementRequest, RestartCosts, Unplaced
+from autoscaler.placement.partitioned_gpus import mark_gpu_waits
 from autoscaler.placement.simulate import SimulationContext as Trial
-from autoscaler.placement.whole_gpus import mark_gpu_waits
 from autoscaler.planner.reconcile import (
     NOTHING,
     ModelDiff,
@@ -48,10 +48,10 @@ from autoscaler.planner.reconcile import (
 )
 from autoscaler.provisioning import provisioner
 from autoscaler.queries.cordons import STOPPED
+from autoscaler.queries.crowded_slices import list_excess_replicas
+from autoscaler.queries.device_health import ILL, list_lost_replicas
 from autoscaler.queries.gateways import count_running_calls, decide_stop, next_change_s
 from autoscaler.queries.memory import compute_slots
-from autoscaler.queries.node_reports import ILL, list_lost_replicas
-from autoscaler.queries.overcommit import list_excess_replicas
 from autoscaler.rearrange import vacate_gpu
 from autoscaler.rearrange.consolidation import plan_consolidation
 from autoscaler.rearrange.defragmentation import defragment

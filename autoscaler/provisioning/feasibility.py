@@ -21,8 +21,8 @@ from autoscaler.placement.index.index import SliceIndex
 from autoscaler.placement.mig_candidates import list_mig_candidates
 from autoscaler.placement.model.bins import build_empty_bins, build_placement_request
 from autoscaler.placement.model.types import EvictionLevel, PlacementRequest
+from autoscaler.placement.partitioned_gpus import list_rejoinable_gpus
 from autoscaler.placement.simulate import list_obtainable_slices
-from autoscaler.placement.whole_gpus import list_rejoinable_gpus
 from autoscaler.spec.model import Model
 from autoscaler.state.world import SliceId, World
 

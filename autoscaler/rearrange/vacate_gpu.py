@@ -39,7 +39,7 @@ from autoscaler.placement.model.types import (
     Victim,
 )
 from autoscaler.placement.packer import pack, request_sort_key, wait_reason
-from autoscaler.placement.whole_gpus import list_rejoinable_gpus, share_split_gpus
+from autoscaler.placement.partitioned_gpus import list_rejoinable_gpus, share_split_gpus
 from autoscaler.state.resources import NO_ROOM, ResourceAmount
 from autoscaler.state.world import Slice, SliceId, World
 
@@ -79,8 +79,9 @@ def pack_vacating_gpus(
     still: Collection[PlacementRequest],
 ) -> Packed:
     """The packer's answer, with GPUs emptied for whom it leaves without, and with those who wait for the rest of a GPU
-    on which another starts (`autoscaler.placement.whole_gpus`): what these would have is for others. `yards`: the Yard
-    when those leave, with nothing new put on those Slices for that reason; `still`: Wants for which no GPU is emptied.
+    on which another starts (`autoscaler.placement.partitioned_gpus`): what these would have is for others. `yards`: the
+    Yard when those leave, with nothing new put on those Slices for that reason; `still`: Wants for which no GPU is
+    emptied.
     """
     packing, yard, _ = _emptied(wants, yards, ground, still)
     first = share_split_gpus(packing, ground.world, ground.now_s)

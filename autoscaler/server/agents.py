@@ -14,7 +14,7 @@ from aiohttp import web
 
 from autoscaler.contract import NodeAnswer, NodeReport, make_decoder
 from autoscaler.controller.loop import Loop
-from autoscaler.queries.node_reports import is_redundant_node_report
+from autoscaler.queries.device_health import is_redundant_node_report
 from autoscaler.server.auth import NODE_CHARS_MAX, check_token_node
 from autoscaler.state.operator_orders import NodeReported
 

@@ -24,7 +24,7 @@ from autoscaler.contract import ModelName
 from autoscaler.controller.loop import LoopStep
 from autoscaler.fold.faults import list_quarantined_models
 from autoscaler.provisioning.release import Leaving, is_leaving
-from autoscaler.queries.overcommit import room_of
+from autoscaler.queries.crowded_slices import room_of
 from autoscaler.queries.start_phases import phases_with_parts_s
 from autoscaler.state.actions import Action, FailStart
 from autoscaler.state.capacity_orders import Capacity, Lease

@@ -144,7 +144,7 @@ class Drain(Fact, frozen=True):
     """The Model that its Slice is wanted for; None when it drains for its own sake."""
     stranded: bool = False
     crowded: bool = False
-    """More is on a Slice of its than that has (`autoscaler.queries.overcommit`)."""
+    """More is on a Slice of its than that has (`autoscaler.queries.crowded_slices`)."""
     taken: bool = False
     """Somebody else ends it (a queue that gives its quota to another, an eviction): that is no failure of it."""
 
@@ -405,7 +405,7 @@ class World(Fact, frozen=True):
     cordons: dict[CordonTarget, Cordon] = {}
     stops: dict[ModelName, StopOrder] = {}
     nodes: dict[str, NodeAgentStatus] = {}
-    """By name, what agents said; `autoscaler.queries.node_reports.is_report_fresh` tells what still counts."""
+    """By name, what agents said; `autoscaler.queries.device_health.is_report_fresh` tells what still counts."""
     cuttable: dict[str, MigNode] = {}
     """By name: the nodes that may be cut anew."""
     cutting: dict[str, Intent] = {}

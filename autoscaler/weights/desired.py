@@ -28,7 +28,7 @@ from autoscaler.agent_contract import (
     read_weights_request,
 )
 from autoscaler.contract import ModelName, WeightsReport
-from autoscaler.queries.node_reports import is_report_fresh
+from autoscaler.queries.device_health import is_report_fresh
 from autoscaler.spec.engines import ENGINES, EngineError, is_fetched_by_engine
 from autoscaler.spec.model import Model
 from autoscaler.spec.validation import ADAPTER_PATH

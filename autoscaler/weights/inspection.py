@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from autoscaler.agent_contract import WeightsRequest, read_weights_request
 from autoscaler.contract import WeightsReport
-from autoscaler.queries.node_reports import is_report_fresh
+from autoscaler.queries.device_health import is_report_fresh
 from autoscaler.state.world import NodeId, World
 from autoscaler.weights.desired import build_wishes, should_read_header
 

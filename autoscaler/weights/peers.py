@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from autoscaler.agent_contract import NodeWants
 from autoscaler.contract import Message, NodeReport
-from autoscaler.queries.node_reports import is_report_fresh
+from autoscaler.queries.device_health import is_report_fresh
 from autoscaler.state.world import Copy, NodeId, World
 
 PEERS_MAX = 16

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 
 import autoscaler.placement.index.elastic
 from autoscaler.contract import ModelName
-from autoscaler.placement.index.arrays import NodeArrays, NodeCapacity
 from autoscaler.placement.index.elastic import Elastic
 from autoscaler.placement.index.index import SliceIndex
+from autoscaler.placement.index.node_arrays import NodeArrays, NodeCapacity
 from autoscaler.placement.index.residual_waste import Taught
 from autoscaler.placement.learning.learner import Draw, Learner
 from autoscaler.placement.model.types import Bin, Placement, PlacementRequest, RestartCosts

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from autoscaler.contract import DeviceReport, PodDevices, PodUse
 from autoscaler.drivers.local.nvml import Nvml, NvmlError, open_nvml
-from autoscaler.queries.node_reports import NOTICED_BYTES
+from autoscaler.queries.device_health import NOTICED_BYTES
 from pilotlight.agent.kubelet.sockets import NodeSockets, pod_uid
 
 ANSWER_S_MAX = 5.0

@@ -24,14 +24,14 @@ from autoscaler.agent_contract import ImageWant
 from autoscaler.contract import NODE_PERIOD_S, NodeReport
 from pilotlight import process
 from pilotlight.agent.autoscaler_client import HttpWay
-from pilotlight.agent.gpu.attach import Attaching
 from pilotlight.agent.gpu.daemon_pods import parse_pod_selector
 from pilotlight.agent.gpu.fabric_node import open_gpu_attachment
+from pilotlight.agent.gpu.hotplug_loop import Attaching
 from pilotlight.agent.kubelet.image_pull import Images, ImageWanted
 from pilotlight.agent.kubelet.sockets import POD_RESOURCES, NodeSockets
 from pilotlight.agent.node_observer import NodeLook, NodeLooks, should_report
 from pilotlight.agent.reporter import Agent
-from pilotlight.agent.weights import peering
+from pilotlight.agent.weights import peer_access
 from pilotlight.agent.weights.fetch import PullSecrets
 from pilotlight.agent.weights.keeper import WeightsKeeper
 from pilotlight.agent.weights.peers import Neighbours, PeerOptions
@@ -127,7 +127,7 @@ def _pods_of(context: click.Context, parameter: click.Parameter, value: tuple[st
 @click.option(
     "--peer-address", type=AddressType(), help="How they reach that; by default by $POD_IP, else as it listens."
 )
-@peering.peer_options
+@peer_access.peer_options
 def agent(  # noqa: PLR0917  click passes by keyword
     node: str, autoscalers: tuple[str, ...], token_file: Path | None, contract_cert_file: Path | None,
     contract_key_file: Path | None, contract_ca_file: Path | None, store: Path, pull_secrets: str | None,
@@ -141,7 +141,7 @@ def agent(  # noqa: PLR0917  click passes by keyword
     """
     access.check_autoscalers(autoscalers)
     identity = Identity(cert=contract_cert_file, key=contract_key_file, ca=contract_ca_file)
-    among = peering.build_peer_access(peer_token_file, peer_cert_file, peer_key_file, peer_ca_file)
+    among = peer_access.build_peer_access(peer_token_file, peer_cert_file, peer_key_file, peer_ca_file)
     peers = None if peer_listen is None else PeerOptions(listen=peer_listen, told=peer_address, access=among)
     options = AgentOptions(
         node=node, autoscalers=autoscalers, access=Access(identity=identity, token=token_file),

@@ -61,7 +61,7 @@ from pilotlight.output import write_stderr
 from pilotlight.processes import cluster
 from pilotlight.processes.cluster import Cluster, ClusterOptions
 from pilotlight.processes.console import Misfits, Narrator
-from pilotlight.processes.placement_learning import LearnerRunner
+from pilotlight.processes.learner_runner import LearnerRunner
 from pilotlight.processes.preflight import Preflight
 
 SAVE_S = 60.0

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from autoscaler.kubernetes.api import STRATEGIC, Api, ApiError, Object
 from autoscaler.kubernetes.kubeconfig import load_api_access
-from autoscaler.kubernetes.watching import Change, Watched
+from autoscaler.kubernetes.watch import Change, Watched
 from tests.cluster import definitions
 from tests.cluster.building import KARPENTER, build
 from tests.cluster.conftest import next_number

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from autoscaler.kubernetes.api import STRATEGIC, Api, Object
-from autoscaler.kubernetes.watching import Change, Watched
+from autoscaler.kubernetes.watch import Change, Watched
 from loadtest.client import Client
 from loadtest.result import Result, Shot
 

@@ -16,7 +16,7 @@ import aiohttp
 import yaml
 
 from autoscaler.kubernetes.api import Api, ApiError, Object
-from autoscaler.kubernetes.watching import Change, ObjectKey, Watched
+from autoscaler.kubernetes.watch import Change, ObjectKey, Watched
 from tests.cluster import house
 from tests.cluster.calls import Answered, chat, lists_models
 from tests.cluster.definitions import API_VERSION

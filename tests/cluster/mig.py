@@ -17,7 +17,7 @@ from autoscaler.drivers.kubernetes.inventory.mig_manager import ANNOTATION, FILE
 from autoscaler.drivers.kubernetes.objects.node import read_other_pod
 from autoscaler.kubernetes.api import Api, ApiError, Object
 from autoscaler.kubernetes.constants import NODES
-from autoscaler.kubernetes.watching import Change, Watched
+from autoscaler.kubernetes.watch import Change, Watched
 from autoscaler.slicing.mig import CONFIG, GPU, MIXED, PRODUCT, STATE, STRATEGY
 from autoscaler.state.mig import FAILED, SUCCESS
 from tests.cluster.conftest import next_number

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from autoscaler.kubernetes.api import Api, ApiError, Object
-from autoscaler.kubernetes.watching import Change, Watched
+from autoscaler.kubernetes.watch import Change, Watched
 from autoscaler.providers.cro.objects import REQUESTS, RESOURCES
 from pilotlight.kube import Objects
 from tests.cluster import definitions

@@ -14,7 +14,7 @@ import pytest
 from autoscaler.kubernetes import api as client
 from autoscaler.kubernetes.api import MERGE, Api, ApiError, Object, UnreachableError
 from autoscaler.kubernetes.kubeconfig import ApiAccessError, load_api_access
-from autoscaler.kubernetes.watching import Change, ObjectKey, Watched
+from autoscaler.kubernetes.watch import Change, ObjectKey, Watched
 from tests.cluster.plane import Plane
 
 pytestmark = pytest.mark.standard
@@ -148,7 +148,7 @@ async def test_watch_reports_existing_objects_and_each_change_once(api: Api, not
 async def test_watch_resumes_after_the_server_ends_the_connection(
     api: Api, notes: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("autoscaler.kubernetes.watching.WATCH_S", (1.0, 1.2))
+    monkeypatch.setattr("autoscaler.kubernetes.watch.WATCH_S", (1.0, 1.2))
     async with watching(api, notes) as one:
         asked = api.requests
         for number in range(6):

@@ -15,7 +15,7 @@ from autoscaler.kubernetes.api import MERGE, Api
 from autoscaler.kubernetes.resources import watcher
 from autoscaler.kubernetes.resources.installation import CUSTOMS, FILES, Installation, Status
 from autoscaler.kubernetes.resources.watcher import DocumentWatcher
-from autoscaler.kubernetes.watching import ObjectKey
+from autoscaler.kubernetes.watch import ObjectKey
 from autoscaler.spec.load import read_document
 from autoscaler.spec.model import Model, ModelSpec
 from autoscaler.spec.names import Origin

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from autoscaler.contract import ReplicaId
 from autoscaler.drivers.kubernetes.driver import KubernetesDriver
 from autoscaler.drivers.kubernetes.objects import pod
-from autoscaler.kubernetes import watching
+from autoscaler.kubernetes import watch as watching
 from autoscaler.kubernetes.api import Api, ApiError, Object
 from autoscaler.kubernetes.kubeconfig import ApiAccess, load_api_access
 from autoscaler.spec.pod import Pod

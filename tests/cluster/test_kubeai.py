@@ -14,7 +14,7 @@ from autoscaler.kubernetes import optional_kinds
 from autoscaler.kubernetes.api import MERGE, Api, ApiError, Object
 from autoscaler.kubernetes.resources.installation import Installation, Status
 from autoscaler.kubernetes.resources.kubeai_watcher import API_VERSION, KUBEAI, KubeaiModels
-from autoscaler.kubernetes.watching import ObjectKey
+from autoscaler.kubernetes.watch import ObjectKey
 from autoscaler.spec.model import Model
 from autoscaler.state.events import DocumentsSeen
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from autoscaler.kubernetes.api import Api, Object
-from autoscaler.kubernetes.watching import Change, ObjectKey, Watched
+from autoscaler.kubernetes.watch import Change, ObjectKey, Watched
 from tests.cluster.house import House, model
 from tests.cluster.kubelet.node import Node
 from tests.kit.fake_process import command

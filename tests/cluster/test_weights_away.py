@@ -15,7 +15,7 @@ from artifacts.credentials.keychain import Known
 from artifacts.http.transport import Site
 from artifacts.pack.oci_layout import OciLayout
 from artifacts.registry.client import Client
-from artifacts.store.permissions import FRESH_S
+from artifacts.store.permission_cache import FRESH_S
 from artifacts.store.store import Store
 from autoscaler.kubernetes.api import Api
 from tests.cluster.house import House

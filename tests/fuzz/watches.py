@@ -38,7 +38,7 @@ from autoscaler.kubernetes.resources.installation import Installation
 from autoscaler.kubernetes.resources.kubeai_watcher import KubeaiModels
 from autoscaler.kubernetes.resources.watcher import DocumentWatcher
 from autoscaler.kubernetes.unreadable import Unreadable
-from autoscaler.kubernetes.watching import INITIAL_END, Watched
+from autoscaler.kubernetes.watch import INITIAL_END, Watched
 from autoscaler.providers.cro import objects
 from autoscaler.spec import load
 from autoscaler.spec.quantity import Bytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 
-from autoscaler.kubernetes import watching
+from autoscaler.kubernetes import watch as watching
 from autoscaler.kubernetes.api import ApiError, Object
 from autoscaler.kubernetes.decoding import ListPage
 from autoscaler.kubernetes.unreadable import UnreadableObjects

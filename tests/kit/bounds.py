@@ -27,7 +27,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "Models that one exception may quarantine": ("autoscaler.controller.containment.CULPRITS_MAX",),
     "a GPU that a DRA driver gives out in parts: wait for the rest of one on which another starts; emptied in one plan "
     "for who needs all of one": (
-        "autoscaler.placement.whole_gpus.REST_S",
+        "autoscaler.placement.partitioned_gpus.REST_S",
         "autoscaler.rearrange.vacate_gpu.EMPTYING_MAX",
     ),
     "Replicas asked for in one tick": ("autoscaler.planner.reconcile.WANTS_MAX",),
@@ -70,7 +70,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     ),
     "learning": (
         "pilotlight.processes.learner.CPU_S_MAX",
-        "pilotlight.processes.placement_learning.LEARNS_S_MAX",
+        "pilotlight.processes.learner_runner.LEARNS_S_MAX",
         "pilotlight.processes.learner.MEMORY_BYTES_MAX",
         "autoscaler.placement.learning.training.AGAIN_S",
         "autoscaler.placement.learning.training.FAILED_S",
@@ -185,9 +185,9 @@ ROWS: dict[str, tuple[str, ...]] = {
         "artifacts.store.reservations.TRIES_MAX",
     ),
     "a store of weights: a registry's yes, the same while it is away; how many are remembered": (
-        "artifacts.store.permissions.FRESH_S",
-        "artifacts.store.permissions.AWAY_S_MAX",
-        "artifacts.store.permissions.PERMITS_MAX",
+        "artifacts.store.permission_cache.FRESH_S",
+        "artifacts.store.permission_cache.AWAY_S_MAX",
+        "artifacts.store.permission_cache.PERMITS_MAX",
     ),
     "a store of weights: what a broken pull left": ("artifacts.store.copies.LEFT_S_MAX",),
     "a node's agent: artifacts fetched at once; Copies told; what is wanted no more held": (

@@ -23,7 +23,7 @@ from autoscaler.state.placement_value import Alike, PlacementValues, TrainingInp
 from autoscaler.state.resources import BYTES_MAX, CPU_MAX, SliceClass
 from autoscaler.state.world import World
 from loadtest.result import Ending
-from pilotlight.processes.placement_learning import LearnerRunner
+from pilotlight.processes.learner_runner import LearnerRunner
 from tests.kit.serving import Serving, fake, running, serving, settings
 from tests.kit.steps import SteppedLoop
 from tests.kit.taught import cluster, exercise_of, lesson

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from autoscaler.contract import ReplicaId
-from autoscaler.drivers import backoff
+from autoscaler.drivers import resource_shortage
 from autoscaler.drivers.local.cleanup import kill_all
 from autoscaler.drivers.local.ports import has_open_socket
 from autoscaler.drivers.local.processes import (
@@ -39,9 +39,9 @@ A_WHILE_S = 0.1
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backoff, "TRY_EVERY_S", 0.01)
-    monkeypatch.setattr(backoff, "_log", logging.getLogger("shortage"))
-    backoff._log.addFilter(backoff.Seldom())
+    monkeypatch.setattr(resource_shortage, "TRY_EVERY_S", 0.01)
+    monkeypatch.setattr(resource_shortage, "_log", logging.getLogger("shortage"))
+    resource_shortage._log.addFilter(resource_shortage.Seldom())
 
 
 @pytest.fixture

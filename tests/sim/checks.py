@@ -14,7 +14,7 @@ from collections.abc import Callable
 from autoscaler.contract import LEADER_SILENT_S
 from autoscaler.controller.loop import LoopStep
 from autoscaler.demand.desired_replicas import LIVE
-from autoscaler.queries.node_reports import is_lost
+from autoscaler.queries.device_health import is_lost
 from autoscaler.spec.model import Model
 from autoscaler.state.actions import DrainReplica
 from autoscaler.state.lifecycle import ReplicaState

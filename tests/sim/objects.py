@@ -22,7 +22,7 @@ from kubernetes.aio import client
 from autoscaler.kubernetes.api import Api, ApiError, Object, RequestRateLimiter
 from autoscaler.kubernetes.kubeconfig import ApiAccess
 from autoscaler.kubernetes.unreadable import Unreadable
-from autoscaler.kubernetes.watching import GONE, INITIAL_END
+from autoscaler.kubernetes.watch import GONE, INITIAL_END
 
 WAY_S = 0.001
 """Of a request there, and of its answer back."""

@@ -12,7 +12,7 @@ from autoscaler.controller import loop
 from autoscaler.demand import desired_replicas
 from autoscaler.fold import indices
 from autoscaler.placement.model import bins
-from autoscaler.queries import gateways, overcommit
+from autoscaler.queries import crowded_slices, gateways
 from autoscaler.routing import slots
 from autoscaler.spec.model import Model
 from autoscaler.state.lifecycle import ReplicaState
@@ -74,7 +74,7 @@ def only_the_newest_grant_counts(patch: pytest.MonkeyPatch) -> None:
 
 
 def free_before_it_is_clean(patch: pytest.MonkeyPatch) -> None:
-    room = overcommit.room_of
+    room = crowded_slices.room_of
 
     def gone(replica: Replica, slice_: Slice) -> ResourceAmount:
         return ResourceAmount(0, 0) if replica.state is ReplicaState.SCRUBBING else room(replica, slice_)

@@ -11,7 +11,7 @@ from tests.kit.sliced import NODE
 from tests.sim.machine import Machine, Manners
 from tests.sim.stage import Stage, model, play
 from tests.sim.town import Town
-from tests.unit.autoscaler.placement.test_whole_gpus import there
+from tests.unit.autoscaler.placement.test_partitioned_gpus import there
 
 SERVE_S = 5.0
 MANNERS = Manners(start_s=(0.5, 0.5), serve_s=(SERVE_S, SERVE_S))

@@ -45,7 +45,7 @@ from autoscaler.drivers.kubernetes.pod_writer import Orders
 from autoscaler.drivers.kubernetes.readiness import ReadinessProber
 from autoscaler.faults import Failure, attempt, describe_error, reraise_memory_error
 from autoscaler.kubernetes.api import Api, ApiError, FencedError, Object, UnreachableError
-from autoscaler.kubernetes.watching import Change, ObjectKey, Watched
+from autoscaler.kubernetes.watch import Change, ObjectKey, Watched
 from autoscaler.spec.model import Model
 from autoscaler.spec.ownership import ANYBODYS, Ownership
 from autoscaler.spec.settings import Settings

@@ -19,7 +19,7 @@ from autoscaler.agent_contract import Laid
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers.driver import NodeSupply
 from autoscaler.kubernetes.api import Api, Object
-from autoscaler.kubernetes.watching import Change, Watched
+from autoscaler.kubernetes.watch import Change, Watched
 from autoscaler.spec.model import Model
 from autoscaler.state.world import ClusterFacts, Replica
 

@@ -15,7 +15,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 from autoscaler.drivers.kubernetes.adoption.objects import AdoptedPodSeen as AdoptedPod
 from autoscaler.drivers.kubernetes.objects.pod import IMAGE_S_MAX, PodSeen
 from autoscaler.kubernetes.api import Api, ApiError, Object, UnreachableError
-from autoscaler.kubernetes.watching import Watched
+from autoscaler.kubernetes.watch import Watched
 from autoscaler.text import one_line, redact_addresses
 
 LOOK_S, LOOK_S_MAX = 5.0, 40.0

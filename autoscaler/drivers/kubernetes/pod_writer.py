@@ -24,7 +24,7 @@ from autoscaler.drivers.kubernetes.volumes import NodeVolumes
 from autoscaler.faults import describe_error
 from autoscaler.kubernetes.api import MERGE, Api, ApiError, FencedError, Object, UnreachableError
 from autoscaler.kubernetes.kubeconfig import MALFORMED
-from autoscaler.kubernetes.watching import ObjectKey, Watched
+from autoscaler.kubernetes.watch import ObjectKey, Watched
 from autoscaler.spec.ownership import ANYBODYS, Ownership
 from autoscaler.state.lifecycle import STOP_GRACE_S
 from autoscaler.state.world import Replica

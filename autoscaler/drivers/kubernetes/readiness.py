@@ -15,7 +15,7 @@ from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers import probes
 from autoscaler.drivers.contained import retry_until_success
 from autoscaler.drivers.kubernetes.objects.pod import PodSeen
-from autoscaler.kubernetes.watching import ObjectKey, Watched
+from autoscaler.kubernetes.watch import ObjectKey, Watched
 from autoscaler.state.events import Seen
 
 

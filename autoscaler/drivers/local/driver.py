@@ -27,7 +27,6 @@ from functools import partial
 import msgspec
 
 from autoscaler.contract import ReplicaId
-from autoscaler.drivers.backoff import retry_on_shortage
 from autoscaler.drivers.contained import NO_MODEL, fault_reporter, retry_until_success, start_contained_task
 from autoscaler.drivers.driver import Launch, Launcher, Observe, Supply, WeightsHandle
 from autoscaler.drivers.local import disk_space, engine_logs, processes
@@ -38,6 +37,7 @@ from autoscaler.drivers.local.pidfd import ProcessWatch
 from autoscaler.drivers.local.ports import HOST, Ports
 from autoscaler.drivers.local.readiness import Readiness
 from autoscaler.drivers.local.state_directory import ReplicaRecord, StateDirectory
+from autoscaler.drivers.resource_shortage import retry_on_shortage
 from autoscaler.faults import Failure, attempt, describe_error, reraise_memory_error
 from autoscaler.queries.memory import compute_engine_limits
 from autoscaler.spec.model import Model

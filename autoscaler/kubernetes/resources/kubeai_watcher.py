@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from autoscaler.kubernetes.api import Api, Object
 from autoscaler.kubernetes.optional_kinds import Kinds, created_unix_s, list_collection_paths
 from autoscaler.kubernetes.resources.installation import Installation
-from autoscaler.kubernetes.watching import Change, ObjectKey
+from autoscaler.kubernetes.watch import Change, ObjectKey
 from autoscaler.spec.model import Model
 from autoscaler.spec.names import Origin
 

@@ -34,7 +34,7 @@ from autoscaler.kubernetes.resources.conditions import (
 )
 from autoscaler.kubernetes.resources.installation import CUSTOMS
 from autoscaler.kubernetes.resources.watcher import ModelObject
-from autoscaler.kubernetes.watching import ObjectKey
+from autoscaler.kubernetes.watch import ObjectKey
 from autoscaler.queries.start_phases import last_start, phases_s, phases_with_parts_s
 from autoscaler.spec.decode import Part
 from autoscaler.spec.names import Origin, Settled

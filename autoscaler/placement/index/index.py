@@ -15,7 +15,10 @@ from typing import Final
 import numpy as np
 
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.placement.index.arrays import (
+from autoscaler.placement.index.device_links import SpreadCounts, number_links
+from autoscaler.placement.index.elastic import ElasticBudget
+from autoscaler.placement.index.locality import ArtifactLocality
+from autoscaler.placement.index.node_arrays import (
     LANES_MAX,
     PERCENT_MAX,
     Flags,
@@ -24,12 +27,9 @@ from autoscaler.placement.index.arrays import (
     NodeCapacity,
     compute_request_usage,
 )
-from autoscaler.placement.index.elastic import ElasticBudget
-from autoscaler.placement.index.locality import ArtifactLocality
 from autoscaler.placement.index.node_filter import Admitting
 from autoscaler.placement.index.request import EncodedRequest, encode_request
 from autoscaler.placement.index.residual_waste import Ints, Taught, build_untrained_estimate
-from autoscaler.placement.index.topology import SpreadCounts, number_links
 from autoscaler.placement.index.victims import EvictionCostIndex
 from autoscaler.placement.model.tenant_isolation import DomainOccupancy, TenantSet, domain_of, group_slices_by_domain
 from autoscaler.placement.model.topology import name_device_link

@@ -3,7 +3,8 @@ is worth to others.
 
 Owns the formula (research/packing 1.4b), in whole numbers, for many nodes at once. The score is cut to BUCKET: among
 nearly equal nodes the first in order wins, which keeps the last ones free for what needs much; exact numbers are worse.
-It knows only what is given; whether something fits at all is asked elsewhere (`autoscaler.placement.index.arrays`).
+It knows only what is given; whether something fits at all is asked elsewhere
+(`autoscaler.placement.index.node_arrays`).
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ from typing import Final, TypeVar
 
 import numpy as np
 
-from autoscaler.placement.index.arrays import NodeArrays, NodeCapacity
 from autoscaler.placement.index.elastic import Elastic
+from autoscaler.placement.index.node_arrays import NodeArrays, NodeCapacity
 from autoscaler.placement.index.residual_waste import (  # fmt: skip
     ABSENT,
     BINS,

@@ -3,7 +3,7 @@
 Owns the way from a World to a TrainingInput (its nodes by what they are alike in, its demand lately by Kind) and to
 the tables of a PlacementValues, and the decision to learn anew: drift. Promises: a TrainingInput is bounded, and the
 same for the same World in whatever order things were observed; the same TrainingInput gives the same PlacementValues.
-Learning takes a minute or more and is done elsewhere (`pilotlight.processes.placement_learning`); nothing here is
+Learning takes a minute or more and is done elsewhere (`pilotlight.processes.learner_runner`); nothing here is
 called by the plan but `decode_placement_values`, which is quick.
 """
 
@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from autoscaler.placement.index.arrays import NodeCapacity
+from autoscaler.placement.index.node_arrays import NodeCapacity
 from autoscaler.placement.index.residual_waste import (
     BINS,
     LEVELS,

@@ -32,10 +32,10 @@ from autoscaler.placement.model.prices import Prices
 from autoscaler.placement.model.tenant_isolation import NOBODY, TenantSet, domain_of
 from autoscaler.placement.model.types import Bin, EvictionLevel, Occupant, PlacementRequest, Spread
 from autoscaler.queries.cordons import explain_closed_slice
+from autoscaler.queries.crowded_slices import compute_usable_resources, room_of
+from autoscaler.queries.device_health import STUCK_S, list_closed_slices
 from autoscaler.queries.gateways import count_running_calls, is_demand_complete
 from autoscaler.queries.memory import compute_growth, spare_bytes
-from autoscaler.queries.node_reports import STUCK_S, list_closed_slices
-from autoscaler.queries.overcommit import compute_usable_resources, room_of
 from autoscaler.queries.pod_requests import compute_host_request
 from autoscaler.spec.artifact import normalize_artifact
 from autoscaler.spec.model import Model, Start

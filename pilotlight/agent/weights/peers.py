@@ -1,7 +1,7 @@
 """Agents among each other: this node's port for the others, and whom of them is asked for an artifact. I/O.
 
 Owns what is believed of autoscalers' words about that: where to ask, and nothing else. Who may have weights is settled
-between agents, by the rules of `pilotlight.agent.weights.peering`: each shows the other a certificate of their own
+between agents, by the rules of `pilotlight.agent.weights.peer_access`: each shows the other a certificate of their own
 authority (or a token), so that neither an autoscaler nor whoever reports in a node's name gets anything. Promises:
 where nobody answers the registry gives all, as without peers.
 """
@@ -29,7 +29,7 @@ from autoscaler.contract import make_decoder
 from autoscaler.server.auth import Answer
 from autoscaler.weights.peers import NodePeer, NodePeers
 from pilotlight.agent.autoscaler_client import HttpWay
-from pilotlight.agent.weights import peering
+from pilotlight.agent.weights import peer_access as peering
 from pilotlight.agent.weights.metrics import StoreMetrics
 from pilotlight.net import certificates
 from pilotlight.net.access import Access

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from pilotlight.agent.weights import peering
+from pilotlight.agent.weights import peer_access
 from pilotlight.cli.weights import login, pack, pull, push, store
 
 
@@ -25,6 +25,6 @@ for command in (
     store.evict,
     login.login,
     login.logout,
-    peering.serve_,
+    peer_access.serve_,
 ):
     weights.add_command(command)

@@ -30,7 +30,7 @@ from artifacts.store.publish import Copy
 from artifacts.store.store import Row, Store
 from artifacts.store.verify import Bad, verify_copy
 from autoscaler.text import format_size
-from pilotlight.agent.weights import peering
+from pilotlight.agent.weights import peer_access
 from pilotlight.cli.weights.store import COPIES, open_store, resolve_copies, shorten_digest
 from pilotlight.models.credentials import build_keychain
 from pilotlight.options import FILE, Command, output_option, store_option
@@ -63,8 +63,8 @@ def build_fetch_access(plain_http: bool, ca_file: Path | None, among: Peering | 
 )
 @store_option
 @registry_options
-@peering.peer_option
-@peering.peer_options
+@peer_access.peer_option
+@peer_access.peer_options
 @output_option
 def pull(  # noqa: PLR0917  click passes by keyword
     artifact: str, allow_unsafe: bool, store: Path, plain_http: bool, ca_file: Path | None, peers: tuple[str, ...],
@@ -76,8 +76,8 @@ def pull(  # noqa: PLR0917  click passes by keyword
     REFERENCE: oci://..., hf://owner/name@revision?include=PATTERN, or s3://bucket/key. Logins are those of `weights
     login`, Docker, Podman and this machine's cloud, HF_TOKEN, and AWS's keys. A tag or a revision is asked for anew.
     """
-    access = peering.build_peer_access(peer_token_file, peer_cert_file, peer_key_file, peer_ca_file)
-    among = peering.build_static_peering(peers, access) if peers else None
+    access = peer_access.build_peer_access(peer_token_file, peer_cert_file, peer_key_file, peer_ca_file)
+    among = peer_access.build_static_peering(peers, access) if peers else None
     of, began_s = _parsed(artifact), time.monotonic()
     with convert_pull_errors(), build_progress_bar("pulling", quiet=output == "json") as progress:
         task, came = progress.add_task("pulling", total=None), Came(0, 0, 0.0)

@@ -15,7 +15,7 @@ from pathlib import Path
 import aiohttp
 
 from autoscaler.kubernetes.api import MERGE, STRATEGIC, Api, ApiError, Object, UnreachableError
-from autoscaler.kubernetes.watching import Change, Watched
+from autoscaler.kubernetes.watch import Change, Watched
 from tests.cluster.kubelet.container import BackOff, Container, now
 from tests.cluster.kubelet.pod import Pod
 

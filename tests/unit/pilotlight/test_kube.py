@@ -9,7 +9,7 @@ from typing import cast
 from autoscaler.kubernetes.api import Api, UnreachableError
 from autoscaler.kubernetes.decoding import ListPage
 from autoscaler.kubernetes.unreadable import Unreadable, UnreadableObjects
-from autoscaler.kubernetes.watching import INITIAL_END, RETRY_S_MAX
+from autoscaler.kubernetes.watch import INITIAL_END, RETRY_S_MAX
 from autoscaler.providers.kube import AT_HAND, Object
 from pilotlight.kube import KEPT_S, Objects
 from tests.sim.virtual import run

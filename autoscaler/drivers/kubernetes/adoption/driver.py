@@ -50,7 +50,7 @@ from autoscaler.drivers.kubernetes.adoption.workload_controller import PLURALS, 
 from autoscaler.drivers.kubernetes.objects.replica_events import build_podless_observation
 from autoscaler.faults import Failure, attempt, describe_error
 from autoscaler.kubernetes.api import Api, ApiError, UnreachableError
-from autoscaler.kubernetes.watching import Change, Watched
+from autoscaler.kubernetes.watch import Change, Watched
 from autoscaler.spec.model import Model
 from autoscaler.spec.names import Origin
 from autoscaler.state.events import Seen, Synced

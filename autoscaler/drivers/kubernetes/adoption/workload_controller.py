@@ -34,7 +34,7 @@ from autoscaler.drivers.kubernetes.pod_events import PodEvents
 from autoscaler.faults import Failure, attempt, describe_error
 from autoscaler.kubernetes.api import Api, ApiError, FencedError, Object, UnreachableError
 from autoscaler.kubernetes.constants import WRITER
-from autoscaler.kubernetes.watching import Change, Watched
+from autoscaler.kubernetes.watch import Change, Watched
 from autoscaler.spec.model import Model
 from autoscaler.state.world import Replica
 

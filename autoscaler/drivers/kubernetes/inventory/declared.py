@@ -24,8 +24,8 @@ from msgspec.structs import replace
 from autoscaler.contract import ReplicaId
 from autoscaler.drivers.driver import Observe
 from autoscaler.kubernetes.api import Api, Object
-from autoscaler.kubernetes.resources.step import Decided
-from autoscaler.kubernetes.watching import Change, Watched
+from autoscaler.kubernetes.resources.loop_step import Decided
+from autoscaler.kubernetes.watch import Change, Watched
 from autoscaler.queries.stranded_pods import is_unschedulable
 from autoscaler.slicing import registry
 from autoscaler.slicing.base import NodeFacts, PodFields, in_mib

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from autoscaler.contract import ReplicaId
 from autoscaler.drivers.kubernetes.objects import pod as pods
 from autoscaler.kubernetes.api import Api, Object
-from autoscaler.kubernetes.watching import Change, Watched
+from autoscaler.kubernetes.watch import Change, Watched
 from autoscaler.spec.ownership import ANYBODYS, Ownership
 from autoscaler.state.events import DisruptionsSeen
 

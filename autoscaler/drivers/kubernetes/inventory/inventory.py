@@ -20,7 +20,7 @@ from autoscaler.drivers.kubernetes.objects.node_resources import Hosts
 from autoscaler.drivers.kubernetes.objects.pod import SLICES, PodSeen
 from autoscaler.kubernetes.api import Api, Object
 from autoscaler.kubernetes.constants import NODE_POOL, NODES, PLACES
-from autoscaler.kubernetes.watching import Change, ObjectKey, Watched
+from autoscaler.kubernetes.watch import Change, ObjectKey, Watched
 from autoscaler.slicing import dra_binding_conditions, registry, usage
 from autoscaler.slicing.base import PodFields
 from autoscaler.slicing.dra_claims import common_claim_name, dra_device_name_of_id, list_alternatives

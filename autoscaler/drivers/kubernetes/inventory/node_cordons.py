@@ -19,7 +19,7 @@ from autoscaler.drivers.driver import CordonError
 from autoscaler.drivers.local.cordon_file import Kept, Observe, decode_cordon, encode_cordon
 from autoscaler.kubernetes.api import Api, ApiError, FencedError, Object, UnreachableError
 from autoscaler.kubernetes.constants import NODES
-from autoscaler.kubernetes.watching import Change, Watched
+from autoscaler.kubernetes.watch import Change, Watched
 from autoscaler.state.operator_orders import Cordon, CordonsSeen, CordonTarget
 
 ANNOTATION = "pilotlight.dev/cordon"

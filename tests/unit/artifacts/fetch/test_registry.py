@@ -28,7 +28,7 @@ from artifacts.pack.pack import Form
 from artifacts.registry.client import Client
 from artifacts.registry.manifests import MANIFEST
 from artifacts.store.layout import CopyKey, ForbiddenError, NoRoomError
-from artifacts.store.permissions import Permits
+from artifacts.store.permission_cache import Permits
 from artifacts.store.publish import Copy
 from artifacts.store.store import Store
 from artifacts.store.tag_cache import Meanings

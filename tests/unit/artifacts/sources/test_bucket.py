@@ -19,7 +19,7 @@ from artifacts.fetch.fetch import Ways
 from artifacts.fetch.registry import Registries
 from artifacts.sources.s3 import BucketAccess
 from artifacts.store.layout import ForbiddenError, NoRoomError
-from artifacts.store.permissions import Permits
+from artifacts.store.permission_cache import Permits
 from artifacts.store.publish import Copy
 from artifacts.store.store import Store
 from artifacts.store.verify import verify_copy

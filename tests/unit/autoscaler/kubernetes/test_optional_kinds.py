@@ -11,7 +11,7 @@ import pytest
 from autoscaler.kubernetes.api import Api, Object
 from autoscaler.kubernetes.optional_kinds import TOGETHER_S, Kinds
 from autoscaler.kubernetes.unreadable import UnreadableObjects
-from autoscaler.kubernetes.watching import INITIAL_END
+from autoscaler.kubernetes.watch import INITIAL_END
 from tests.sim.virtual import run
 
 ALL: Object = {"metadata": {"resourceVersion": "2", "annotations": {INITIAL_END: "true"}}}

@@ -21,8 +21,8 @@ from autoscaler.explain.model import explain_model
 from autoscaler.fold.fold import fold
 from autoscaler.placement.growth import Taker, filled_bytes
 from autoscaler.placement.index import lrv
-from autoscaler.placement.index.arrays import NodeArrays, NodeCapacity
 from autoscaler.placement.index.index import SliceIndex
+from autoscaler.placement.index.node_arrays import NodeArrays, NodeCapacity
 from autoscaler.placement.index.residual_waste import Taught, build_untrained_estimate
 from autoscaler.placement.model.types import Bin, PackResult, PlacementRequest, RestartCosts
 from autoscaler.placement.packer import pack

@@ -17,7 +17,7 @@ from autoscaler.fold.fold import Observation, fold
 from autoscaler.kubernetes.resources.event_log import ModelEvent, derive_step_events
 from autoscaler.planner.plan import plan
 from autoscaler.queries import stranded_pods
-from autoscaler.queries.overcommit import list_crowded_slices, list_excess_replicas
+from autoscaler.queries.crowded_slices import list_crowded_slices, list_excess_replicas
 from autoscaler.slicing import registry, usage
 from autoscaler.slicing.dra_claims import Got
 from autoscaler.slicing.hami import HamiAllocation

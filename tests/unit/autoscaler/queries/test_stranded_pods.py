@@ -20,7 +20,7 @@ from autoscaler.placement.index.index import SliceIndex
 from autoscaler.placement.model.types import Bin, PlacementRequest, RestartCosts
 from autoscaler.placement.packer import pack
 from autoscaler.planner.plan import plan
-from autoscaler.queries.node_reports import OTHERS
+from autoscaler.queries.device_health import OTHERS
 from autoscaler.queries.stranded_pods import SHUN_S, SHUN_S_MAX, STRANDED_S
 from autoscaler.server.api import list_devices
 from autoscaler.spec.model import Model

@@ -15,7 +15,7 @@ from autoscaler.state.world import History, Replica, Slice, World
 from tests.kit.pools import cut_name, partitionable, partitionables
 from tests.kit.sliced import NODE
 from tests.kit.worlds import T0, drain, folded, gateway, level, model, replica, use, world
-from tests.unit.autoscaler.placement.test_whole_gpus import there
+from tests.unit.autoscaler.placement.test_partitioned_gpus import there
 
 A, B = cut_name("1g.10gb", 0), cut_name("3g.40gb", 4)
 LARGE = model("large", 70)

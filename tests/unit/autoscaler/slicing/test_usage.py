@@ -13,7 +13,7 @@ from autoscaler.drivers.kubernetes.objects import node as nodes
 from autoscaler.drivers.kubernetes.objects.node import RESLICED, NodeSeen, OtherPod
 from autoscaler.fold.fold import fold
 from autoscaler.planner.plan import plan
-from autoscaler.queries.node_reports import OTHERS, list_closed_slices
+from autoscaler.queries.device_health import OTHERS, list_closed_slices
 from autoscaler.slicing import registry, usage
 from autoscaler.slicing.base import NodeFacts
 from autoscaler.slicing.dra_claims import Dra, Got

@@ -10,7 +10,7 @@ import pytest
 from autoscaler.drivers.kubernetes.objects.pod import IMAGE_S_MAX, PodSeen
 from autoscaler.drivers.kubernetes.pod_events import LOOK_S, LOOK_S_MAX, PodEvents, find_volume_failure
 from autoscaler.kubernetes.api import Api, Object
-from autoscaler.kubernetes.watching import ObjectKey, Watched
+from autoscaler.kubernetes.watch import ObjectKey, Watched
 from tests.unit.autoscaler.drivers.kubernetes.test_cleanup import RUNS
 
 SECRET = 'MountVolume.SetUp failed for volume "a" : secret "weights-login" not found'

@@ -12,7 +12,7 @@ from autoscaler.drivers.kubernetes.objects import pod as pods
 from autoscaler.drivers.kubernetes.objects.pod import PodSeen
 from autoscaler.drivers.kubernetes.pod_writer import CONFLICTS_MAX, Orders, StartListener
 from autoscaler.kubernetes.api import Api, ApiError, FencedError, Object, UnreachableError
-from autoscaler.kubernetes.watching import Watched
+from autoscaler.kubernetes.watch import Watched
 from autoscaler.state.capacity_orders import Marks
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import Drain, Replica

@@ -18,7 +18,7 @@ from autoscaler.kubernetes.resources.conditions import ConditionValue, SpecProbl
 from autoscaler.kubernetes.resources.installation import CUSTOMS
 from autoscaler.kubernetes.resources.status import NO_STATUS, ClockReading, Status, Subject, list_subjects
 from autoscaler.kubernetes.resources.watcher import ModelObject
-from autoscaler.kubernetes.watching import ObjectKey
+from autoscaler.kubernetes.watch import ObjectKey
 from autoscaler.schema import status as crds
 from autoscaler.spec.names import Origin, Settled
 from autoscaler.state.actions import Unmet

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaler.placement.index.arrays import NodeArrays, NodeCapacity
 from autoscaler.placement.index.elastic import Elastic, ElasticBudget, PlacedRequest, make_elastic
+from autoscaler.placement.index.node_arrays import NodeArrays, NodeCapacity
 from autoscaler.placement.index.request import encode_request
 from autoscaler.placement.index.residual_waste import (
     BINS,

@@ -10,7 +10,7 @@ from statistics import fmean
 import numpy as np
 import pytest
 
-from autoscaler.placement.index.arrays import LaneAssignment, NodeArrays, NodeCapacity, compute_request_usage
+from autoscaler.placement.index.node_arrays import LaneAssignment, NodeArrays, NodeCapacity, compute_request_usage
 from autoscaler.placement.index.request import encode_request
 from autoscaler.placement.index.residual_waste import BINS, LEVELS, Taught, build_tables
 from autoscaler.placement.learning.learner import Learner

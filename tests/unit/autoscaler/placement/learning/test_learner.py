@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from autoscaler.placement.index.arrays import NodeArrays, NodeCapacity, compute_request_usage
+from autoscaler.placement.index.node_arrays import NodeArrays, NodeCapacity, compute_request_usage
 from autoscaler.placement.index.request import encode_request
 from autoscaler.placement.index.residual_waste import Taught, build_untrained_estimate
 from autoscaler.placement.learning.learner import ITERATIONS, WEIGHTS_MAX, Draw, Learner

@@ -10,7 +10,6 @@ import pytest
 from autoscaler.agent_contract import FabricWant
 from autoscaler.contract import FabricReport, PodDevices
 from pilotlight.agent.gpu import hotplug
-from pilotlight.agent.gpu.attach import Attaching
 from pilotlight.agent.gpu.bus import Answer, Bus, StepError
 from pilotlight.agent.gpu.daemon_pods import VERSION, Daemons, Those
 from pilotlight.agent.gpu.fabric_node import FabricNode
@@ -25,6 +24,7 @@ from pilotlight.agent.gpu.hotplug import (
     parse_device_minor,
     parse_gpu_query,
 )
+from pilotlight.agent.gpu.hotplug_loop import Attaching
 from tests.kit.fake_gpu_node import GPU_OPERATOR, NODE, PLUGIN, PlayedNode
 from tests.kit.objects import PlayedServer
 

@@ -21,7 +21,7 @@ from autoscaler.drivers.kubernetes.adoption.objects import AdoptedPodSeen, Workl
 from autoscaler.kubernetes.api import Api, ApiError, FencedError, Object
 from autoscaler.kubernetes.leader_election import Elector
 from autoscaler.kubernetes.unreadable import UnreadableObjects
-from autoscaler.kubernetes.watching import Change, ObjectKey, Watched
+from autoscaler.kubernetes.watch import Change, ObjectKey, Watched
 from autoscaler.spec.model import Model
 from autoscaler.spec.names import Origin
 from autoscaler.state.events import FaultSeen, ReplicaSeen, Seen

@@ -15,7 +15,7 @@ from autoscaler.drivers.kubernetes.objects.pod import PodSeen
 from autoscaler.drivers.kubernetes.pod_writer import Orders, StartListener
 from autoscaler.kubernetes.api import STRATEGIC, Api, ApiError, Object, UnreachableError
 from autoscaler.kubernetes.decoding import ListPage
-from autoscaler.kubernetes.watching import Watched
+from autoscaler.kubernetes.watch import Watched
 from autoscaler.slicing.base import NodeFacts, PodFields, SliceShare
 from autoscaler.slicing.dra_claims import Dra, Got, common_claim_name
 from autoscaler.spec.ownership import ANYBODYS

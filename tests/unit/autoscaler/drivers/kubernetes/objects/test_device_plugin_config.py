@@ -18,7 +18,7 @@ from autoscaler.drivers.kubernetes.objects.replica_events import build_podless_o
 from autoscaler.fold.fold import fold
 from autoscaler.kubernetes.constants import PLACES
 from autoscaler.planner.plan import plan
-from autoscaler.queries.node_reports import ILL, OTHERS, list_unhealthy_slices
+from autoscaler.queries.device_health import ILL, OTHERS, list_unhealthy_slices
 from autoscaler.slicing import registry
 from autoscaler.spec.load import parse_documents
 from autoscaler.spec.model import Gpu, Model

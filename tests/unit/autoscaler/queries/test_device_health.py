@@ -13,7 +13,7 @@ from autoscaler.contract import DeviceReport, NodeReport, PodDevices, PodUse
 from autoscaler.fold.fold import fold
 from autoscaler.fold.operator_orders import FORGET_S, PODS_BEFORE_MAX
 from autoscaler.planner.plan import plan
-from autoscaler.queries.node_reports import (
+from autoscaler.queries.device_health import (
     IDLE_BYTES_MAX,
     ILL,
     NOTICED_BYTES,

@@ -11,7 +11,7 @@ from autoscaler.contract import ModelName
 from autoscaler.drivers.kubernetes.inventory import resource_claims
 from autoscaler.drivers.kubernetes.objects import node
 from autoscaler.drivers.kubernetes.objects.node import NodeSeen
-from autoscaler.placement.whole_gpus import REST_S, list_rejoinable_gpus
+from autoscaler.placement.partitioned_gpus import REST_S, list_rejoinable_gpus
 from autoscaler.planner.plan import plan
 from autoscaler.provisioning.feasibility import list_unplaceable_models
 from autoscaler.slicing.base import Object, SliceShare

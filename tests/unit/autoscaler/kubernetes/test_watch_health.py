@@ -11,13 +11,14 @@ from typing import cast
 import pytest
 
 from autoscaler.contract import TenantName
-from autoscaler.kubernetes import optional_kinds, watching
+from autoscaler.kubernetes import optional_kinds
+from autoscaler.kubernetes import watch as watching
 from autoscaler.kubernetes.api import Api, ApiError, Object, UnreachableError
 from autoscaler.kubernetes.leader_election import Elector
 from autoscaler.kubernetes.resources.installation import CUSTOMS, Installation
 from autoscaler.kubernetes.resources.watcher import DocumentWatcher
-from autoscaler.kubernetes.watch import BREAKS
-from autoscaler.kubernetes.watching import Watched
+from autoscaler.kubernetes.watch import Watched
+from autoscaler.kubernetes.watch_health import BREAKS
 from autoscaler.spec.model import Model, ModelSpec
 from autoscaler.spec.tenant import Key, Tenant, TenantSpec
 from autoscaler.state.events import DocumentsSeen

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaler.placement.index import topology
+from autoscaler.placement.index import device_links
 from autoscaler.placement.index.residual_waste import Ints
 from tests.kit.budget import examples
 
@@ -29,10 +29,10 @@ def test_best_linked_lanes_are_chosen_or_none_if_too_few(seed: int, devices: int
     counts = draw.integers(0, 7, int(draw.integers(1, 6)))
     names = [draw.choice(["", "x", "y", "z"], many).tolist() for many in counts]
     node_of, lanes = np.repeat(np.arange(len(counts)), counts), int(counts.sum())
-    must = topology.number_links(names, counts.tolist())
+    must = device_links.number_links(names, counts.tolist())
     fits, tiers = draw.random(lanes) < 0.8, draw.integers(0, 3, lanes) << 10
     scores = draw.integers(0, 9, len(counts))
-    roots = topology.find_link_numbers(names, counts.tolist())
-    found = topology.choose_best_lanes(devices, fits, tiers, scores, node_of, link_of=roots, must=must)
+    roots = device_links.find_link_numbers(names, counts.tolist())
+    found = device_links.choose_best_lanes(devices, fits, tiers, scores, node_of, link_of=roots, must=must)
     expected = slow(devices, fits.tolist(), tiers, scores[node_of], must)
     assert (None if found is None else found.tolist()) == expected

@@ -15,9 +15,9 @@ from autoscaler.drivers.kubernetes import driver
 from autoscaler.drivers.kubernetes.driver import KubernetesDriver
 from autoscaler.drivers.kubernetes.objects import pod
 from autoscaler.fold.fold import fold
-from autoscaler.kubernetes import watching
+from autoscaler.kubernetes import watch
 from autoscaler.kubernetes.api import BURST, WRITES_PER_S, Api, ApiError, Object, RequestRateLimiter, UnreachableError
-from autoscaler.kubernetes.watching import Change, Watched
+from autoscaler.kubernetes.watch import Change, Watched
 from autoscaler.state.world import Replica, World
 from tests.kit.apiserver import Event, Server
 from tests.kit.budget import examples
@@ -33,7 +33,7 @@ def thing(name: str, version: int, text: str = "") -> Object:
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waits are what they are for; here nothing else happens meanwhile."""
     for name in ("RETRY_S", "SUSPECT_S"):
-        monkeypatch.setattr(watching, name, 0.0)
+        monkeypatch.setattr(watch, name, 0.0)
     monkeypatch.setattr(driver, "ADOPT_SECONDS_MAX", 0.0)
 
 
@@ -173,7 +173,7 @@ def test_world_matches_fresh_list_after_any_event_order(ends: list[int], data: A
 
 
 async def test_expected_version_seen_in_time_causes_no_new_list(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "SUSPECT_S", 30.0)
+    monkeypatch.setattr(watch, "SUSPECT_S", 30.0)
     server = Server()
     async with following(server) as watched:
         await server.idle.wait()
@@ -221,7 +221,7 @@ async def test_api_server_restored_from_backup_is_accepted() -> None:
 
 async def test_repeatedly_cut_watch_is_reopened_with_growing_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten cuts without a word are ten pauses that grow."""
-    monkeypatch.setattr(watching, "RETRY_S", 0.001)
+    monkeypatch.setattr(watch, "RETRY_S", 0.001)
     slept: list[float] = []
     sleep = asyncio.sleep
 
@@ -242,7 +242,7 @@ async def test_repeatedly_cut_watch_is_reopened_with_growing_pauses(monkeypatch:
         monkeypatch.setattr(asyncio, "sleep", sleep)
         assert watched.trouble == "cut"
     assert slept[10] > 100 * slept[0]
-    assert max(slept) <= watching.RETRY_S_MAX
+    assert max(slept) <= watch.RETRY_S_MAX
 
 
 def test_rate_limiter_allows_a_burst_then_enforces_its_rate() -> None:

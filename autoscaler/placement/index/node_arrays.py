@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autoscaler.placement.index import lrv, topology
+from autoscaler.placement.index import device_links, lrv
 from autoscaler.placement.index.lrv import NodeSubset
 from autoscaler.placement.index.request import EncodedRequest, ScoreKey
 from autoscaler.placement.index.residual_waste import IDLE, WHOLE, Face, Ints, Taught, quantize_milli
@@ -129,7 +129,7 @@ class NodeArrays:
         self.host_bytes: Ints = np.array([node.host_bytes for node in self.nodes], np.int64)
         self.host_size: Ints = self.host_bytes.copy()
         self._numbers = np.arange(len(all_lanes), dtype=np.int64) - self.first[self.node_of]
-        self._links = topology.find_link_numbers([node.links for node in self.nodes], counts.tolist())
+        self._links = device_links.find_link_numbers([node.links for node in self.nodes], counts.tolist())
         self._leading = np.array([_leading(node, numbers) for node in self.nodes], np.int64)
         self._rows: dict[ScoreKey, _Row] = {}
         self._version = 0
@@ -220,7 +220,9 @@ class NodeArrays:
         """The node whose `devices` best lanes are of the lowest tier; of no higher one those that a link joins."""
         if tiers is None:
             tiers = np.zeros(len(lanes), np.int64)
-        found = topology.choose_best_lanes(devices, lanes, tiers, scores, self.node_of, link_of=self._links, must=must)
+        found = device_links.choose_best_lanes(
+            devices, lanes, tiers, scores, self.node_of, link_of=self._links, must=must
+        )
         if found is None:
             return None
         node = int(self.node_of[found[0]])

@@ -13,7 +13,7 @@ import pytest
 from artifacts.disk.disk import list_entries
 from artifacts.errors import UnreachableError
 from artifacts.store.layout import ForbiddenError, StoreError
-from artifacts.store.permissions import Asked, Permits
+from artifacts.store.permission_cache import Asked, Permits
 from artifacts.store.store import Caller, Store
 from tests.kit.stored import fetching, wanted
 
@@ -198,7 +198,7 @@ def test_permit_removed_by_another_process_is_no_error(tmp_path: Path, monkeypat
         Path(found[0].path).unlink()
         return found
 
-    monkeypatch.setattr("artifacts.store.permissions.list_entries", listed)
+    monkeypatch.setattr("artifacts.store.permission_cache.list_entries", listed)
     permits.answered(("b", "r", D), 1001.0, yes=True)
 
 

@@ -14,9 +14,9 @@ from msgspec.structs import replace
 
 from autoscaler.contract import ModelName, ReplicaId, TenantName
 from autoscaler.fold.indices import rebuild_indices
-from autoscaler.placement.cache import IndexCache
 from autoscaler.placement.index.index import SliceIndex
 from autoscaler.placement.index.residual_waste import BINS, LEVELS
+from autoscaler.placement.index_cache import IndexCache
 from autoscaler.placement.learning.expected_demand import build_restart_costs
 from autoscaler.placement.learning.training import decode_placement_values
 from autoscaler.placement.model.bins import build_bins, build_hosts

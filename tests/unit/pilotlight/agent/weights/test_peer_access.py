@@ -19,8 +19,8 @@ from artifacts.http.transport import Site
 from artifacts.peers.selection import Board
 from artifacts.registry.client import Client
 from artifacts.store.store import Store
-from pilotlight.agent.weights import peering
-from pilotlight.agent.weights.peering import build_peer_access
+from pilotlight.agent.weights import peer_access
+from pilotlight.agent.weights.peer_access import build_peer_access
 from pilotlight.net.access import Access
 from pilotlight.net.listen import Address
 from pilotlight.net.renewal import Files
@@ -47,7 +47,7 @@ async def test_port_without_token_serves_only_public_weights(
     token.write_text(TOKEN)
     token.chmod(0o600)
     shown = build_peer_access(token if with_token else None, None, None, None)
-    runner = await peering.open_port(tmp_path / "store", Address("127.0.0.1", 0), shown, Files())
+    runner = await peer_access.open_port(tmp_path / "store", Address("127.0.0.1", 0), shown, Files())
     try:
         url = f"http://127.0.0.1:{runner.addresses[0][1]}{BLOB}"
         async with aiohttp.ClientSession() as session:
@@ -62,13 +62,13 @@ async def test_port_without_token_serves_only_public_weights(
 
 def test_duplicate_peer_urls_are_merged_and_names_hide_the_url() -> None:
     urls = ["https://a:1", "https://b:1", "https://a:1"]
-    found = peering.build_static_peering(urls, build_peer_access(None, None, None, None)).peers()
+    found = peer_access.build_static_peering(urls, build_peer_access(None, None, None, None)).peers()
     assert [(one.name, one.url) for one in found] == [("peer-1", "https://a:1"), ("peer-2", "https://b:1")]
 
 
 def test_host_named_like_a_peer_still_uses_that_peer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("socket.gethostname", lambda: "peer-1")
-    made = peering.build_static_peering(["https://a:1"], build_peer_access(None, None, None, None))
+    made = peer_access.build_static_peering(["https://a:1"], build_peer_access(None, None, None, None))
     assert [one.url for one in Board(made.peers(), made.own).peers] == ["https://a:1"]
 
 
@@ -125,10 +125,10 @@ async def test_weights_are_shared_over_tls_only_between_trusted_nodes(
             ca = write_authority(tmp_path, of_side.believes) if of_side.believes else None
             return build_peer_access(shown if token else None, cert, key, ca)
 
-        runner = await peering.open_port(tmp_path / "a", Address("127.0.0.1", 0), side("node", node), Files())
+        runner = await peer_access.open_port(tmp_path / "a", Address("127.0.0.1", 0), side("node", node), Files())
         try:
             url = f"https://127.0.0.1:{runner.addresses[0][1]}"
-            among = replace(peering.build_static_peering([url], side("other", other)), own="b")
+            among = replace(peer_access.build_static_peering([url], side("other", other)), own="b")
             ways = Registries(pace=StillClock(), peering=among)
             with await registry.fetch_from_registry(of, Store(tmp_path / "b", spare_bytes=0).open(), ways) as copy:
                 assert {path: (copy.folder / path).read_bytes() for path in WEIGHTS} == WEIGHTS

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from autoscaler.contract import NODE_EXPIRY_S, DeviceReport, NodeReport, PodDevices, ReplicaId
 from autoscaler.queries import mps_failures
-from autoscaler.queries.overcommit import list_crowded_slices
+from autoscaler.queries.crowded_slices import list_crowded_slices
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.operator_orders import NodeAgentStatus
 from autoscaler.state.world import DeviceId, PodRef, Replica, Slice, SliceId, World
