@@ -2,7 +2,7 @@
 
 Owns the order in which spans are asked for, how many run and which are repeated (`pacing`), and what
 happens to a blob that is complete. Every request goes through the source, so through the one transport; the bodies then
-go into the file in threads, plain ones without passing through this process (`splicing`, `unsealing`). Promises: a file
+go into the file in threads, plain ones without passing through this process (`splice`, `tls_receive`). Promises: a file
 at its final path has the bytes of its digest; what came before an error is gone on with; of a blob whose sum does not
 hold only parts are kept that have sums of their own (`Sums`).
 """

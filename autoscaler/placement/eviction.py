@@ -22,11 +22,11 @@ from autoscaler.state.resources import NO_ROOM, NOTHING, HostRequest, HostResour
 from autoscaler.state.world import SliceId
 
 FREE, LOCKED, COMING, EVICT = range(4)
-"""RatedOffers, cheapest first: room now (on some of several Devices); room now, but another Replica is starting there;
-room
-soon; room by victims."""
+"""Tiers, cheapest first: room now (on some of several Devices); room now, but another Replica is starting there; room
+soon; room after evictions.
+"""
 COSTS: Final = 5
-"""So many parts of a `key` say what an Option costs others: the rung and `eviction_cost`."""
+"""So many parts of a `key` say what an Option costs others: the tier and `eviction_cost`."""
 TIES_MAX: Final = 64
 """Of Slices that may cost the same, so many are compared by how tight it would be there."""
 

@@ -101,7 +101,7 @@ class _Returning:
         self.capacity, self.wanted, self.kept, self.later = ground.world.capacity, wanted, kept, later
 
     def all(self) -> Iterator[ReleaseLease]:
-        """See returned."""
+        """See plan_releases."""
         told = is_demand_complete(self.world, self.now_s)
         for lease in sorted(self.capacity.leases.values(), key=lambda one: one.id):
             if lease.leaving:

@@ -1,6 +1,6 @@
 """What a start asks of the API server: a Replica's pod and its claims, of what is known and set now. No I/O.
 
-Owns where each part of it comes from. What the pod looks like is `pods`'.
+Owns where each part of it comes from. What the pod looks like is `objects.pod`'.
 """
 
 from __future__ import annotations

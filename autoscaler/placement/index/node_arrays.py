@@ -159,7 +159,7 @@ class NodeArrays:
         must: Ints | None = None,
     ) -> LaneAssignment | None:
         """The best place for it; None: it fits nowhere now. `ok` [nodes]: where it may be; `lacks`, `crowd`: see
-        `Ask.tiers`; `free` [lanes]: those that it may have; `must`: see `teams.best`.
+        `EncodedRequest.tiers`; `free` [lanes]: those that it may have; `must`: see `device_links.choose_best_lanes`.
         """
         row = self._rows.pop(ask.form, None) or _Row(self, ask.form)
         self._rows[ask.form] = row  # the last used is the last
