@@ -3,8 +3,8 @@
 Owns the resuming: a watch that ends (they all do) goes on from the last version; one that is too old (410), that has
 been silent for SILENT_S_MAX, or that does not show what we know to have happened (`expect`, `suspect`), begins anew
 with everything. Promises: what is told is a level, so that nothing is missed over any break: who vanished meanwhile is
-told as gone, and what comes late or twice is not told. `watch_health` logs why nothing is heard. Objects are read at this
-boundary into what their user needs; nothing else of them is kept.
+told as gone, and what comes late or twice is not told. `watch_health` logs why nothing is heard. Objects are read at
+this boundary into what their user needs; nothing else of them is kept.
 An object that cannot be read is logged once and stays as it was; it does not affect the others (`unreadable` of the
 Api).
 """
