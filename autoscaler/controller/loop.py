@@ -46,10 +46,10 @@ from autoscaler.state.actions import (
     AcquireLease,
     Acted,
     Action,
+    CutNode,
     FailReplica,
     Plan,
     ReleaseLease,
-    RepartitionNode,
     StartReplica,
     StopReplica,
 )
@@ -436,7 +436,7 @@ class Loop:
             case AcquireLease():
                 report_fault(None, "capacity", why)
                 self.observe((LeaseRefused(id=action.order.id, reason=why),))
-            case RepartitionNode():
+            case CutNode():
                 report_fault(None, "cut", why)
                 self.observe((CutRefused(node=action.order.node, reason=why),))
             case _:
@@ -456,14 +456,14 @@ class Loop:
             self._driver.start(action.replica, self.world.models[action.replica.model])
         elif isinstance(action, StopReplica):
             self._driver.stop(self.world.replicas[action.replica], action.grace_s)
-        elif isinstance(action, RepartitionNode):
+        elif isinstance(action, CutNode):
             self._cut(action)
         elif isinstance(action, AcquireLease):
             self._acquire(action)
         elif isinstance(action, ReleaseLease) and self._supplier is not None:
             self._supplier.release(action.order)
 
-    def _cut(self, action: RepartitionNode) -> None:
+    def _cut(self, action: CutNode) -> None:
         if self._cutter is None:
             self.observe((CutRefused(node=action.order.node, reason="nobody here can have it cut anew"),))
         else:

@@ -23,7 +23,7 @@ from autoscaler.queries.memory import correct_memory_estimate
 from autoscaler.rearrange import paid_capacity
 from autoscaler.spec.model import Model
 from autoscaler.state import images
-from autoscaler.state.actions import AcquireLease, Acted, ReleaseLease, RepartitionNode
+from autoscaler.state.actions import AcquireLease, Acted, CutNode, ReleaseLease
 from autoscaler.state.capacity_orders import (
     GroupsSeen,
     LearntSeen,
@@ -125,7 +125,7 @@ def _one(draft: Draft, observation: Observation) -> None:
             replicas.apply_replica_observation(draft, observation)
         case Reported():
             gateway_reports.apply_report(draft, observation)
-        case Acted(action=RepartitionNode() as action):
+        case Acted(action=CutNode() as action):
             mig.apply_repartition(draft, action)
         case Acted(action=(AcquireLease() | ReleaseLease()) as action):
             capacity.apply_lease_action(draft, action)

@@ -9,14 +9,14 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from autoscaler.fold.draft import Draft
-from autoscaler.state.actions import RepartitionNode
+from autoscaler.state.actions import CutNode
 from autoscaler.state.mig import CutRefused, CuttableSeen, Intent
 
 REFUSED_S = 60.0
 """A node for which an order was refused is left alone for so long."""
 
 
-def apply_repartition(draft: Draft, action: RepartitionNode) -> None:
+def apply_repartition(draft: Draft, action: CutNode) -> None:
     """It was decided."""
     intent = Intent(order=action.order, since_s=draft.now_s)
     draft.change(cutting={**draft.world.cutting, action.order.node: intent})

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from autoscaler.placement.model.predicates import can_evict, find_amount_for_shape
 from autoscaler.placement.model.types import Bin, Occupant, PlacementRequest, RestartCosts
-from autoscaler.state.resources import NO_ROOM, NOTHING, HostRequest, HostResources, ResourceAmount
+from autoscaler.state.resources import NO_ROOM, NOTHING, Beside, HostResources, ResourceAmount
 from autoscaler.state.world import SliceId
 
 FREE, LOCKED, COMING, EVICT = range(4)
@@ -253,7 +253,7 @@ def fit_options_to_host(
     return tuple(_as(option, EVICT, victims, outlook) for option in team) if found else None
 
 
-def sum_host_requests(incumbents: Iterable[Occupant]) -> HostRequest:
+def sum_host_requests(incumbents: Iterable[Occupant]) -> Beside:
     """What they have of their node together."""
     total = NOTHING
     for one in incumbents:

@@ -47,7 +47,7 @@ from autoscaler.placement.model.types import (
     Victim,
 )
 from autoscaler.placement.overlay import Overlay
-from autoscaler.state.resources import NO_ROOM, NOTHING, HostRequest
+from autoscaler.state.resources import NO_ROOM, NOTHING, Beside
 from autoscaler.state.world import Copy, NodeId, SliceId
 
 
@@ -70,7 +70,7 @@ def pack(
         raise ValueError(f"now_s is {now_s}: expected a time in seconds")
     validate_growth(wanted)
     yard.locality.tell(copies)
-    most = reduce(HostRequest.most, (want.beside for want in wanted), NOTHING) if yard.hosts else NOTHING
+    most = reduce(Beside.most, (want.beside for want in wanted), NOTHING) if yard.hosts else NOTHING
     ordered = _in_turn(wanted)
 
     bench = PackRun(yard, outlook, now_s, most, told=told)
@@ -187,7 +187,7 @@ def request_sort_key(want: PlacementRequest) -> Key:
 class PackRun:
     """One call of the packer."""
 
-    def __init__(self, yard: SliceIndex, outlook: RestartCosts, now_s: float, most: HostRequest, *, told: bool) -> None:
+    def __init__(self, yard: SliceIndex, outlook: RestartCosts, now_s: float, most: Beside, *, told: bool) -> None:
         self._yard = yard
         self._told = told
         self._now_s = now_s

@@ -25,7 +25,7 @@ from autoscaler.placement.model.predicates import (
 from autoscaler.placement.model.tenant_isolation import domain_of
 from autoscaler.placement.model.types import Bin, NodeConstraints, PlacementRequest
 from autoscaler.spec.pod import Toleration
-from autoscaler.state.resources import BYTES_MAX, HostRequest, RequestShape
+from autoscaler.state.resources import BYTES_MAX, Beside, RequestShape
 from autoscaler.state.world import SliceId
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class UnschedulableReasons:
         host = self._yard.hosts.get(node)
         if host is None:
             return ""
-        left = HostRequest(int(stock.cpu[best]), int(stock.host_bytes[best]))
+        left = Beside(int(stock.cpu[best]), int(stock.host_bytes[best]))
         return host_shortage_reason(want, host.having(left), f"node {node}")
 
     def _with_enough(self, want: PlacementRequest, lanes: Flags) -> Flags:

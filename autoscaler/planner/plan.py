@@ -61,12 +61,12 @@ from autoscaler.spec.model import Model
 from autoscaler.state.actions import (
     AcquireLease,
     Action,
+    CutNode,
     DrainReplica,
     FailReplica,
     FailStart,
     Plan,
     ReleaseLease,
-    RepartitionNode,
     ReviveReplica,
     StartReplica,
     StopReplica,
@@ -147,7 +147,7 @@ class PlanBuilder:
         self.revives: list[ReviveReplica] = []
         self.drains: list[DrainReplica] = []
         self.starts: list[StartReplica] = []
-        self.cut: RepartitionNode | None = None
+        self.cut: CutNode | None = None
         self.supplies: tuple[AcquireLease | ReleaseLease, ...] = ()
         self.unmet: dict[ModelName, Unmet] = {}
         self.wants: list[PlacementRequest] = []

@@ -25,11 +25,11 @@ from autoscaler.state.actions import (
     AcquireLease,
     Acted,
     Action,
+    CutNode,
     DrainReplica,
     FailStart,
     Plan,
     ReleaseLease,
-    RepartitionNode,
     StartReplica,
     StopReplica,
     Unmet,
@@ -186,7 +186,7 @@ class _Case:
                 self._stops.append(Stop(replica=id, model=self._world.replicas[id].model, reason=reason))
             case StopReplica(replica=id, reason=reason) if self._world.replicas[id].state is not S.DRAINING:
                 self._stops.append(Stop(replica=id, model=self._world.replicas[id].model, reason=reason))
-            case RepartitionNode(order=cut, reason=reason):
+            case CutNode(order=cut, reason=reason):
                 self._orders.append(Order(kind="cut", what=cut.node, reason=reason))
             case AcquireLease(order=lease, reason=reason):
                 self._orders.append(Order(kind="acquire", what=lease.id.name, reason=reason))

@@ -32,7 +32,7 @@ from autoscaler.rearrange.migration import (
 )
 from autoscaler.rearrange.vacate_gpu import group_parts_by_gpu
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.resources import NOTHING, HostRequest, RequestShape, ResourceAmount
+from autoscaler.state.resources import NOTHING, Beside, RequestShape, ResourceAmount
 from autoscaler.state.world import Move, NodeId, Replica, SliceId
 from autoscaler.text import format_duration, format_size
 
@@ -251,9 +251,9 @@ class _Search:
         host = self._ground.yard.hosts.get(node)
         return host is None or host.left.plus(self._amounts(leave)).holds(want.beside)
 
-    def _amounts(self, leave: Iterable[ReplicaId]) -> HostRequest:
+    def _amounts(self, leave: Iterable[ReplicaId]) -> Beside:
         replicas = self._ground.world.replicas
-        return reduce(HostRequest.plus, (replicas[id].beside for id in leave), NOTHING)
+        return reduce(Beside.plus, (replicas[id].beside for id in leave), NOTHING)
 
     def _price(self, incumbent: Occupant, replica: Replica) -> float:
         """Device-seconds of starting it elsewhere, at least one a move: none is for nothing."""

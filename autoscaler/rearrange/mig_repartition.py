@@ -27,7 +27,7 @@ from autoscaler.queries.cordons import cordons_on
 from autoscaler.queries.mig_status import RepartitionStage, config_of, describe_repartition_failure, list_profiles
 from autoscaler.slicing.mig_geometry import Geometry
 from autoscaler.slicing.mig_placement import Fleet, MigPlacement
-from autoscaler.state.actions import RepartitionNode
+from autoscaler.state.actions import CutNode
 from autoscaler.state.mig import CutOrder
 from autoscaler.state.resources import HostResources, RequestShape
 from autoscaler.state.world import DeviceId, SliceId, World
@@ -48,7 +48,7 @@ WANTS_MAX, NODES_MAX = 64, 64
 class RepartitionPlan(NamedTuple):
     """What is to be done about it, and what is said to whom has no place."""
 
-    order: RepartitionNode | None
+    order: CutNode | None
     unmet: tuple[Unplaced, ...]
     next_s: float = inf
     """When time alone changes this."""
@@ -130,7 +130,7 @@ class _Look:
                     return node
         return None
 
-    def _order(self, wants: Sequence[PlacementRequest]) -> RepartitionNode | None:
+    def _order(self, wants: Sequence[PlacementRequest]) -> CutNode | None:
         """For the node on which most of them find a place; one that failed comes after those that did not."""
         free_s = self._last_s() + EVERY_S
         if not wants or self.now_s < free_s:
@@ -186,9 +186,7 @@ class _Look:
         given = [node.order.asked_s for node in self.world.cuttable.values() if node.order is not None]
         return max([*given, *(one.since_s for one in self.world.cutting.values() if not one.refused)], default=-inf)
 
-    def _cut(
-        self, node: RepartitionCandidate, wanted: Sequence[tuple[PlacementRequest, str]]
-    ) -> RepartitionNode | None:
+    def _cut(self, node: RepartitionCandidate, wanted: Sequence[tuple[PlacementRequest, str]]) -> CutNode | None:
         """None: it is cut like that already. One that failed is told once more all the same: till then it is closed."""
         seen, (first, _) = node.seen, wanted[0]
         cuts = allocate_profiles(node.geometry, seen.gpus, [name for _, name in wanted], node.there, self._shares(node))
@@ -200,7 +198,7 @@ class _Look:
             tries=seen.order.tries + 1 if failed and seen.order is not None else 1,
         )  # fmt: skip
         what = ", ".join(f"{many} of {name}" for name, many in sorted(Counter(list_profiles(cuts)).items()))
-        return RepartitionNode(
+        return CutNode(
             order=order, reason=f"{format_count(len(wanted), 'Replica')} fit then, {first.model} first: {what}"
         )
 
@@ -213,7 +211,7 @@ class _Look:
                 shares[fitting[0]] += wanted.weight
         return {name: float(weight) for name, weight in shares.items()}
 
-    def _hope(self, missing: Unplaced, order: RepartitionNode | None) -> Unplaced:
+    def _hope(self, missing: Unplaced, order: CutNode | None) -> Unplaced:
         """What is said of a PlacementRequest that has no place: which node it could be on, were that cut anew."""
         words, want = list[str](), missing.want
         for node in self.nodes:

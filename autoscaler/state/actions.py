@@ -60,7 +60,7 @@ class FailStart(Fact, frozen=True, tag_field="kind", tag="fail-start"):
     reason: str
 
 
-class RepartitionNode(Fact, frozen=True, tag_field="kind", tag="cut"):
+class CutNode(Fact, frozen=True, tag_field="kind", tag="cut"):
     """The GPUs of an idle node are cut anew. It takes minutes, in which nothing is placed there."""
 
     order: CutOrder
@@ -82,7 +82,7 @@ class ReleaseLease(Fact, frozen=True, tag_field="kind", tag="release"):
 
 
 Action = (
-    StartReplica | DrainReplica | ReviveReplica | StopReplica | FailReplica | FailStart | RepartitionNode
+    StartReplica | DrainReplica | ReviveReplica | StopReplica | FailReplica | FailStart | CutNode
     | AcquireLease | ReleaseLease
 )  # fmt: skip
 

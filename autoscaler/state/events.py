@@ -14,7 +14,7 @@ from autoscaler.spec.tenant import Tenant
 from autoscaler.state.images import Image
 from autoscaler.state.lifecycle import ReplicaState
 from autoscaler.state.placement_value import PlacementValues
-from autoscaler.state.resources import HostRequest, HostResources
+from autoscaler.state.resources import Beside, HostResources
 from autoscaler.state.world import ClusterFacts, Copy, Fact, History, NodeId, Placing, PodRef, Slice, SliceId
 
 
@@ -116,7 +116,7 @@ class ReplicaSeen(Fact, frozen=True):
     pod: PodRef | None = None
     grew: bool = False
     """Its memory grew since the last look."""
-    beside: HostRequest | None = None
+    beside: Beside | None = None
     """What it has of its node beside Devices, by its request; None: the driver does not know."""
     used_bytes: int = 0
     """Of its Device, as the driver measured it lately; 0: it did not."""

@@ -22,35 +22,35 @@ BYTES_MAX: Final = 1 << 50
 CORE: Final = 1000
 
 
-class HostRequest(NamedTuple):
+class Beside(NamedTuple):
     """Amounts of a node's own."""
 
     cpu_milli: int = 0
     host_bytes: int = 0
 
-    def holds(self, need: HostRequest) -> bool:
+    def holds(self, need: Beside) -> bool:
         """Whether `need` fits in. What is not asked for need not be there: a node may have less than nothing left."""
         return all(not asked or asked <= has for has, asked in zip(self, need, strict=True))
 
-    def lack(self, need: HostRequest) -> HostRequest:
+    def lack(self, need: Beside) -> Beside:
         """What of `need` does not fit in."""
         cpu_milli, host_bytes = (max(0, asked - has) if asked else 0 for has, asked in zip(self, need, strict=True))
-        return HostRequest(cpu_milli, host_bytes)
+        return Beside(cpu_milli, host_bytes)
 
-    def plus(self, more: HostRequest) -> HostRequest:
+    def plus(self, more: Beside) -> Beside:
         """Both together."""
-        return HostRequest(self.cpu_milli + more.cpu_milli, self.host_bytes + more.host_bytes)
+        return Beside(self.cpu_milli + more.cpu_milli, self.host_bytes + more.host_bytes)
 
-    def less(self, need: HostRequest) -> HostRequest:
+    def less(self, need: Beside) -> Beside:
         """What is left; below nothing where more is taken than there is."""
-        return HostRequest(self.cpu_milli - need.cpu_milli, self.host_bytes - need.host_bytes)
+        return Beside(self.cpu_milli - need.cpu_milli, self.host_bytes - need.host_bytes)
 
-    def most(self, other: HostRequest) -> HostRequest:
+    def most(self, other: Beside) -> Beside:
         """The larger of each."""
-        return HostRequest(max(self.cpu_milli, other.cpu_milli), max(self.host_bytes, other.host_bytes))
+        return Beside(max(self.cpu_milli, other.cpu_milli), max(self.host_bytes, other.host_bytes))
 
 
-NOTHING: Final = HostRequest()
+NOTHING: Final = Beside()
 
 
 class HostResources(NamedTuple):
@@ -62,20 +62,20 @@ class HostResources(NamedTuple):
     host_bytes: int = BYTES_MAX
     cpu_left_milli: int = CPU_MAX
     left_bytes: int = BYTES_MAX
-    coming: HostRequest = NOTHING
+    coming: Beside = NOTHING
 
     @property
-    def all(self) -> HostRequest:
+    def all(self) -> Beside:
         """Of an empty one."""
-        return HostRequest(self.cpu_milli, self.host_bytes)
+        return Beside(self.cpu_milli, self.host_bytes)
 
     @property
-    def left(self) -> HostRequest:
+    def left(self) -> Beside:
         """Held by nobody, and promised to nobody."""
-        return HostRequest(self.cpu_left_milli, self.left_bytes)
+        return Beside(self.cpu_left_milli, self.left_bytes)
 
     @property
-    def soon(self) -> HostRequest:
+    def soon(self) -> Beside:
         """With what those have who leave."""
         return self.left.plus(self.coming)
 
@@ -84,21 +84,21 @@ class HostResources(NamedTuple):
         """Its CPU in whole cores: what a system keeps for itself makes no two nodes differ."""
         return min(-(-self.cpu_milli // CORE) * CORE, CPU_MAX)
 
-    def without(self, taken: HostRequest) -> HostResources:
+    def without(self, taken: Beside) -> HostResources:
         """`taken` is held by somebody."""
         return self.having(self.left.less(taken))
 
-    def promised(self, need: HostRequest) -> HostResources:
+    def promised(self, need: Beside) -> HostResources:
         """To somebody: first of what is left, then of what is coming."""
         now = need.less(need.less(self.left.most(NOTHING)).most(NOTHING))
         return self.having(self.left.less(now))._replace(coming=self.coming.less(need.less(now)))
 
-    def kept(self, stays: HostRequest) -> HostResources:
+    def kept(self, stays: Beside) -> HostResources:
         """By who was to leave and stays: what is promised by now is of what else is coming or left."""
         rest = stays.less(self.coming).most(NOTHING)
         return self.having(self.left.less(rest))._replace(coming=self.coming.less(stays.less(rest)))
 
-    def having(self, left: HostRequest) -> HostResources:
+    def having(self, left: Beside) -> HostResources:
         """With so much left."""
         return self._replace(cpu_left_milli=left.cpu_milli, left_bytes=left.host_bytes)
 

@@ -34,7 +34,7 @@ from autoscaler.state.mig import Intent, MigNode
 from autoscaler.state.node_labels import NodeBackoff, PendingLabels, Taint
 from autoscaler.state.operator_orders import Cordon, CordonTarget, NodeAgentStatus, StopOrder
 from autoscaler.state.placement_value import PlacementValues
-from autoscaler.state.resources import NOTHING, HostRequest, HostResources, Isolation
+from autoscaler.state.resources import NOTHING, Beside, HostResources, Isolation
 
 SliceId = NewType("SliceId", str)
 DeviceId = NewType("DeviceId", str)
@@ -178,7 +178,7 @@ class Replica(Fact, frozen=True):
     memory_bytes: int
     """Claimed on each of its Slices."""
     compute_percent: int = 0
-    beside: HostRequest = NOTHING
+    beside: Beside = NOTHING
     """What it has of its node beside them, by its request."""
     slots: int = 1
     state: ReplicaState = ReplicaState.PENDING

@@ -11,7 +11,7 @@ from autoscaler.queries.mig_status import configs_of
 from autoscaler.rearrange.mig_repartition import WAIT_S
 from autoscaler.slicing.mig_geometry import GEOMETRIES
 from autoscaler.spec.pod import Resources
-from autoscaler.state.actions import RepartitionNode
+from autoscaler.state.actions import CutNode
 from autoscaler.state.mig import CutOrder, MigNode
 from autoscaler.state.resources import HostResources
 from autoscaler.state.world import NodeId, Slice, World
@@ -51,8 +51,8 @@ def town(
     )  # fmt: skip
 
 
-def order(at: World, now_s: float = T0) -> RepartitionNode | None:
-    found = [one for one in plan(at, now_s).actions if isinstance(one, RepartitionNode)]
+def order(at: World, now_s: float = T0) -> CutNode | None:
+    found = [one for one in plan(at, now_s).actions if isinstance(one, CutNode)]
     assert len(found) <= 1
     return found[0] if found else None
 

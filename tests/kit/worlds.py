@@ -17,11 +17,11 @@ from autoscaler.state.actions import (
     AcquireLease,
     Acted,
     Action,
+    CutNode,
     FailReplica,
     FailStart,
     Plan,
     ReleaseLease,
-    RepartitionNode,
     StartReplica,
     StopReplica,
 )
@@ -138,7 +138,7 @@ def _of(action: Action) -> str:
     """The Model of a start, else the Replica."""
     if isinstance(action, FailStart):
         return action.model
-    if isinstance(action, RepartitionNode):
+    if isinstance(action, CutNode):
         return action.order.node
     if isinstance(action, AcquireLease | ReleaseLease):
         return action.order.id.name

@@ -39,7 +39,7 @@ from autoscaler.state.resources import (
     BYTES_MAX,
     NO_ROOM,
     NOTHING,
-    HostRequest,
+    Beside,
     HostResources,
     Link,
     RequestShape,
@@ -354,7 +354,7 @@ class SliceIndex:
         """It is open, and has that."""
         self._tell(self.shelves[id].slice, left, shut=False, held=False)
 
-    def gain(self, node: NodeId, amounts: HostRequest) -> None:
+    def gain(self, node: NodeId, amounts: Beside) -> None:
         """Somebody leaves who has that beside its Devices."""
         if node in self.hosts:
             at, stock = bisect_left(self.nodes, node), self.stock
@@ -383,7 +383,7 @@ class SliceIndex:
         """Where it is among the nodes that there are."""
         return bisect_left(self.nodes, node)
 
-    def short(self, need: HostRequest) -> Flags:
+    def short(self, need: Beside) -> Flags:
         """[nodes]: those with too little CPU or memory for it even when those have left who leave."""
         asked = [(at, amount) for at, amount in enumerate(need) if amount]
         found: Flags = np.any([self._soon[at] < amount for at, amount in asked], axis=0)

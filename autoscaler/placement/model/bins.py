@@ -43,7 +43,7 @@ from autoscaler.spec.pod import Pod, selector_of
 from autoscaler.state.lifecycle import LEAVING
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.node_labels import merge_tolerations
-from autoscaler.state.resources import NO_ROOM, HostRequest, HostResources, Isolation, Link
+from autoscaler.state.resources import NO_ROOM, Beside, HostResources, Isolation, Link
 from autoscaler.state.world import DeviceId, NodeId, Replica, Slice, SliceId, World
 
 SERVE_FIRST_S = 1.0
@@ -215,7 +215,7 @@ def slices_by_node(world: World) -> dict[NodeId, list[SliceId]]:
 def build_host(look: BinContext, node: NodeId, slices: Collection[SliceId]) -> HostResources:
     """A node of which it is known what it has, with what is left of that. `slices`: all of them."""
     world = look.world
-    host, coming = world.hosts[node], HostRequest()
+    host, coming = world.hosts[node], Beside()
     for id in {one for slice_ in slices for one in world.by_slice.get(slice_, ())}:
         replica = world.replicas[id]
         host = host.without(replica.beside)

@@ -14,7 +14,7 @@ from autoscaler.placement.model.topology import UNKNOWN, WORDS, Team, count_team
 from autoscaler.placement.model.types import Bin, EvictionLevel, NodeConstraints, Occupant, PlacementRequest
 from autoscaler.state.lifecycle import LEAVING, ReplicaState
 from autoscaler.state.node_labels import Taint, can_label_appear, find_untolerated_taint
-from autoscaler.state.resources import CORE, NOTHING, HostRequest, HostResources, Link, RequestShape, ResourceAmount
+from autoscaler.state.resources import CORE, NOTHING, Beside, HostResources, Link, RequestShape, ResourceAmount
 from autoscaler.state.world import Slice
 from autoscaler.text import format_duration, format_size
 
@@ -118,7 +118,7 @@ def _too_small(want: PlacementRequest, rooms: Sequence[ResourceAmount]) -> str:
 
 def node_too_small_reason(want: PlacementRequest, cpu_milli: int, host_bytes: int) -> str:
     """Why no node could hold it, however empty. The others: the most that any with Devices for it has."""
-    most = HostRequest(cpu_milli if want.cpu_milli else 0, host_bytes if want.host_bytes else 0)
+    most = Beside(cpu_milli if want.cpu_milli else 0, host_bytes if want.host_bytes else 0)
     has = f"none that has such devices has more than {describe_host_request(most)}"
     return f"needs {describe_host_request(want.beside)} of one node beside {describe_request(want)}; {has}"
 
@@ -254,12 +254,12 @@ def _compute(want: PlacementRequest, room: ResourceAmount) -> str:
     return f" and {room.compute_percent} % of compute" if want.compute_percent else ""
 
 
-def describe_host_request(amounts: HostRequest) -> str:
+def describe_host_request(amounts: Beside) -> str:
     """`4 cores and 16Gi`."""
     return " and ".join(told for amount, told in zip(amounts, _told(amounts), strict=True) if amount)
 
 
-def _told(amounts: HostRequest) -> tuple[str, str]:
+def _told(amounts: Beside) -> tuple[str, str]:
     return f"{amounts.cpu_milli / CORE:g} cores", format_size(amounts.host_bytes)
 
 

@@ -20,8 +20,8 @@ from autoscaler.state.lifecycle import ReplicaState
 from autoscaler.state.resources import (
     NO_GROWTH,
     NOTHING,
+    Beside,
     Growth,
-    HostRequest,
     Isolation,
     Link,
     RequestShape,
@@ -122,9 +122,9 @@ class PlacementRequest(NamedTuple):
     """It is not needed before."""
 
     @property
-    def beside(self) -> HostRequest:
+    def beside(self) -> Beside:
         """Both."""
-        return HostRequest(self.cpu_milli, self.host_bytes)
+        return Beside(self.cpu_milli, self.host_bytes)
 
     @property
     def kind(self) -> RequestShape:
@@ -176,7 +176,7 @@ class Occupant(NamedTuple):
     others: int = 0
     """On how many other Slices it is, too."""
     trust: TenantSet = ()
-    beside: HostRequest = NOTHING
+    beside: Beside = NOTHING
     """What it has of its node."""
 
 

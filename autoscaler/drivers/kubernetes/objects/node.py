@@ -39,7 +39,7 @@ from autoscaler.spec.pod import GPU, PLACE
 from autoscaler.spec.settings import NodeKind, kind_of
 from autoscaler.state.images import Image, make_image
 from autoscaler.state.node_labels import UNNEEDED, Taint
-from autoscaler.state.resources import NOTHING, HostRequest
+from autoscaler.state.resources import NOTHING, Beside
 from autoscaler.state.world import DeviceId, NodeId, Slice, SliceId
 
 RESLICED = "a Replica is still there that began before its device was shared as it is now"
@@ -72,7 +72,7 @@ class NodeSeen(NamedTuple):
     """What it has of extended resources: those with a `/` in their name."""
     annotations: Mapping[str, str] = {}
     """Those that Slicers read."""
-    beside: HostRequest = NOTHING
+    beside: Beside = NOTHING
     """What pods may have of its CPU and memory; nothing: it does not say."""
     cordoned: frozenset[str] = frozenset()
     """Devices that an operator closed."""
@@ -100,7 +100,7 @@ class OtherPod(NamedTuple):
     """It keeps a GPU of which KAI gives parts to others: those count where KAI has all GPUs, else it does."""
     lost: int = 0
     """How many Slices it has of which nobody knows any more what they were."""
-    beside: HostRequest = NOTHING
+    beside: Beside = NOTHING
     """What it has of its node by its requests."""
 
     @property

@@ -13,14 +13,14 @@ from typing import Any
 
 from autoscaler.kubernetes.api import Object
 from autoscaler.queries.pod_requests import parse_resource_list
-from autoscaler.state.resources import NOTHING, HostRequest, HostResources
+from autoscaler.state.resources import NOTHING, Beside, HostResources
 from autoscaler.state.world import NodeId
 
 Resourced = Mapping[str, Any]
 """What has `resources`: a container, or a pod's spec."""
 
 
-def sum_pod_requests(spec: Object) -> HostRequest:
+def sum_pod_requests(spec: Object) -> Beside:
     """What a pod has of its node: its containers' together and those beside them that stay, or what one of the first
     ones needs while it runs, where that is more; or what is said of the pod as a whole; and what running it costs.
     """
@@ -35,14 +35,14 @@ def sum_pod_requests(spec: Object) -> HostRequest:
         staying = staying.plus(_asked(one))
     amounts, whole = staying.most(peak), _requests(spec)
     said = parse_resource_list(dict(whole))
-    amounts = HostRequest(
+    amounts = Beside(
         said.cpu_milli if "cpu" in whole else amounts.cpu_milli,
         said.host_bytes if "memory" in whole else amounts.host_bytes,
     )
     return amounts.plus(parse_resource_list(spec.get("overhead") or {}))
 
 
-def _asked(container: Resourced) -> HostRequest:
+def _asked(container: Resourced) -> Beside:
     return parse_resource_list(dict(_requests(container)))
 
 
@@ -55,18 +55,18 @@ class Hosts:
     """Of each node, what others have; what is left of it is worked out where either has changed."""
 
     def __init__(self) -> None:
-        self._taken: dict[str, HostRequest] = {}
+        self._taken: dict[str, Beside] = {}
         self._known: dict[NodeId, HostResources] = {}
 
-    def take(self, node: str, amounts: HostRequest) -> bool:
+    def take(self, node: str, amounts: Beside) -> bool:
         """A pod of others is there. Whether that makes a difference."""
         return self._add(node, amounts)
 
-    def give_back(self, node: str, amounts: HostRequest) -> bool:
+    def give_back(self, node: str, amounts: Beside) -> bool:
         """It is there no more."""
         return self._add(node, NOTHING.less(amounts))
 
-    def _add(self, node: str, amounts: HostRequest) -> bool:
+    def _add(self, node: str, amounts: Beside) -> bool:
         if not any(amounts):
             return False
         after = self._taken.get(node, NOTHING).plus(amounts)
@@ -76,7 +76,7 @@ class Hosts:
             self._taken.pop(node, None)
         return True
 
-    def seen(self, nodes: Mapping[NodeId, HostRequest]) -> dict[NodeId, HostResources]:
+    def seen(self, nodes: Mapping[NodeId, Beside]) -> dict[NodeId, HostResources]:
         """`nodes`: what all of theirs may have. One that did not change is the very one that it was."""
         found: dict[NodeId, HostResources] = {}
         for node, amounts in nodes.items():

@@ -33,7 +33,7 @@ from autoscaler.spec.model import Model
 from autoscaler.spec.ownership import ANYBODYS, Ownership
 from autoscaler.spec.pod import DO_NOT_DISRUPT, GPU, MANAGED_BY, OURS, SAFE_TO_EVICT, EnvSource, Pod
 from autoscaler.spec.quantity import whole_number
-from autoscaler.state.resources import NOTHING, HostRequest
+from autoscaler.state.resources import NOTHING, Beside
 from autoscaler.state.world import Replica, SliceId
 
 DRAIN = OURS + "drain"
@@ -127,7 +127,7 @@ class PodSeen(NamedTuple):
     """Why somebody else ends it: preempted, drained, evicted."""
     grace_s: float = 30.0
     """What it has to end, unless whoever deletes it says less."""
-    beside: HostRequest = NOTHING
+    beside: Beside = NOTHING
     """What it requests of its node beside devices."""
     cards: tuple[HamiAllocation, ...] = ()
     """What HAMi gave it, as its own scheduler wrote down."""

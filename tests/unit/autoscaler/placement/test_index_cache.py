@@ -29,7 +29,7 @@ from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.node_labels import Taint
 from autoscaler.state.operator_orders import Cordon, CordonTarget
 from autoscaler.state.placement_value import PlacementValues
-from autoscaler.state.resources import HostRequest, HostResources, Link
+from autoscaler.state.resources import Beside, HostResources, Link
 from autoscaler.state.world import Copy, DeviceId, History, ModelLoad, NodeId, Replica, Slice, SliceId, World
 from tests.kit.budget import examples
 from tests.kit.taught import cluster, exercise_of, lesson
@@ -120,12 +120,12 @@ def _beside_told(one: World, rng: Random) -> World:
     """
     if one.replicas and rng.random() < 0.4:
         old = one.replicas[rng.choice(sorted(one.replicas))]
-        beside = HostRequest(rng.randrange(5) * 1000, rng.randrange(3) * GI)
+        beside = Beside(rng.randrange(5) * 1000, rng.randrange(3) * GI)
         return replace(one, replicas={**one.replicas, old.id: replace(old, beside=beside)})
-    node, size = NodeId(f"n{rng.randrange(5)}"), HostRequest(rng.choice((8000, 8000, 8000, 16_000)), 32 * GI)
+    node, size = NodeId(f"n{rng.randrange(5)}"), Beside(rng.choice((8000, 8000, 8000, 16_000)), 32 * GI)
     if rng.random() < 0.3:
         return replace(one, hosts={name: host for name, host in one.hosts.items() if name not in {node, "n4"}})
-    taken = HostRequest(rng.randrange(10) * 1000, rng.randrange(9) * GI)
+    taken = Beside(rng.randrange(10) * 1000, rng.randrange(9) * GI)
     told = HostResources(*size, *size).without(taken)
     return replace(one, hosts={} if rng.random() < 0.1 else {**one.hosts, node: told})
 
@@ -133,7 +133,7 @@ def _beside_told(one: World, rng: Random) -> World:
 def _replica(rng: Random, now_s: float) -> Replica:
     of, at = rng.choice(MODELS), rng.choice(SLICES)
     made = replica(of, f"{of.name}-{rng.randrange(1 << 30)}", state=rng.choice((S.STARTING, S.READY)))
-    beside = HostRequest(rng.randrange(5) * 1000, rng.randrange(3) * GI)
+    beside = Beside(rng.randrange(5) * 1000, rng.randrange(3) * GI)
     made = replace(made, beside=beside)
     return replace(made, slices=(at.id,), since_s=now_s, ready_s=None if made.state is S.STARTING else now_s)
 
@@ -261,10 +261,7 @@ def grades(yard: SliceIndex, expected: RestartCosts, asked: Sequence[PlacementRe
     found = [yard.roster.grade(one._replace(priority=priority), now_s) for one in asked for priority in (0, 1)]
     return [
         *([part.tolist() for part in one] for one in found),
-        *(
-            part.tolist()
-            for part in (yard.roster.soon, yard.roster.few, yard.short(HostRequest(2000, GI))[_there(yard)])
-        ),
+        *(part.tolist() for part in (yard.roster.soon, yard.roster.few, yard.short(Beside(2000, GI))[_there(yard)])),
         yard.roster.next_s(now_s),
     ]
 
@@ -302,7 +299,7 @@ def test_reused_planner_plans_as_a_new_one(seed: int) -> None:
 
 
 def test_returning_node_without_devices_reuses_the_slice_index() -> None:
-    size, survey = HostRequest(8000, 32 * GI), IndexCache()
+    size, survey = Beside(8000, 32 * GI), IndexCache()
     small, large = (HostResources(cpu, 32 * GI, cpu, 32 * GI) for cpu in (size.cpu_milli, 64_000))
     full, cpu_only = (
         HostResources(8000, 32 * GI, 0, 0),

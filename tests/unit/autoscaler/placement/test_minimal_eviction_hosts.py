@@ -14,7 +14,7 @@ from autoscaler.placement.index.index import SliceIndex
 from autoscaler.placement.minimal_eviction import find_fewer_victims
 from autoscaler.placement.minimal_eviction_input import Assigned, Evictee
 from autoscaler.placement.model.types import Bin, EvictionLevel, PackResult, PlacementRequest
-from autoscaler.state.resources import NOTHING, HostRequest, HostResources
+from autoscaler.state.resources import NOTHING, Beside, HostResources
 from autoscaler.state.world import NodeId, SliceId
 from tests.kit.budget import examples
 from tests.kit.worlds import T0, device
@@ -60,7 +60,7 @@ def scarce(seed: int) -> Batch:
     return Batch(wants, shelves, hosts if rng.random() < 0.8 else {NodeId("n0"): hosts[NodeId("n0")]})
 
 
-def taken(found: Batch, answer: PackResult) -> tuple[dict[NodeId, HostRequest], dict[NodeId, HostRequest]]:
+def taken(found: Batch, answer: PackResult) -> tuple[dict[NodeId, Beside], dict[NodeId, Beside]]:
     """Of each node: what those take who are placed now, and what all do who have room."""
     nodes = {one.slice.id: one.slice.node for one in found.shelves}
     now, all_ = dict.fromkeys(found.hosts, NOTHING), dict.fromkeys(found.hosts, NOTHING)
@@ -85,7 +85,7 @@ def test_cpu_of_a_node_is_never_exceeded_now_or_after_evictions(seed: int) -> No
     there = {i.replica: (one.slice.node, i) for one in found.shelves for i in one.incumbents}
     for node, host in found.hosts.items():
         gone = [there[one.replica][1] for one in answer.victims if there[one.replica][0] == node]
-        soon = host.soon.plus(HostRequest(sum(i.beside.cpu_milli for i in gone), 0))
+        soon = host.soon.plus(Beside(sum(i.beside.cpu_milli for i in gone), 0))
         assert host.left.holds(now[node])
         assert soon.holds(all_[node])
 

@@ -14,10 +14,10 @@ from autoscaler.planner.plan import plan
 from autoscaler.spec.model import ADOPTED_HASH, Gpu, Rollout, Start
 from autoscaler.state.actions import (
     AcquireLease,
+    CutNode,
     DrainReplica,
     FailStart,
     ReleaseLease,
-    RepartitionNode,
     ReviveReplica,
     StartReplica,
     StopReplica,
@@ -344,7 +344,7 @@ def test_applying_plans_repeatedly_converges_to_no_actions(begin: World) -> None
         made = plan(after, T0)
         assert not seen & set(kinds(made))
         for action in made.actions:
-            if not isinstance(action, StartReplica | FailStart | RepartitionNode | AcquireLease | ReleaseLease):
+            if not isinstance(action, StartReplica | FailStart | CutNode | AcquireLease | ReleaseLease):
                 seen.add(f"{verb(action)} {action.replica}")
         after = folded(after, made.actions)
     assert plan(after, T0).actions == ()

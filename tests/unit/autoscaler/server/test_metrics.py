@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from autoscaler.controller import inbox
 from autoscaler.controller.loop import LoopStep
 from autoscaler.server.metrics import Metrics
-from autoscaler.state.actions import Plan, RepartitionNode
+from autoscaler.state.actions import CutNode, Plan
 from autoscaler.state.events import ReplicaSeen, Seen, Tick
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.mig import CutOrder
@@ -100,9 +100,7 @@ def test_node_repartition_is_counted_as_an_action() -> None:
     there = world([A], [device()])
     metrics = Metrics(lambda: there)
     order = CutOrder(node="n1", config="pilotlight-1", cuts=(("7g.80gb",),))
-    metrics.on_step(
-        LoopStep(there, there, Plan(), (RepartitionNode(order=order, reason="a fits then"),), (), T0, T0, T0)
-    )
+    metrics.on_step(LoopStep(there, there, Plan(), (CutNode(order=order, reason="a fits then"),), (), T0, T0, T0))
     assert Scrape(metrics.text())["pilotlight_actions_total", "cut", "ordered"] == 1
 
 

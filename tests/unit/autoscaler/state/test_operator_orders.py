@@ -19,10 +19,10 @@ from autoscaler.server.api import list_nodes
 from autoscaler.state.actions import (
     AcquireLease,
     Acted,
+    CutNode,
     DrainReplica,
     FailStart,
     ReleaseLease,
-    RepartitionNode,
     ReviveReplica,
     StartReplica,
 )
@@ -254,7 +254,7 @@ def test_plan_converges_and_respects_every_cordon_and_stop(begin: World) -> None
                 assert action.replica.model not in at.stops
             elif isinstance(action, ReviveReplica):
                 assert not is_stop_ordered(at, at.replicas[action.replica])
-            if not isinstance(action, StartReplica | FailStart | RepartitionNode | AcquireLease | ReleaseLease):
+            if not isinstance(action, StartReplica | FailStart | CutNode | AcquireLease | ReleaseLease):
                 word = f"{type(action).__name__} {action.replica}"
                 assert word not in seen
                 seen.add(word)

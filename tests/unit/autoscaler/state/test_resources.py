@@ -19,7 +19,7 @@ from autoscaler.spec.pod import PLACE, Resources
 from autoscaler.spec.quantity import read_milli
 from autoscaler.state.actions import StartReplica
 from autoscaler.state.events import HostsSeen, ReplicaSeen, Seen
-from autoscaler.state.resources import CPU_MAX, HostRequest, HostResources
+from autoscaler.state.resources import CPU_MAX, Beside, HostResources
 from autoscaler.state.world import History, NodeId, World
 from tests.kit.worlds import GI, T0, device, gateway, level, model, replica, world
 
@@ -52,7 +52,7 @@ ALWAYS = {"restartPolicy": "Always"}
     ],
 )  # fmt: skip
 def test_sum_of_pod_requests_matches_the_kubernetes_scheduler(spec: Any, milli: int, mebi: int) -> None:
-    assert sum_pod_requests(spec) == HostRequest(milli, mebi * MI)
+    assert sum_pod_requests(spec) == Beside(milli, mebi * MI)
 
 
 @pytest.mark.parametrize(("text", "milli"), [("129e6", 129 * 10**9), ("1E3", 10**6), ("1E", 10**21), ("1500u", 2),
@@ -64,7 +64,7 @@ def test_quantity_is_parsed_to_milli_units_like_kubernetes(text: str | int, mill
 def test_foreign_pod_counts_only_if_bound_and_requesting_host_resources() -> None:
     found = nodes.read_other_pod({"metadata": {}, "spec": {"nodeName": "n1", "containers": [has("2", "1Gi")]}})
     assert found is not None
-    assert (found.node, found.beside, found.has_devices) == ("n1", HostRequest(2000, GI), False)
+    assert (found.node, found.beside, found.has_devices) == ("n1", Beside(2000, GI), False)
     assert nodes.read_other_pod({"metadata": {}, "spec": {"nodeName": "n1", "containers": [{}]}}) is None
     assert nodes.read_other_pod({"metadata": {}, "spec": {"containers": [has("2")]}}) is None
     keeps = {"metadata": {"labels": {PLACE: "lease"}}, "spec": {"nodeName": "n1", "containers": [has("2")]}}
@@ -74,29 +74,29 @@ def test_foreign_pod_counts_only_if_bound_and_requesting_host_resources() -> Non
 def test_host_resources_of_a_node_come_from_its_allocatable() -> None:
     status = {"allocatable": {"cpu": "3920m", "memory": "8Gi", "pods": "110"}, "capacity": {"cpu": "4"}}
     seen = nodes.read_node({"metadata": {"name": "n"}, "spec": {}, "status": status})
-    assert seen.beside == HostRequest(3920, 8 * GI)
+    assert seen.beside == Beside(3920, 8 * GI)
     assert seen.amounts == {}, "CPU is nothing that Slices are made of"
 
 
 def test_free_host_resources_follow_pod_additions_and_removals() -> None:
-    hosts, size = Hosts(), HostRequest(8000, 8 * GI)
+    hosts, size = Hosts(), Beside(8000, 8 * GI)
     told = {NodeId("n1"): size, NodeId("n2"): size}
     first = hosts.seen(told)
-    assert hosts.take("n1", HostRequest(3000, GI))
-    assert not hosts.take("n1", HostRequest())
-    assert hosts.take("n1", HostRequest(6000))
+    assert hosts.take("n1", Beside(3000, GI))
+    assert not hosts.take("n1", Beside())
+    assert hosts.take("n1", Beside(6000))
     after = hosts.seen(told)
     assert after == {"n1": HostResources(*size, -1000, 7 * GI), "n2": HostResources(*size, *size)}
     assert after[NodeId("n2")] is first[NodeId("n2")], "what did not change is the very same"
-    assert hosts.give_back("n1", HostRequest(6000))
-    assert hosts.give_back("n1", HostRequest(3000, GI))
+    assert hosts.give_back("n1", Beside(6000))
+    assert hosts.give_back("n1", Beside(3000, GI))
     assert hosts.seen(told) == first
 
 
 # --- what the plan makes of it ----------------------------------------------------------------------------------------
 
 N0, N1 = NodeId("n0"), NodeId("n1")
-SIZE = HostRequest(8000, 64 * GI)
+SIZE = Beside(8000, 64 * GI)
 
 
 def asking(name: str, cpu: str) -> Model:
@@ -114,27 +114,27 @@ def having(one: World, **left: int) -> World:
     return fold(one, (HostsSeen(hosts=told),), T0)[0]
 
 
-def starts(one: World) -> list[tuple[str, tuple[str, ...], HostRequest]]:
+def starts(one: World) -> list[tuple[str, tuple[str, ...], Beside]]:
     acts = [action.replica for action in plan(one, T0).actions if isinstance(action, StartReplica)]
     return [(str(made.model), made.slices, made.beside) for made in acts]
 
 
 def test_replica_is_placed_on_a_node_with_enough_free_cpu() -> None:
     there = called(asking("a", "4"))
-    assert starts(there) == [("a", ("n0/g0",), HostRequest(4000))], "nothing is known"
-    assert starts(having(there, n0=3, n1=4)) == [("a", ("n1/g0",), HostRequest(4000))]
-    assert starts(having(there, n0=4, n1=4)) == [("a", ("n0/g0",), HostRequest(4000))]
+    assert starts(there) == [("a", ("n0/g0",), Beside(4000))], "nothing is known"
+    assert starts(having(there, n0=3, n1=4)) == [("a", ("n1/g0",), Beside(4000))]
+    assert starts(having(there, n0=4, n1=4)) == [("a", ("n0/g0",), Beside(4000))]
 
 
 def test_model_without_resources_requests_the_default_cpu_of_its_pod() -> None:
     silent = called(model("a", 10))
-    assert starts(having(silent, n0=0, n1=1)) == [("a", ("n1/g0",), HostRequest(100))]
+    assert starts(having(silent, n0=0, n1=1)) == [("a", ("n1/g0",), Beside(100))]
 
 
 def test_recorded_replica_requests_reduce_free_cpu_despite_the_spec() -> None:
     there = called(asking("a", "4"))
     one = replica(asking("b", "1"), "b-r", ("n0/g0",))
-    held = replace(one, beside=HostRequest(5000), memory_bytes=GI)
+    held = replace(one, beside=Beside(5000), memory_bytes=GI)
     left = replace(there, replicas={one.id: held}, by_slice={one.slices[0]: (one.id,)}, by_model={one.model: (one.id,)})
     assert starts(having(left, n0=8, n1=3)) == []
     assert starts(having(left, n0=9, n1=3))[0][:2] == ("a", ("n0/g0",))
@@ -146,14 +146,14 @@ def test_observed_pod_requests_override_the_requests_of_the_spec() -> None:
     there = replace(called(a), replicas={one.id: one}, by_model={a.name: (one.id,)})
     seen = ReplicaSeen(
         id=one.id, model=a.name, spec_hash=one.spec_hash, intent=one.intent, slices=one.slices, memory_bytes=1,
-        slots=1, seen=Seen.READY, beside=HostRequest(4250, GI),
+        slots=1, seen=Seen.READY, beside=Beside(4250, GI),
     )  # fmt: skip
     after, _ = fold(there, (seen,), T0)
-    assert after.replicas[one.id].beside == HostRequest(4250, GI)
+    assert after.replicas[one.id].beside == Beside(4250, GI)
     unknown, _ = fold(after, (replace(seen, beside=None),), T0)
-    assert unknown.replicas[one.id].beside == HostRequest(4250, GI), "who does not know says nothing"
+    assert unknown.replicas[one.id].beside == Beside(4250, GI), "who does not know says nothing"
     adopted, _ = fold(called(a), (seen,), T0)
-    assert adopted.replicas[one.id].beside == HostRequest(4250, GI)
+    assert adopted.replicas[one.id].beside == Beside(4250, GI)
 
 
 def test_unchanged_host_report_returns_the_same_world() -> None:

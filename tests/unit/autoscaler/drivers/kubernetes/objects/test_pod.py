@@ -19,7 +19,7 @@ from autoscaler.spec.load import DocumentError, parse_documents
 from autoscaler.spec.model import Model
 from autoscaler.spec.pod import GPU, Pod, Resources, SecretName, Toleration
 from autoscaler.spec.settings import PriorityClass, Settings
-from autoscaler.state.resources import HostRequest
+from autoscaler.state.resources import Beside
 from autoscaler.state.world import Replica, SliceId
 
 TEXT = """
@@ -120,7 +120,7 @@ def test_pod_carries_all_replica_state_for_a_new_leader() -> None:
         "10.0.0.1",
         pods.assign_engine_port(found.replica),
     )
-    assert found.beside == HostRequest(100)
+    assert found.beside == Beside(100)
     assert pods.is_pod_of_replica(found, replica(of, "n1/gpu0"))
     assert not pods.is_pod_of_replica(found, replica(of, "n1/gpu1"))
     assert not pods.is_pod_of_replica(found._replace(leaving=True), replica(of, "n1/gpu0"))
