@@ -67,7 +67,7 @@ def test_fabric_agents_may_delete_configured_pods_and_taint_devices() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in SETS if "agents" in name or name == "everything"])
-def test_other_agents_have_no_fabric_privileges(name: str) -> None:
+def test_agents_without_fabric_option_have_no_fabric_privileges(name: str) -> None:
     spec = agent(SETS[name])
     assert not spec.keys() & {"hostPID"}
     assert "privileged" not in spec["containers"][0]["securityContext"]

@@ -44,7 +44,7 @@ def test_openshift_engines_set_no_user_unless_configured(pod: dict[str, Any], co
     assert yaml.safe_load(made["data"]["settings.yaml"])["pod"]["securityContext"] == context
 
 
-def test_network_policies_allow_additional_dns_ports() -> None:
+def test_network_policies_allow_configured_and_openshift_dns_ports() -> None:
     assert dns_ports({}) == {53}
     assert dns_ports({"openshift": True}) == {53, 5353}
     assert dns_ports(OPENSHIFT) == {53, 1053, 5353}
@@ -111,7 +111,7 @@ def test_agents_can_run_in_the_release_namespace() -> None:
     assert {one["spec"]["issuerRef"]["kind"] for one in of_kind(at_home, "Certificate")} == {"Issuer"}
 
 
-def test_agents_are_rejected_in_the_engine_namespace() -> None:
+def test_agents_are_rejected_in_an_engine_namespace_the_chart_creates() -> None:
     with pytest.raises(helm_python.HelmError, match=r"agent\.namespace: agents use host paths"):
         texts({"agent": {"enabled": True, "namespace": "pilotlight-engines"}})
     values = SETS["agents in the engines' namespace"]
@@ -119,7 +119,7 @@ def test_agents_are_rejected_in_the_engine_namespace() -> None:
     assert named(values, "DaemonSet", f"{AGENTS_NAME}-agent")["metadata"]["namespace"] == "shared"
 
 
-def test_rendering_is_stable_with_cert_manager_or_secrets() -> None:
+def test_rendering_twice_with_cert_manager_or_secrets_is_identical() -> None:
     """As Argo CD and Flux need it, which have no `lookup`."""
     secrets = {"certificates": "secret", "secret": {"server": "a", "client": "b", "agent": "c"}}
     agents: dict[str, Any] = {"enabled": True}

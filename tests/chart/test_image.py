@@ -111,7 +111,7 @@ def test_image_runs_the_pilotlight_program(image: Image) -> None:
     assert "Usage: pilotlight autoscaler" in image.run("/usr/bin/pilotlight", "autoscaler", "--help").stdout
 
 
-def test_image_contains_the_tiny_engine(image: Image) -> None:
+def test_image_contains_the_engine_of_the_tiny_example(image: Image) -> None:
     words = yaml.safe_load((ROOT / "examples" / "tiny.yaml").read_text())["spec"]["command"]
     assert image.run(f"/usr/bin/{words[0]}", *words[1:3], "--help").returncode == 0
 

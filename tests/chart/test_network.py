@@ -59,7 +59,7 @@ def test_engine_egress_is_dns_only_unless_configured() -> None:
     assert parts == {"gateway", "autoscaler"}
 
 
-def test_only_gateways_and_agents_can_reach_the_contract_port() -> None:
+def test_only_gateways_and_agents_can_reach_the_autoscaler_api_port() -> None:
     for values, wanted in (({}, {"gateway"}), (SETS["agents"], {"gateway", "agent"})):
         reports, _ = policy(values, "autoscaler")["ingress"]
         parts = {one["podSelector"]["matchLabels"]["app.kubernetes.io/component"] for one in reports["from"]}

@@ -50,7 +50,7 @@ def test_object_names_are_valid_in_kubernetes(release: tuple[str, str]) -> None:
         assert name == name.strip("-")
 
 
-def test_placeholders_have_the_priority_class_of_their_release() -> None:
+def test_placeholder_pods_use_the_priority_class_of_their_release() -> None:
     (made,) = of_kind(SETS["nodes"], "PriorityClass")
     (settings,) = [one for one in of_kind(SETS["nodes"], "ConfigMap") if "settings.yaml" in one["data"]]
     (group,) = [

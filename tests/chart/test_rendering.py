@@ -147,7 +147,7 @@ def test_every_object_has_namespace_labels_and_a_unique_name(values: Values) -> 
 
 
 @each_set
-def test_every_container_is_restricted(values: Values) -> None:
+def test_every_container_has_a_restricted_security_context(values: Values) -> None:
     for component, spec in pod_specs(values):
         agent = component == "agent"
         pod = spec["securityContext"]
@@ -240,7 +240,7 @@ def test_selectors_match_exactly_their_pods(values: Values) -> None:
         assert len(found) == (metrics if one["metadata"]["name"].endswith("-metrics") else 1), one["metadata"]["name"]
 
 
-def test_gateway_termination_grace_covers_its_requests() -> None:
+def test_gateway_termination_grace_period_covers_requests_in_flight() -> None:
     spec = named({}, "Deployment", "pl-pilotlight-gateway")["spec"]["template"]["spec"]
     (container,) = spec["containers"]
     sleeps = container["lifecycle"]["preStop"]["sleep"]["seconds"]
@@ -248,7 +248,7 @@ def test_gateway_termination_grace_covers_its_requests() -> None:
     assert "--grace=600" in container["args"]
 
 
-def test_limits_reach_the_gateway_with_their_values() -> None:
+def test_limits_in_settings_are_passed_to_the_gateway_command_line() -> None:
     limits = {"bodyBytesMax": "32Mi", "memoryBytes": "auto", "idleSecondsMax": 30, "headerSecondsMax": 1.5}
     for size in ("32Mi", "1Gi", "2G", "500M", "12k", "33554432", 1048576):
         values = {"settings": {"limits": {**limits, "bodyBytesMax": size}}}
@@ -321,7 +321,7 @@ AGENTS: Values = {"agent": {"enabled": True}}
 SECRETS: Values = {"server": "a", "client": "b"}
 
 
-def test_gateways_and_agents_have_separate_accounts() -> None:
+def test_gateways_and_agents_have_separate_service_accounts() -> None:
     accounts = [word for word in words(AGENTS, "autoscaler") if "account" in word]
     assert accounts == [
         "--gateway-account=pl-pilotlight-gateway",

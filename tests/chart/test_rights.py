@@ -159,7 +159,7 @@ def given(values: Values) -> Iterator[Grant]:
 
 
 @pytest.mark.parametrize("name", WANTED)
-def test_rendered_rights_match_exactly(name: str) -> None:
+def test_rendered_rbac_rules_are_exactly_the_expected_ones(name: str) -> None:
     found = list(given(SETS[name]))
     assert set(found) == WANTED[name]
     assert len(found) == len(set(found)), "said once"
@@ -189,7 +189,7 @@ def test_every_role_is_bound_to_the_autoscaler_account(values: Values) -> None:
         ("adopting", "cluster", ("team-a", "team-b"), False), ("namespaced", "namespace", ("home",), False),
     ],
 )  # fmt: skip
-def test_doctor_requires_exactly_the_rights_of_the_chart(
+def test_doctor_checks_exactly_the_rights_that_the_chart_grants(
     name: str, scope: Scope, where: tuple[str, ...] | None, cordons: bool
 ) -> None:
     place = {"cluster": "*", "home": "home", "engines": "pilotlight-engines" if scope == "cluster" else "home"}
@@ -209,7 +209,7 @@ def test_doctor_requires_exactly_the_rights_of_the_chart(
 
 
 @pytest.mark.parametrize("name", CAPACITY)
-def test_doctor_capacity_kinds_match_the_settings(name: str, tmp_path: Path) -> None:
+def test_doctor_checks_the_provider_kinds_listed_in_settings(name: str, tmp_path: Path) -> None:
     (text,) = (
         one["data"]["settings.yaml"] for one in of_kind(SETS[name], "ConfigMap") if "settings.yaml" in one["data"]
     )
@@ -237,7 +237,9 @@ TOLD = "--settings=/documents/settings.yaml"
         ("namespaced", ["--adopt-in=home"], ["--adopt-in=home"]),
     ],
 )
-def test_autoscaler_and_doctor_have_matching_command_lines(name: str, scaler: list[str], doctor: list[str]) -> None:
+def test_doctor_command_line_matches_the_features_of_the_autoscaler(
+    name: str, scaler: list[str], doctor: list[str]
+) -> None:
     for component, wanted in (("autoscaler", scaler), ("doctor", doctor)):
         (spec,) = (spec for part, spec in pod_specs(SETS[name]) if part == component)
         words = [
@@ -255,7 +257,7 @@ def test_namespace_scope_rejects_adoption_in_other_namespaces(values: Values) ->
 
 
 @pytest.mark.parametrize("values", SETS.values(), ids=SETS.keys())
-def test_roles_grant_no_wildcards_and_no_secrets(values: Values) -> None:
+def test_roles_allow_no_wildcards_and_no_access_to_secrets(values: Values) -> None:
     for grant in given(values):
         assert "*" not in (grant.group, grant.resource, grant.verb)
         assert grant.resource not in {"secrets", "pods/exec", "serviceaccounts", "clusterroles", "roles"}
@@ -286,7 +288,7 @@ def test_repartitioning_rights_use_the_configured_config_map() -> None:
         ("auto", False, False),
     ],
 )
-def test_volume_rights_require_volume_mounts_and_are_restricted(mount: str, agents: bool, made: bool) -> None:
+def test_volume_rights_exist_only_if_agents_mount_weights_as_volumes(mount: str, agents: bool, made: bool) -> None:
     values = {"agent": {"enabled": agents, "storePath": "/data/"}, "settings": {"weights": {"mount": mount}}}
     assert set(given(values)) >= VOLUMES if made else not VOLUMES & set(given(values))
     policies = of_kind(values, "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
@@ -304,7 +306,7 @@ def test_volume_rights_require_volume_mounts_and_are_restricted(mount: str, agen
     ("adoption", "made"),
     [({}, False), ({"kubeai": True}, False), ({"namespaces": ["a"]}, True), ({"everywhere": True}, True)],
 )
-def test_adoption_creates_policies_that_limit_changes(adoption: Values, made: bool) -> None:
+def test_adoption_adds_admission_policies_that_limit_the_autoscaler(adoption: Values, made: bool) -> None:
     found = of_kind({"adoption": adoption}, "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
     assert len(found) == (4 if made else 0)
     for policy, binding in zip(found[::2], found[1::2], strict=True):

@@ -62,7 +62,7 @@ async def test_lingo_deployment_scales_from_zero_on_a_request_and_back(adopting:
         assert owners_of_scale(found) == [("pilotlight", "Apply", "scale")]
 
 
-async def test_manual_scale_holds_for_a_while_and_then_reverts_to_the_autoscaler(adopting: Adopting) -> None:
+async def test_manual_scale_is_kept_for_hold_seconds_and_then_overridden(adopting: Adopting) -> None:
     notes = {OURS + "models": "ada", OURS + "idle-seconds": "0.5"}
     await adopting.api.create(f"{adopting.apps}/deployments", workload("ada", 0, notes))
     adopting.write(adoption={"holdSeconds": 600})
@@ -77,7 +77,7 @@ async def test_manual_scale_holds_for_a_while_and_then_reverts_to_the_autoscaler
         assert owners_of_scale(await adopting.scale("ada")) == [("pilotlight", "Apply", "scale")]
 
 
-async def test_manual_scale_to_zero_pauses_the_model_until_the_hold_ends(adopting: Adopting) -> None:
+async def test_manual_scale_to_zero_pauses_the_model_for_hold_seconds(adopting: Adopting) -> None:
     """A Call is refused at once while that holds, and wakes it afterwards."""
     await adopting.api.create(f"{adopting.apps}/deployments", workload("ada", 0, {OURS + "models": "ada"}))
     adopting.write(adoption={"holdSeconds": 600})
@@ -159,7 +159,7 @@ async def test_workload_with_an_hpa_is_scaled_only_to_zero_or_one(adopting: Adop
         await adopting.until_pods(0)
 
 
-async def test_invalid_annotations_are_reported_and_affect_no_other_workload(adopting: Adopting) -> None:
+async def test_invalid_annotation_emits_an_event_and_affects_no_other_workload(adopting: Adopting) -> None:
     await adopting.api.create(
         f"{adopting.apps}/deployments", workload("bad", 0, {OURS + "models": "bad", OURS + "slots": "x"})
     )
@@ -172,7 +172,7 @@ async def test_invalid_annotations_are_reported_and_affect_no_other_workload(ado
         assert (status, '"babbage"' in said) == (200, True), "its engine hears the name that the client said"
 
 
-async def test_workload_condition_shows_the_owner_of_its_scale(adopting: Adopting) -> None:
+async def test_workload_condition_shows_if_its_scale_is_automatic_or_manual(adopting: Adopting) -> None:
     """Until when a person's holds, then that it is ours; a wake by a Call and what its controller writes leave it."""
     notes = {OURS + "models": "ada", OURS + "idle-seconds": "600"}
     await adopting.api.create(f"{adopting.apps}/deployments", workload("ada", 0, notes))
@@ -199,7 +199,7 @@ async def test_workload_condition_shows_the_owner_of_its_scale(adopting: Adoptin
         assert kinds == {"Available", "Progressing", OURS + "Adopted"}
 
 
-async def test_release_of_a_workload_removes_the_condition_and_keeps_its_pods(
+async def test_workload_without_its_annotation_loses_condition_but_keeps_pods(
     adopting: Adopting,
 ) -> None:
     path = f"{adopting.apps}/deployments/ada"
@@ -218,7 +218,7 @@ async def test_release_of_a_workload_removes_the_condition_and_keeps_its_pods(
         assert (await adopting.scale("ada"))["spec"]["replicas"] == 1
 
 
-async def test_workload_released_without_an_autoscaler_loses_its_condition_later(adopting: Adopting) -> None:
+async def test_annotation_removed_during_downtime_removes_the_condition_later(adopting: Adopting) -> None:
     """A name that another has is shown, too, and goes with its reason."""
     path = f"{adopting.apps}/deployments/ada"
     await adopting.api.create(f"{adopting.apps}/deployments", workload("ada", 0, {OURS + "models": "ada"}))
@@ -373,7 +373,7 @@ class TestAdoptedDriver(DriverContract):
 
 
 @pytest.mark.standard
-async def test_admission_policies_limit_changes_to_adopted_workloads(
+async def test_admission_policies_limit_what_the_autoscaler_can_change(
     api: Api, kubeconfig: Path, namespace: str
 ) -> None:
     """The chart's policies: with `adoption.everywhere` the rights alone reach the images of all pods of the cluster."""

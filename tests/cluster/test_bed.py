@@ -135,7 +135,7 @@ async def test_pod_status_shows_crashes_and_image_pull_errors(stage: Stage, node
     )
 
 
-async def test_node_marked_as_lost_recovers_soon(api: Api, node: Node) -> None:
+async def test_node_with_ready_condition_unknown_becomes_ready_again(api: Api, node: Node) -> None:
     """As after an API server that was away for longer than nodes may be silent: the controllers taint it."""
     path = f"/api/v1/nodes/{node.name}"
     found = await api.get(path)

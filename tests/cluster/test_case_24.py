@@ -149,7 +149,7 @@ async def test_new_leader_waits_for_a_node_that_reboots_for_repartitioning(
 
 
 @pytest.mark.case("24")
-async def test_leader_kills_during_repartitioning_cause_no_second_order(
+async def test_killing_leaders_during_repartitioning_causes_only_one_order(
     cutting: Estate, managers: list[Manager], api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first has written the configuration, and not the node; the second has told it, and it is being cut."""

@@ -174,7 +174,7 @@ async def test_requests_fail_with_no_capacity_when_no_provider_delivers(
 
 
 @pytest.mark.case("31")
-async def test_capacity_delivered_after_its_withdrawal_is_returned_soon(racks: tuple[Rack, Rack]) -> None:
+async def test_capacity_delivered_after_its_order_was_cancelled_is_returned(racks: tuple[Rack, Rack]) -> None:
     """Its Call leaves, and the order is withdrawn before the fabric has done anything; it delivers all the same."""
     late, _ = racks
     late.cro.late, late.cro.attach_s = True, 20.0

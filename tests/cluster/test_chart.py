@@ -336,7 +336,7 @@ async def a_cordon_is_kept_on_its_node(release: Release) -> None:
         assert found["spec"].get("unschedulable", False) is closed
 
 
-async def test_agent_adoption_cordons_and_helm_test_work_with_chart_rights(release: Release) -> None:
+async def test_chart_permissions_suffice_for_agent_adoption_and_cordons(release: Release) -> None:
     """With the rights that the chart gives for adoption, cordons and agents."""
     agents = f"{release.namespace}-agents"
     changes: dict[str, Any] = {"adoption": {"namespaces": [release.namespace]}, "cordon": {"enabled": True}}
@@ -384,7 +384,7 @@ async def agents_get_a_certificate_of_their_own(release: Release, before: Object
 
 
 @pytest.mark.standard
-async def test_upgrade_keeps_certificates_and_uninstall_keeps_engines(release: Release) -> None:
+async def test_upgrade_keeps_certificates_and_uninstall_keeps_engine_namespace(release: Release) -> None:
     await release.install()
     await definitions_can_be_changed(release)
     secret = (await release.get("secrets", f"{NAME}-contract-server"))["data"]

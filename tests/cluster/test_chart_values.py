@@ -56,7 +56,7 @@ async def collection(api: Api, one: Object) -> str:
 
 @pytest.mark.standard
 @pytest.mark.parametrize("name", SETS)
-async def test_every_rendered_object_of_a_value_set_is_admitted(api: Api, name: str) -> None:
+async def test_api_server_admits_every_rendered_object_of_a_value_set(api: Api, name: str) -> None:
     """Namespaces are made, because a dry run makes none."""
     home = f"chart-{uuid.uuid4().hex[:8]}"
     objects = rendered(name, home)
@@ -107,7 +107,7 @@ async def refusal(api: Api, pod: Object, namespace: str) -> str:
 
 
 @pytest.mark.standard
-async def test_all_pods_pass_a_quota_that_requires_limits(api: Api) -> None:
+async def test_chart_pods_with_limits_pass_a_quota_that_requires_limits(api: Api) -> None:
     """knative/serving#4134: with limits in the values no container lacks one; without them the quota refuses."""
     home = f"chart-{uuid.uuid4().hex[:8]}"
     await make_namespace(api, home)

@@ -111,7 +111,7 @@ async def test_devices_are_free_once_the_agent_reports_no_memory_use(scene: Scen
     assert await scene.replicas() == {}
 
 
-async def test_devices_of_a_force_deleted_pod_are_freed_only_by_measurement(scene: Scene) -> None:
+async def test_devices_of_a_force_deleted_pod_are_free_only_after_measurement(scene: Scene) -> None:
     await scene.agent.says(70 * GI, runs=True)
     (pod,) = (await scene.api.get(scene.pods))["items"]
     await scene.api.delete(f"{scene.pods}/{pod['metadata']['name']}", grace_s=0)
@@ -122,7 +122,7 @@ async def test_devices_of_a_force_deleted_pod_are_freed_only_by_measurement(scen
     await scene.told("clean: measured")
 
 
-async def test_device_reported_unhealthy_by_its_agent_is_closed(scene: Scene) -> None:
+async def test_device_reported_unhealthy_by_the_agent_is_unschedulable(scene: Scene) -> None:
     await scene.agent.says(70 * GI, runs=True, healthy=False)
     (first, second) = await scene.ops("devices")
     assert (first["closed"], second["closed"]) == ("", "a device of its node is unhealthy, its agent says")

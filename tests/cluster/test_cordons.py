@@ -87,7 +87,7 @@ async def test_cordon_is_stored_on_the_node_and_read_by_another_autoscaler(api: 
         assert not left["spec"].get("unschedulable")
 
 
-async def test_kubectl_cordon_and_uncordon_are_respected(api: Api, name: str) -> None:
+async def test_kubectl_cordon_and_uncordon_close_and_reopen_the_node(api: Api, name: str) -> None:
     node, seen = CordonTarget("node", name), Seen(name)
     async with watching(api, seen) as one:
         await api.patch(f"{NODES}/{name}", {"spec": {"unschedulable": True}})
@@ -98,7 +98,7 @@ async def test_kubectl_cordon_and_uncordon_are_respected(api: Api, name: str) ->
         await seen.until(lambda orders: not orders)
 
 
-async def test_concurrent_cordons_are_all_kept_and_invalid_data_is_ignored(api: Api, name: str) -> None:
+async def test_concurrent_cordons_on_one_node_are_all_kept(api: Api, name: str) -> None:
     gpus = [CordonTarget("device", f"{name}/gpu{number}") for number in range(4)]
     seen = Seen(name)
     await api.patch(f"{NODES}/{name}", {"metadata": {"annotations": {ANNOTATION: "{"}}})
@@ -138,7 +138,9 @@ async def test_cordon_of_a_deleted_node_is_rejected(api: Api, name: str) -> None
         await api.get(f"{NODES}/{gone}")
 
 
-async def test_http_cordon_closes_the_node_and_its_slices(api: Api, name: str, aiohttp_client: AiohttpClient) -> None:
+async def test_http_cordon_makes_the_node_and_its_devices_unschedulable(
+    api: Api, name: str, aiohttp_client: AiohttpClient
+) -> None:
     """As an autoscaler of a cluster is composed: commands, the orders on Nodes, and the loop that observes them."""
     loop = SteppedLoop(world([], [device(f"{name}/gpu0", node=name)])).loop
     kept = NodeCordons(api, api, loop.observe)

@@ -192,7 +192,7 @@ async def refusal(api: Api, path: str, body: Object) -> str:
     return caught.value.message
 
 
-async def test_crd_rules_reject_with_the_same_message_as_files(served: Api, namespace: str) -> None:
+async def test_crd_and_file_validation_reject_with_the_same_message(served: Api, namespace: str) -> None:
     for what, wrong in WRONG:
         said = await refusal(served, models(namespace), wrong)
         expected = sentence(wrong)
@@ -230,7 +230,7 @@ async def test_api_server_and_pilotlight_differ_only_in_listed_rules(served: Api
         assert "spec.pod." in await refusal(served, models(namespace), wrong), what
 
 
-async def test_reserved_device_resources_and_annotations_are_rejected_by_both(served: Api, namespace: str) -> None:
+async def test_reserved_device_resources_are_rejected_in_files_and_crds(served: Api, namespace: str) -> None:
     amounts = {**dict.fromkeys(AMOUNTS, True), **{f"{begin}x": True for begin in AMOUNTS_BEGIN}}
     for name, is_reserved in (amounts | {"cpu": False, "rdma/hca": False, "nvidia.com/other": False}).items():
         for at in ("requests", "limits"):
@@ -368,7 +368,7 @@ async def test_invalid_or_duplicate_tenant_keys_are_rejected(served: Api) -> Non
     assert "spec.keys[0].expiresAt" in await refusal(served, TENANTS, tenant("a", keys=late))
 
 
-async def test_defaults_are_filled_in_without_a_change_of_meaning(served: Api, namespace: str) -> None:
+async def test_api_server_defaults_do_not_change_the_meaning_of_a_model(served: Api, namespace: str) -> None:
     sizes = {"gpu": {"memory": "20Gi"}, "queue": {"bytesMax": 1000}, "idleSeconds": 5}
     written = model("a", aliases=["org/name:tag"], tls={}, env={"A": "b", "C": {"valueFrom": {}}}, **sizes)
     made = await served.create(models(namespace), written)
@@ -388,7 +388,7 @@ async def test_unknown_keys_are_rejected_only_with_strict_validation(served: Api
     assert "memori" not in made["spec"]["gpu"], "else it is dropped, as everywhere in Kubernetes"
 
 
-async def test_status_and_spec_are_updated_separately(served: Api, namespace: str) -> None:
+async def test_status_update_ignores_spec_and_spec_update_ignores_status(served: Api, namespace: str) -> None:
     path = models(namespace)
     made = await served.create(path, model("a") | {"status": {"observedGeneration": 7}})
     assert "status" not in made

@@ -91,7 +91,7 @@ async def served(api: Api) -> Api:
 
 
 @pytest.mark.standard
-async def test_model_create_update_and_delete_are_followed(served: Api, namespace: str) -> None:
+async def test_created_updated_and_deleted_models_change_the_model_list(served: Api, namespace: str) -> None:
     path = models(namespace)
     made = await served.create(path, model("first", aliases=["one"]))
     await served.patch(f"{path}/first/status", {"status": {"learned": {"startSeconds": [1.5]}}}, MERGE)
@@ -146,7 +146,7 @@ async def test_invalid_model_keeps_its_last_valid_spec_and_affects_no_other(serv
         assert not found.customs.wrong
 
 
-async def test_model_name_passes_to_the_next_claimant_after_deletion(served: Api, namespace: str) -> None:
+async def test_name_of_a_deleted_model_passes_to_another_model_that_claims_it(served: Api, namespace: str) -> None:
     other = f"{namespace}-z"
     await make_namespace(served, other)
     await served.create(models(namespace), model("x"))
@@ -191,7 +191,7 @@ async def test_many_simultaneous_changes_are_reported_in_batches(
         assert len(found.told) < 50
 
 
-async def test_invalid_tenant_is_reported_without_keys(served: Api, namespace: str) -> None:
+async def test_keys_of_an_invalid_tenant_are_not_accepted(served: Api, namespace: str) -> None:
     right, wrong = f"r-{uuid.uuid4().hex[:8]}", f"w-{uuid.uuid4().hex[:8]}"
     keys = [{"sha256": HASH, "name": "ci"}]
     await served.create(TENANTS, tenant(right, keys=keys, weight=2))
@@ -209,7 +209,7 @@ async def test_invalid_tenant_is_reported_without_keys(served: Api, namespace: s
         await found.until(lambda: not {right, wrong} & {one.name for one in found.told[-1].tenants})
 
 
-async def test_models_are_read_once_their_definitions_are_installed(
+async def test_models_are_read_as_soon_as_their_crds_are_installed(
     served: Api, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     group = f"{namespace}.example"

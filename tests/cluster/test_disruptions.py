@@ -44,7 +44,7 @@ class Told:
                 await self._changed.wait()
 
 
-async def test_replica_is_protected_while_a_budget_allows_no_disruption(scene: Scene) -> None:
+async def test_replica_is_reported_as_protected_if_its_pdb_allows_no_eviction(scene: Scene) -> None:
     budgets = f"/apis/{GROUP}/namespaces/{scene.namespace}/poddisruptionbudgets"
     wanted = {"minAvailable": 1, "selector": TEAM}
     told, driver = Told(), scene.driver()

@@ -132,7 +132,7 @@ async def test_claim_for_a_specific_gpu_gets_only_that_gpu(bench: Bench) -> None
     assert find_slice(got, there.values()) == there["gpu-2"]
 
 
-async def test_partitions_are_allocated_until_the_counters_are_used_up(bench: Bench) -> None:
+async def test_mig_partitions_are_allocated_until_shared_counters_are_used_up(bench: Bench) -> None:
     await bench.publish(*partitionable(bench.node))
     at = f"{DRIVER}/{bench.node}"
     both = (f"{at}/{cut_name('3g.40gb', 0)}", f"{at}/{cut_name('3g.40gb', 4)}")
@@ -172,7 +172,7 @@ async def test_partition_is_allocated_at_its_published_position(bench: Bench) ->
         assert find_slice(got, there.values()) == one, "not the first of its profile"
 
 
-async def test_shared_gpu_memory_is_refused_to_a_third_claim_when_used_up(bench: Bench) -> None:
+async def test_claim_beyond_the_free_memory_of_a_shared_gpu_is_not_allocated(bench: Bench) -> None:
     await bench.publish(resource_slice(bench.node, "many", devices=[many(0)]))
     one = (await bench.slices(Dra()))["gpu-0"]
     assert one.shared
@@ -221,7 +221,7 @@ async def test_pods_that_share_a_gpu_use_one_claim(bench: Bench) -> None:
     assert sorted(pod["name"] for pod in claim["status"]["reservedFor"]) == ["m-1", "m-2"]
 
 
-async def test_tainted_gpu_is_closed_and_not_allocated(bench: Bench) -> None:
+async def test_gpu_with_a_device_taint_is_not_allocated(bench: Bench) -> None:
     bad = gpu(0, taints=[{"key": "xid", "value": "79", "effect": "NoSchedule"}])
     await bench.publish(resource_slice(bench.node, "gpus", devices=[bad]))
     one = (await bench.slices(Dra()))["gpu-0"]

@@ -73,7 +73,7 @@ async def test_two_small_models_share_one_gpu_and_leave_the_other_whole(
                 await api.delete(f"{RESOURCE}/resourceslices/{one['metadata']['name']}")
 
 
-async def test_gpu_drains_for_a_model_that_needs_all_of_its_memory(
+async def test_partitioned_gpu_is_drained_for_a_model_that_needs_all_of_it(
     house: House, api: Api, namespace: str, tmp_path: Path
 ) -> None:
     """One part is left by who is idle, the other when its Call has ended."""

@@ -151,7 +151,7 @@ async def test_start_waits_for_an_exhausted_quota_and_reports_the_reason(scene: 
         assert observed.words(second.id) == ["starting", "ready"]
 
 
-async def test_waiting_start_can_be_stopped(scene: Scene) -> None:
+async def test_stopped_start_that_waits_for_quota_creates_no_pod(scene: Scene) -> None:
     quotas = f"/api/v1/namespaces/{scene.namespace}/resourcequotas"
     spec = {"hard": {"pods": "0"}}
     await scene.api.create(
@@ -369,7 +369,7 @@ async def test_crashed_engine_is_not_restarted_by_the_driver(scene: Scene) -> No
         assert not (await scene.api.get(scene.pods))["items"]
 
 
-async def test_evicted_pod_is_reported_as_taken_and_ends(scene: Scene) -> None:
+async def test_evicted_pod_is_reported_with_the_eviction_reason(scene: Scene) -> None:
     one, model = scene.engine("r1", manner=Manner.IGNORES_SIGTERM)
     driver = scene.driver()
     async with running(driver) as observed:
@@ -384,7 +384,7 @@ async def test_evicted_pod_is_reported_as_taken_and_ends(scene: Scene) -> None:
         assert observed.words(one.id) == ["starting", "ready", "taken", "exited", "clean"]
 
 
-async def test_replica_on_a_lost_node_exits_but_its_device_is_not_clean(scene: Scene, tmp_path: Path) -> None:
+async def test_device_of_a_replica_on_a_lost_node_is_not_reusable(scene: Scene, tmp_path: Path) -> None:
     """Another node lives: where none does, the cluster blames its own network, and evicts nobody."""
     one, model = scene.engine("r1")
     driver = scene.driver()

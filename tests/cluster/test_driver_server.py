@@ -86,7 +86,7 @@ async def test_paused_leader_does_not_delete_a_pod_adopted_by_the_next_leader(sc
 
 @pytest.mark.case("26")
 @pytest.mark.parametrize("heard", [True, False], ids=["its end is heard of", "its end is not heard of"])
-async def test_pod_stopped_by_a_former_leader_leaves_without_a_failure(
+async def test_pod_stopped_by_a_former_leader_is_not_reported_as_failed(
     scene: Scene, plane: Plane, kubeconfig: Path, heard: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that no condition of its Model tells of a failure. It ends within our own time to stop, and was not deleted by
@@ -127,7 +127,7 @@ async def until_unmarked(scene: Scene) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_driver_without_write_permission_starts_and_stops_nothing(scene: Scene, kubeconfig: Path) -> None:
+async def test_driver_without_a_valid_leader_lease_starts_and_stops_nothing(scene: Scene, kubeconfig: Path) -> None:
     may_s = [math.inf]
     async with Api(await load_api_access(kubeconfig), lambda: may_s[0]) as api:
         driver = scene.driver(api)
@@ -159,7 +159,7 @@ async def test_driver_without_write_permission_starts_and_stops_nothing(scene: S
 # --- the API server's moods -------------------------------------------------------------------------------------------
 
 
-async def test_start_and_stop_cost_at_most_six_api_requests(
+async def test_replica_start_and_stop_take_at_most_six_api_requests(
     scene: Scene, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watching, "SUSPECT_S", WAIT_S_MAX)  # a watch that is late is no matter of this
@@ -198,7 +198,7 @@ class Deaf(Api):
 
 @pytest.mark.case("28")
 @pytest.mark.standard
-async def test_silent_open_watch_is_detected_by_a_list(
+async def test_open_watch_without_events_is_detected_by_a_list_request(
     scene: Scene, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A start, then an end (its DELETED is lost): both are seen by a list that our own write made us ask for."""
@@ -248,7 +248,7 @@ async def test_api_server_restart_or_hang_causes_no_failed_start(scene: Scene, p
 
 
 @pytest.mark.case("18")
-async def test_repeatedly_cut_watches_lose_no_change(scene: Scene, plane: Plane, kubeconfig: Path) -> None:
+async def test_repeatedly_interrupted_watches_lose_no_change(scene: Scene, plane: Plane, kubeconfig: Path) -> None:
     cutter = Cutter(port_of(plane), 0.8)
     async with cutter.running() as port:
         way: ApiAccess = await load_api_access(kubeconfig)

@@ -161,7 +161,7 @@ def gateway_pod(name: str, node: Node, *command: str) -> Object:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels}, "spec": spec}
 
 
-async def test_gateways_appear_and_disappear_with_their_pods(api: Api, namespace: str, node: Node) -> None:
+async def test_gateway_is_reported_gone_when_its_pod_fails_or_is_deleted(api: Api, namespace: str, node: Node) -> None:
     told: list[GatewaySeen | GatewayGone] = []
     pods = f"/api/v1/namespaces/{namespace}/pods"
     await api.create(pods, gateway_pod("g1", node, "/bin/sleep", "600"))
@@ -182,7 +182,7 @@ async def test_gateways_appear_and_disappear_with_their_pods(api: Api, namespace
         task.cancel()
 
 
-async def test_silent_gateway_without_a_pod_is_gone_but_foreign_names_are_kept(
+async def test_silent_gateway_is_removed_if_its_pod_no_longer_exists(
     api: Api, namespace: str, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both are known from their reports alone and silent. A pod's name is `DEPLOYMENT-HASH-RANDOM`."""

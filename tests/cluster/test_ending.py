@@ -44,7 +44,7 @@ async def running(house: House) -> int:
 
 
 @pytest.mark.parametrize("key", ["karpenter.sh/disrupted", "aws-node-termination-handler/spot-itn"])
-async def test_disrupted_node_finishes_its_request_and_the_next_runs_elsewhere(
+async def test_replica_on_a_node_tainted_for_disruption_finishes_its_request(
     house: House, api: Api, namespace: str, tmp_path: Path, key: str
 ) -> None:
     nodes = [

@@ -212,9 +212,7 @@ FABRIC = {"example.com/fabric": "rack-1", "nvidia.com/gpu.present": "true"}
 
 
 @pytest.mark.parametrize("bed", [FABRIC], indirect=True)
-async def test_onprem_example_attaches_a_gpu_and_detaches_by_force_on_drain(
-    release: Release, plane: Plane, bed: Node
-) -> None:
+async def test_onprem_example_detaches_a_stuck_gpu_by_force_on_drain(release: Release, plane: Plane, bed: Node) -> None:
     api, one = release.api, Example(release, plane, "values-onprem-mig-fabric.yaml")
     await definitions.install_foreign(api, "cro")
     await make_namespace(api, "gpu-operator")
@@ -306,7 +304,7 @@ async def requests(release: Release) -> list[Object]:
 
 
 @pytest.mark.parametrize("bed", [ON_GKE], indirect=True)
-async def test_gke_example_orders_the_atomic_node_instead_of_the_queue(release: Release, plane: Plane) -> None:
+async def test_gke_example_orders_an_atomic_node_instead_of_queued_capacity(release: Release, plane: Plane) -> None:
     api, one = release.api, Example(release, plane, "values-gke-dws.yaml")
     await definitions.install_foreign(api, "autoscaling")
     await one.install()

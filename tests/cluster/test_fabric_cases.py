@@ -25,9 +25,7 @@ __all__ = ["rack"]
 
 @pytest.mark.case("1")
 @pytest.mark.standard
-async def test_gpu_is_attached_instead_of_a_new_node_without_a_pending_pod(
-    rack: Rack, api: Api, namespace: str
-) -> None:
+async def test_gpu_is_attached_before_a_pending_pod_triggers_a_new_node(rack: Rack, api: Api, namespace: str) -> None:
     """Who adds nodes is there, and would add one for any pod that waits: it hears of none."""
     rack.house.write(
         ada(), model("bob", idleSeconds=600, replicas={"max": 1}), **settings(rack, node_costs=9.0)

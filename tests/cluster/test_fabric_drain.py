@@ -18,7 +18,7 @@ __all__ = ["rack"]
 """A fixture, which pytest looks for here."""
 
 
-async def test_gpu_is_detached_only_after_streams_engine_and_memory_are_done(
+async def test_gpu_is_detached_only_after_its_streams_end_and_memory_is_free(
     rack: Rack, api: Api, namespace: str
 ) -> None:
     """A node is to go while an answer runs there: another GPU is attached elsewhere, new Calls go there, the answer

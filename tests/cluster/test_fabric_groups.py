@@ -48,7 +48,9 @@ async def test_growing_machine_set_is_awaited_instead_of_attaching_a_gpu(rack: R
             assert not any(one.startswith("pilotlight-") for one in rack.waited), "no node was asked for"
 
 
-async def test_machine_set_growth_for_a_placeholder_is_counted_once(rack: Rack, api: Api, namespace: str) -> None:
+async def test_new_node_for_one_placeholder_is_not_counted_for_another_model(
+    rack: Rack, api: Api, namespace: str
+) -> None:
     """Two Models need two nodes: that which comes for the one's placeholder is not taken for the other's, too."""
     rack.nodes, names = [rack.own], ("bob", "eve")
     told = settings(rack, node_costs=0.1)

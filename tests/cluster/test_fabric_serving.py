@@ -52,7 +52,7 @@ async def test_only_the_missing_gpus_are_attached_to_a_node(rack: Rack, namespac
         assert request["spec"]["resource"]["size"] == 1
 
 
-async def test_next_autoscaler_knows_attached_gpus_and_detaches_them_when_idle(rack: Rack, namespace: str) -> None:
+async def test_restarted_autoscaler_detaches_attached_gpus_when_idle(rack: Rack, namespace: str) -> None:
     rack.house.write(
         model("ada", replicas={"min": 1, "max": 1}), model("bob", idleSeconds=5, replicas={"max": 1}),
         **rack.settings(),

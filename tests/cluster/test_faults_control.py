@@ -39,7 +39,9 @@ async def pods_of(house: Estate, name: str) -> int:
 
 
 @pytest.mark.case("27")
-async def test_warm_requests_are_served_during_an_api_server_outage(estate: Estate, plane: Plane, node: Node) -> None:
+async def test_ready_models_serve_requests_during_an_api_server_outage(
+    estate: Estate, plane: Plane, node: Node
+) -> None:
     """Warm Calls go on; a cold one hears at its deadline when to come back; who leads then stops nothing before each
     gateway has told it what it has.
     """
@@ -76,7 +78,7 @@ async def test_warm_requests_are_served_during_an_api_server_outage(estate: Esta
     assert node.name
 
 
-async def test_repeatedly_cut_watches_lose_no_request(
+async def test_repeatedly_interrupted_watches_lose_no_request(
     plane: Plane, namespace: str, api: Api, tmp_path: Path, node: Node
 ) -> None:
     """Every connection of both autoscalers to the API server, three times in the duration of a Lease (every 10 s, as

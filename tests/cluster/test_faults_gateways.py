@@ -40,7 +40,7 @@ async def stage(api: Api, namespace: str, tmp_path: Path) -> AsyncIterator[Stage
 
 @pytest.mark.case("10")
 @pytest.mark.standard
-async def test_scale_down_stops_no_replica_before_every_gateway_acknowledges(stage: Stage, estate: Estate) -> None:
+async def test_draining_replica_stops_only_after_every_gateway_acknowledges(stage: Stage, estate: Estate) -> None:
     """Three gateways, and one of them hears nothing while the three Replicas drain: until it has acknowledged, none of
     them is stopped. Calls go on all the time, and none that comes after the acknowledgement of its gateway is sent to a
     Replica that drains.
@@ -90,7 +90,7 @@ def through(results: list[Result], gateways: set[str]) -> list[Result]:
 
 
 @pytest.mark.case("14")
-async def test_rolling_update_of_gateways_cuts_no_stream(
+async def test_rolling_update_of_gateways_interrupts_no_stream(
     stage: Stage, estate: Estate, api: Api, namespace: str
 ) -> None:
     """40 streams on each of two gateways, where the list has 200: engine, gateways and clients share two cores here.

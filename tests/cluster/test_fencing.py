@@ -160,7 +160,7 @@ async def scene(
 
 @pytest.mark.case("26")
 @pytest.mark.parametrize("moment", Moment)
-async def test_leader_change_at_any_write_gives_the_result_of_one_leader(scene: Scene, moment: Moment) -> None:
+async def test_models_scale_up_and_down_if_leadership_changes_at_any_write(scene: Scene, moment: Moment) -> None:
     for starts, stops in zip(UP, DOWN, strict=True):
         before = scene.ran.copy()
         await scene.through(starts, moment, scene.call(scene.ada, scene.emb), scene.up)
@@ -172,6 +172,6 @@ async def test_leader_change_at_any_write_gives_the_result_of_one_leader(scene: 
 
 @pytest.mark.case("26")
 @pytest.mark.parametrize("moment", Moment)
-async def test_leader_change_at_a_condition_write_keeps_the_condition_correct(scene: Scene, moment: Moment) -> None:
+async def test_leader_change_at_a_condition_write_ends_in_the_latest_condition(scene: Scene, moment: Moment) -> None:
     for value, shown in (("many", WRONG), (None, SCALED)):
         await scene.through(SHOWN, moment, scene.annotate(LOW, value), partial(scene.is_shown, shown))

@@ -40,7 +40,7 @@ async def placed(api: Api, namespace: str, name: str, scheduler: str) -> str:
 
 
 @pytest.mark.parametrize(("scheduler", "nodes_used"), [("pilotlight-fill", 1), ("default-scheduler", 2)])
-async def test_documented_scheduler_profile_fills_nodes_unlike_the_default(
+async def test_documented_scheduler_profile_packs_pods_onto_fewer_nodes(
     api: Api, namespace: str, tmp_path: Path, scheduler: str, nodes_used: int
 ) -> None:
     async with AsyncExitStack() as stack:

@@ -174,7 +174,7 @@ async def ready(house: House) -> int:
 
 
 @pytest.mark.standard
-async def test_fourth_replica_on_a_time_slicing_node_creates_one_node_claim(
+async def test_replica_beyond_three_gpu_time_slices_creates_one_node_claim(
     house: House, api: Api, namespace: str, tmp_path: Path
 ) -> None:
     labels = {"test": namespace, "node.kubernetes.io/instance-type": TYPE}

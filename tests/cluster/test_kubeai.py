@@ -95,7 +95,7 @@ async def install(api: Api) -> None:
                 return
 
 
-async def test_kubeai_models_are_followed_once_their_kind_is_installed(
+async def test_kubeai_models_are_read_as_soon_as_their_crd_is_installed(
     api: Api, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(optional_kinds, "ABSENT_S", 0.05)

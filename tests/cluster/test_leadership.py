@@ -85,7 +85,7 @@ async def test_resumed_former_leaders_become_followers_before_any_write(estate: 
 
 
 @pytest.mark.case("27")
-async def test_warm_requests_are_served_without_a_leader_or_api_server(
+async def test_ready_models_serve_requests_without_a_leader_or_api_server(
     estate: Estate, plane: Plane, node: Node
 ) -> None:
     async with estate.open(model("ada", slots=64), model("bob"), gateways=2) as house, asyncio.timeout(LIMIT_S):
@@ -112,7 +112,7 @@ async def test_warm_requests_are_served_without_a_leader_or_api_server(
 
 
 @pytest.mark.case("29")
-async def test_restarts_of_all_components_at_zero_cause_only_one_start(estate: Estate, node: Node) -> None:
+async def test_restarts_of_all_components_in_a_cold_start_cause_only_one_start(estate: Estate, node: Node) -> None:
     """Both autoscalers and two of three gateways are killed twice, and Calls come all the time. What is parked at the
     third is answered, without a word of it; clients of the others come back until they are served. All by one start.
     """

@@ -180,7 +180,7 @@ async def test_foreign_entries_in_the_configmap_are_kept(place: Scene) -> None:
         assert (await place.api.get(f"{place.config_maps}/mig"))["data"]["more"] == "x"
 
 
-async def test_foreign_configmap_is_not_changed_and_invalid_order_is_ignored(place: Scene) -> None:
+async def test_configmap_without_a_valid_mig_configuration_is_not_changed(place: Scene) -> None:
     made = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "mig"}, "data": {FILE: "- a\n- b\n"}}
     await place.api.create(place.config_maps, made)
     await place.api.patch(f"{NODES}/{place.node}", {"metadata": {"annotations": {ANNOTATION: "{"}}})

@@ -75,7 +75,7 @@ async def test_model_is_scheduled_on_declared_devices_without_reading_nodes(alon
             await asyncio.sleep(0.05)
 
 
-async def test_unschedulable_pod_blocks_further_pods_of_the_same_kind(alone: Alone, node: Node) -> None:
+async def test_unschedulable_pod_blocks_further_pods_for_the_same_nodes(alone: Alone, node: Node) -> None:
     """Three nodes are declared, and there is one GPU, then more."""
     await node.has({GPU: "1"})
     alone.write(*(model(name, idleSeconds=600) for name in ("ada", "bob", "eve")), nodes=[declared(node)] * 3)
@@ -93,7 +93,7 @@ async def test_unschedulable_pod_blocks_further_pods_of_the_same_kind(alone: Alo
         assert [(await bob)[0], (await eve)[0]] == [200, 200]
 
 
-async def test_request_waits_while_others_use_the_whole_gpu_quota(
+async def test_model_start_waits_while_other_pods_use_the_whole_gpu_quota(
     alone: Alone, api: Api, namespace: str, node: Node
 ) -> None:
     """Nothing is declared: the quota says how many devices there are, and another's pod has the only one."""
@@ -121,7 +121,7 @@ async def test_request_waits_while_others_use_the_whole_gpu_quota(
     assert node.name
 
 
-async def test_weights_that_need_volume_rights_are_reported_before_any_start(alone: Alone, node: Node) -> None:
+async def test_missing_permission_for_volumes_is_reported_before_any_start(alone: Alone, node: Node) -> None:
     """Volumes of nodes' stores need a right of the whole cluster."""
     artifact: Object = {"artifact": "oci://registry.example/llama:8b"}
     alone.write(model("ada", **artifact), nodes=[declared(node)], weights={"mount": "volume"})

@@ -131,7 +131,7 @@ async def test_node_without_free_cpu_is_not_chosen_despite_a_free_gpu(
         assert (await one.answers_from(resources=wants), one.moved) == (one.second.name, False)
 
 
-async def test_request_waits_until_a_foreign_pod_frees_its_cpu(
+async def test_model_start_waits_until_a_foreign_pod_frees_its_cpu(
     api: Api, house: House, namespace: str, tmp_path: Path
 ) -> None:
     async with AsyncExitStack() as stack:
@@ -178,7 +178,7 @@ async def scene(api: Api, namespace: str, tmp_path: Path) -> AsyncIterator[Scene
         yield one
 
 
-async def test_devices_of_foreign_pods_are_counted_but_own_pods_are_not(scene: Scene) -> None:
+async def test_only_devices_of_foreign_pods_count_as_used_by_others(scene: Scene) -> None:
     driver, node = scene.driver(), scene.node.name
     async with running(driver) as observed, asyncio.timeout(WAIT_S_MAX):
         ours, of = scene.engine("r1")

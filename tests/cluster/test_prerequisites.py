@@ -115,7 +115,7 @@ async def test_doctor_command_prints_one_line_per_check(kubeconfig: Path, namesp
     assert "ok       API server" in done.output
 
 
-async def test_unreachable_api_server_is_the_only_blocker(tmp_path: Path) -> None:
+async def test_unreachable_api_server_is_the_only_problem_reported(tmp_path: Path) -> None:
     config = {
         "apiVersion": "v1", "kind": "Config", "current-context": "x",
         "clusters": [{"name": "x", "cluster": {"server": "http://127.0.0.1:9"}}],

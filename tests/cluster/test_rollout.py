@@ -80,7 +80,7 @@ async def test_changed_spec_replaces_the_pod_without_losing_a_request(house: Hou
     assert old["metadata"]["name"] != new["metadata"]["name"]
 
 
-async def test_removed_model_drains_running_and_rejects_queued_requests(house: House, pods: Pods, node: Node) -> None:
+async def test_removed_model_finishes_running_and_rejects_queued_requests(house: House, pods: Pods, node: Node) -> None:
     """The Call that runs (for 16 s) gets its answer, although its Model has left."""
     words = command("--host", "{host}", "--port", "{port}", "--name", "slow", "--tokens", "80", "--tokens-per-s", "5")
     slow = model("slow", idleSeconds=600, image="slow", command=words)

@@ -120,7 +120,7 @@ async def test_gpu_shared_three_ways_serves_three_replicas_and_queues_the_fourth
 # --- what the driver says ---------------------------------------------------------------------------------------------
 
 
-async def test_device_resliced_during_use_opens_after_its_replica_ends(
+async def test_device_with_changed_slicing_is_usable_after_its_replica_ends(
     api: Api, namespace: str, tmp_path: Path
 ) -> None:
     """Its pod goes on and ends as if its Slice were still there; new ones get shares, and their engines are told so."""

@@ -302,7 +302,7 @@ async def waiting(api: Api, pods: str, known: set[str]) -> dict[str, Any]:
 
 @pytest.mark.case("23")
 @pytest.mark.standard
-async def test_pod_on_a_wrong_card_yields_to_the_older_pod_and_restarts(
+async def test_pod_bound_to_the_wrong_gpu_is_restarted_on_the_chosen_gpu(
     house: House, api: Api, namespace: str, tmp_path: Path
 ) -> None:
     """HAMi's scheduler is played by the test, and gives the second pod the card of the first."""
@@ -334,7 +334,7 @@ async def test_pod_on_a_wrong_card_yields_to_the_older_pod_and_restarts(
 
 
 @pytest.mark.case("23")
-async def test_device_of_a_force_deleted_pod_is_not_reused_unmeasured(
+async def test_device_of_a_force_deleted_pod_is_not_reused_without_measurement(
     house: House, api: Api, namespace: str, tmp_path: Path
 ) -> None:
     """Nor as soon as it is: nobody told of the end of its processes. What measures is not there."""

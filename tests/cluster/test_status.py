@@ -98,7 +98,9 @@ async def test_manual_edits_do_not_conflict_with_status_updates(
     assert ("pilotlight", "") not in owners
 
 
-async def test_model_with_a_taken_name_shows_the_reason(api: Api, counted: Api, namespace: str, models: str) -> None:
+async def test_status_of_a_model_with_a_taken_name_shows_the_conflict(
+    api: Api, counted: Api, namespace: str, models: str
+) -> None:
     await api.create(models, model("ada"))
     await api.create(models, model("ben", aliases=["ada"]))
     async with House(counted, namespace).running() as house:
@@ -109,7 +111,9 @@ async def test_model_with_a_taken_name_shows_the_reason(api: Api, counted: Api, 
         await until(api, f"{models}/ben", says("Ready", "Idle"))
 
 
-async def test_recreated_model_gets_its_own_status(api: Api, counted: Api, namespace: str, models: str) -> None:
+async def test_recreated_model_does_not_keep_the_status_of_the_deleted_one(
+    api: Api, counted: Api, namespace: str, models: str
+) -> None:
     await api.create(models, model("ada"))
     async with House(counted, namespace).running() as house:
         await until(api, f"{models}/ada", says("Ready", "Idle"))
@@ -123,7 +127,7 @@ async def test_recreated_model_gets_its_own_status(api: Api, counted: Api, names
 # --- what it costs ----------------------------------------------------------------------------------------------------
 
 
-async def test_idle_models_cause_no_requests_even_after_a_restart(
+async def test_idle_models_cause_no_api_server_requests_even_after_a_restart(
     api: Api, counted: Api, namespace: str, models: str
 ) -> None:
     for number in range(40):
@@ -202,7 +206,9 @@ async def test_follower_writes_no_status_until_leading_and_synced(
 # --- what survives a restart ------------------------------------------------------------------------------------------
 
 
-async def test_back_off_survives_a_restart(api: Api, counted: Api, namespace: str, models: str) -> None:
+async def test_start_back_off_of_a_model_survives_an_autoscaler_restart(
+    api: Api, counted: Api, namespace: str, models: str
+) -> None:
     """Its episode failed before; the next process, with another clock, starts nothing until the time that was said."""
     await api.create(models, model("ada", start={"retries": 0}))
     async with House(counted, namespace).running() as house:
@@ -231,7 +237,7 @@ async def test_back_off_survives_a_restart(api: Api, counted: Api, namespace: st
         assert [one.model for one in house.stepped.driver.started] == ["ada"]
 
 
-async def test_new_leader_keeps_the_back_off_of_the_former_leader(
+async def test_new_leader_keeps_the_start_back_off_of_the_former_leader(
     api: Api, counted: Api, namespace: str, models: str
 ) -> None:
     """It was there all the time, and saw nothing of the failed start itself."""
@@ -285,7 +291,7 @@ async def test_events_of_a_model_life_cycle_are_recorded_on_the_model(
     assert by_reason["Woken"]["lastTimestamp"] == "2027-01-15T08:00:00Z"
 
 
-async def test_repeated_failures_are_one_event_with_a_count(
+async def test_repeated_start_failures_update_the_count_of_one_event(
     api: Api, counted: Api, namespace: str, models: str
 ) -> None:
     await api.create(models, model("ada"))

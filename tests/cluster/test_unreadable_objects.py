@@ -82,7 +82,7 @@ async def poisoned(api: Api, namespace: str, name: str) -> AsyncIterator[None]:
 
 
 @pytest.mark.standard
-async def test_deeply_nested_objects_are_reported_and_healthy_models_are_served(
+async def test_deeply_nested_objects_do_not_interrupt_healthy_models(
     house: House, api: Api, namespace: str, node: Node, tmp_path: Path
 ) -> None:
     await definitions.install(api)

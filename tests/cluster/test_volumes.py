@@ -106,7 +106,7 @@ async def until_gone(api: Api, path: str) -> None:
             await asyncio.sleep(LOOK_S)
 
 
-async def test_engine_reads_weights_from_a_node_volume_deleted_with_the_node(
+async def test_volume_with_the_weights_of_a_node_is_deleted_with_the_node(
     api: Api, node: Node, disk: Path, restricted: str, kubeconfig: Path
 ) -> None:
     assert disk.is_dir()
@@ -180,14 +180,14 @@ async def test_restricted_pod_security_allows_volumes_but_no_host_path(api: Api,
     assert refused.value.status == 403
 
 
-async def test_missing_right_to_volumes_is_detected_in_advance(api: Api) -> None:
+async def test_weight_volumes_are_unavailable_with_namespace_scope(api: Api) -> None:
     assert (await volumes.query_cluster_facts(api, "cluster")).volumes
     found = await volumes.query_cluster_facts(api, "namespace")
     assert (found.volumes, found.server) == (False, (1, 36))
 
 
 @pytest.mark.standard
-async def test_model_stored_in_a_claim_is_served_from_zero(
+async def test_model_stored_in_a_persistent_volume_claim_is_served_from_zero(
     api: Api, node: Node, disk: Path, namespace: str, house: House
 ) -> None:
     """The claim of somebody's share, here a folder of the node."""
@@ -212,7 +212,7 @@ async def autoscaler(api: Api, kubeconfig: Path, namespace: str) -> AsyncIterato
         yield acting
 
 
-async def test_autoscaler_may_create_only_volumes_of_weight_stores(
+async def test_admission_policy_limits_the_autoscaler_to_weight_volumes(
     api: Api, autoscaler: Api, node: Node, namespace: str
 ) -> None:
     """Else who acts as one could read, and write, every folder of every node."""

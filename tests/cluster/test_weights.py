@@ -184,7 +184,7 @@ async def test_pull_resumes_after_the_agent_was_killed(
             assert "failed" not in str(await scene.ops("explain/model/ada")), "it is the same try"
 
 
-async def test_failed_pull_is_a_failed_start_with_its_reason(
+async def test_failed_weights_pull_fails_the_start_with_its_reason(
     house: House, api: Api, namespace: str, node: Node, tmp_path: Path
 ) -> None:
     scene = Scene(house, api, namespace, node, tmp_path)

@@ -32,14 +32,14 @@ CASES = 5_000
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_seeds_and_earlier_findings_pass(name: str) -> None:
+def test_fuzz_seeds_and_earlier_findings_raise_no_error(name: str) -> None:
     one_input = target(name).limited()
     for data in (*target(name).seeds, *found(name)):
         one_input(data)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_mutated_seeds_pass(name: str) -> None:
+def test_mutated_fuzz_seeds_raise_no_error(name: str) -> None:
     one_input = target(name).limited()
 
     @settings(derandomize=True, deadline=None, max_examples=examples(EXAMPLES), database=None)
@@ -52,7 +52,7 @@ def test_mutated_seeds_pass(name: str) -> None:
 
 @pytest.mark.deep
 @pytest.mark.parametrize("name", STRUCTURED)
-def test_many_structured_inputs_pass(name: str) -> None:
+def test_random_structured_inputs_raise_no_error(name: str) -> None:
     one_input, case = target(name).limited(), target(name).case
     assert case is not None
     for number in range(CASES):
@@ -64,7 +64,7 @@ def test_many_structured_inputs_pass(name: str) -> None:
             raise
 
 
-def test_limits_on_time_and_memory_are_checked() -> None:
+def test_input_over_the_cpu_or_memory_limit_raises_limit_error() -> None:
     def takes_time(data: bytes) -> None:
         began_s = time.thread_time()
         while time.thread_time() - began_s < 0.02:
@@ -84,7 +84,7 @@ def test_every_target_is_run_by_make_fuzz() -> None:
     assert {path.name for path in FOUND.glob("*")} <= set(NAMES)
 
 
-def test_every_watch_of_the_product_has_a_target() -> None:
+def test_every_kubernetes_watch_of_the_product_has_a_fuzz_target() -> None:
     made = objects.places()
     sites = [(file, {(file, line) for line in lines}) for file, lines in watches.sites()]
     missing = [file for file, lines in sites if not made & lines]
@@ -93,7 +93,7 @@ def test_every_watch_of_the_product_has_a_target() -> None:
     assert {kind.plural for kind in objects.kinds()} == set(kinds.SEEDS), "tests/fuzz/kinds.py has one of each kind"
 
 
-def test_every_message_has_a_target() -> None:
+def test_every_decoded_message_type_has_a_fuzz_target() -> None:
     decoded = set[str]()
     for package in ("autoscaler", "gateway", "pilotlight"):
         for path in (ROOT / package).rglob("*.py"):
@@ -102,7 +102,7 @@ def test_every_message_has_a_target() -> None:
 
 
 @pytest.mark.skipif(not GUIDED, reason="atheris is not installed: nothing guides the fuzz")
-def test_the_fuzzer_runs_a_target() -> None:
+def test_coverage_guided_fuzzer_runs_a_target() -> None:
     environment = os.environ | {"FUZZ_S": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-m", "tests.fuzz", "messages"]
     ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False)

@@ -8,5 +8,5 @@ from tests.fuzz import port
 
 
 @pytest.mark.parametrize("data", port.SEEDS, ids=[" ".join(command) for command in port.COMMANDS])
-def test_seed_responses_of_the_operations_port_are_displayed(data: bytes) -> None:
+def test_seed_responses_of_operations_port_are_displayed_without_error(data: bytes) -> None:
     port.port(data)

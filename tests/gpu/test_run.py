@@ -32,7 +32,7 @@ FIGURES = {
 
 
 @pytest.mark.parametrize("steps", ["inventory,cold,swap,kill", "serial,sharing,misbehave,fit"])
-def test_every_step_runs_on_a_simulated_device_and_its_figures_hold(tmp_path: Path, steps: str) -> None:
+def test_every_benchmark_step_passes_on_a_simulated_device(tmp_path: Path, steps: str) -> None:
     argv = [sys.executable, str(RUN), "--simulate", "--quick", "--steps", steps, "--out", str(tmp_path / "out")]
     ran = subprocess.run(argv, capture_output=True, text=True, timeout=600, check=False)
     print(ran.stdout, ran.stderr)
@@ -66,7 +66,7 @@ def test_engine_memory_is_zero_without_nvml_bindings() -> None:
     assert subprocess.run(argv, check=False).returncode == 0
 
 
-def test_incomplete_run_is_not_good_and_lists_the_reasons(tmp_path: Path) -> None:
+def test_verdict_of_an_incomplete_run_fails_and_lists_the_reasons(tmp_path: Path) -> None:
     report = Report(tmp_path / "result.json", {})
     report.figure("kill", "requests lost", 0.0, "0", holds=True)
     assert (report.good, report.verdict()) == (True, "all figures that were measured hold")
@@ -95,7 +95,7 @@ def test_memory_reuse_is_not_measured_for_processes_not_in_nvml(
     assert [one["holds"] for one in bed.report.figures] == [True, None]
 
 
-def test_ended_sampling_counts_as_a_gap() -> None:
+def test_time_since_the_last_memory_sample_counts_as_a_gap() -> None:
     watch = Watch.__new__(Watch)
     watch.samples = [Sample(time.time() - 60.0, 0, {}, frozenset()), Sample(time.time() - 59.99, 0, {}, frozenset())]
     assert watch.gap_s(0.0) > 59.0
@@ -147,7 +147,7 @@ def test_torch_version_is_read_without_importing_torch(tmp_path: Path, monkeypat
     assert prerequisites.torch_cuda() is None
 
 
-def test_kit_contains_only_sources_that_the_server_needs(tmp_path: Path) -> None:
+def test_packed_llama_cpp_sources_contain_only_what_the_server_needs(tmp_path: Path) -> None:
     """Also of names longer than 100 bytes, which a tar file keeps in an extended header."""
     long = "ggml/src/ggml-cuda/template-instances/fattn-mma-f16-instance-ncols1_16-ncols2_2.cu"
     wanted = [long, "CMakeLists.txt", "tools/server/server.cpp"]
@@ -163,7 +163,7 @@ def test_kit_contains_only_sources_that_the_server_needs(tmp_path: Path) -> None
         assert sorted(packed.getnames()) == sorted(wanted)
 
 
-def test_start_over_memory_of_an_ended_process_is_detected() -> None:
+def test_start_before_an_ended_process_frees_its_memory_is_detected() -> None:
     """Process 7 ended before the start at 1.0 and still held memory after it; 8 ended later and held it for no look."""
     watch = Watch.__new__(Watch)
     watch.samples = [

@@ -32,7 +32,7 @@ def run(words: tuple[str, ...], folder: Path) -> Ended:
     [pytest.param(words, marks=pytest.mark.standard if words in STANDARD else pytest.mark.deep) for words in KNOWN],
     ids=" ".join,
 )
-def test_generated_arguments_of_each_command_end_with_one_clear_line(tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_random_arguments_of_each_command_cause_no_traceback(tmp_path: Path, words: tuple[str, ...]) -> None:
     command_cases.lay_files(tmp_path)
     number = KNOWN.index(words)
     case = list(command_cases.cases(4711, number + 1))[number]

@@ -14,7 +14,9 @@ FAULTY = Path(__file__).parent.parent / "kit" / "faulty"
 
 
 @pytest.mark.standard
-async def test_an_internal_error_affects_only_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_internal_error_for_one_model_leaves_other_models_serving(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PYTHONPATH", str(FAULTY))
     models = fake(tmp_path, "ada"), fake(tmp_path, "faulty")
     async with serving(tmp_path / "s", *models, start=False) as serve:

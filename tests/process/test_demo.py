@@ -110,7 +110,7 @@ def test_engine_killed_during_start_is_reported_and_restarted(run: Run) -> None:
     assert reason.startswith("was killed by SIGKILL"), "what it printed last, if it had begun to load, comes behind"
 
 
-def test_one_model_drains_to_make_room_for_the_other(run: Run) -> None:
+def test_running_model_is_drained_so_another_can_use_its_device(run: Run) -> None:
     reasons = {(model, reason.split(":")[0]) for model, step, reason in STEP.findall(run.out) if step == "draining"}
     # Which of them is served first depends on how soon the killed engine is found; the other gets the device after it.
     assert reasons & {("bob", "make room for ada"), ("ada", "make room for bob")}

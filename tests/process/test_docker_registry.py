@@ -52,7 +52,7 @@ async def read(client: Client, blob: Blob, first: int = 0, end: int | None = Non
 
 
 @pytest.mark.parametrize("manner", ["password", "token"])
-async def test_push_mount_and_range_reads_work_with_a_real_registry(
+async def test_blob_pushed_to_a_real_registry_is_read_back_unchanged(
     tmp_path: Path, weights: tuple[Path, Blob], manner: str
 ) -> None:
     path, blob = weights
@@ -95,7 +95,7 @@ async def test_push_mount_and_range_reads_work_with_a_real_registry(
 
 
 @pytest.mark.parametrize("manner", ["password", "token"])
-async def test_wrong_or_missing_password_is_denied(tmp_path: Path, manner: str) -> None:
+async def test_manifest_fetch_with_a_wrong_or_no_password_is_denied(tmp_path: Path, manner: str) -> None:
     async with served(tmp_path, manner) as (site, _):
         for keychain, said in ((login(site, "wrong"), "refuses the login"), (None, "nothing without a login|none for")):
             async with Client(site, keychain) as client:

@@ -88,7 +88,7 @@ def chat_bytes(**members: object) -> bytes:
 
 
 @pytest.mark.standard
-def test_answer_is_the_sentence_limited_to_max_tokens(tmp_path: Path) -> None:
+def test_answer_is_the_default_sentence_truncated_at_max_tokens(tmp_path: Path) -> None:
     with fake_engine(tmp_path, "--name", "ada", "--tokens-per-s", "0") as engine:
         choice = json.loads(post(engine)[1])["choices"][0]
         assert (choice["message"]["content"], choice["finish_reason"]) == (SENTENCE, "stop")
@@ -96,12 +96,12 @@ def test_answer_is_the_sentence_limited_to_max_tokens(tmp_path: Path) -> None:
         assert (choice["message"]["content"], choice["finish_reason"]) == ("Hello, I am", "length")
 
 
-def test_sentence_repeats_up_to_the_token_count(tmp_path: Path) -> None:
+def test_answer_repeats_the_sentence_up_to_the_configured_token_count(tmp_path: Path) -> None:
     with fake_engine(tmp_path, "--sentence", "a b", "--tokens", "5", "--tokens-per-s", "0") as engine:
         assert json.loads(post(engine)[1])["choices"][0]["message"]["content"] == "a b a b a"
 
 
-def test_stream_includes_usage_only_on_request(tmp_path: Path) -> None:
+def test_stream_includes_usage_only_if_the_request_asks_for_it(tmp_path: Path) -> None:
     with fake_engine(tmp_path, "--name", "ada", "--tokens-per-s", "0") as engine:
         plain = post(engine, stream=True)[1]
         asked = post(engine, stream=True, stream_options={"include_usage": True})[1]
@@ -184,14 +184,14 @@ def test_embeddings_have_one_vector_per_input(tmp_path: Path) -> None:
 
 
 @pytest.mark.standard
-def test_start_delay_postpones_listening_until_ready(tmp_path: Path) -> None:
+def test_engine_with_a_start_delay_listens_only_after_the_delay(tmp_path: Path) -> None:
     began_s = time.monotonic()
     with fake_engine(tmp_path, "--start-delay", "0.2") as engine:
         assert time.monotonic() - began_s > 0.2
         assert get(engine, "/health") == (200, '{"status": "ok"}')
 
 
-def test_loading_503_listens_at_once_and_answers_503_while_loading(tmp_path: Path) -> None:
+def test_loading_503_option_answers_503_until_the_model_is_loaded(tmp_path: Path) -> None:
     with fake_engine(tmp_path, "--start-delay", "3600", "--loading-503") as engine:
         assert get(engine, "/health") == (503, '{"status": "loading"}')
         assert post(engine)[0] == 503
@@ -226,13 +226,13 @@ def test_unknown_fault_is_rejected_and_known_faults_are_listed() -> None:
     assert "no such fault 'explodes'; there are never-ready" in done.stderr
 
 
-def test_never_ready_keeps_health_at_503(tmp_path: Path) -> None:
+def test_never_ready_fault_keeps_health_at_503(tmp_path: Path) -> None:
     with fake_engine(tmp_path, "--fail", "never-ready", "--loading-503") as engine:
         time.sleep(0.1)
         assert get(engine, "/health")[0] == 503
 
 
-def test_dies_on_start_exits_with_its_code_after_the_delay() -> None:
+def test_dies_on_start_fault_exits_with_its_code_after_the_start_delay() -> None:
     began_s = time.monotonic()
     done = subprocess.run(
         command("--start-delay", "0.2", "--fail", "dies-on-start:7"), capture_output=True, timeout=WITHIN_S, check=False
@@ -241,7 +241,7 @@ def test_dies_on_start_exits_with_its_code_after_the_delay() -> None:
     assert time.monotonic() - began_s > 0.2
 
 
-def test_dies_after_exits_on_time_even_during_start(tmp_path: Path) -> None:
+def test_dies_after_fault_exits_at_the_given_time_even_during_start(tmp_path: Path) -> None:
     with fake_engine(tmp_path, "--fail", "dies-after:0.2") as engine:  # which has said that it listens
         assert engine.process.wait(WITHIN_S) == 1
     done = subprocess.run(
@@ -250,7 +250,7 @@ def test_dies_after_exits_on_time_even_during_start(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (1, b"")
 
 
-def test_dies_mid_stream_exits_after_the_given_number_of_tokens(tmp_path: Path) -> None:
+def test_dies_mid_stream_fault_exits_after_the_given_number_of_tokens(tmp_path: Path) -> None:
     with fake_engine(tmp_path, "--fail", "dies-mid-stream:3") as engine:
         with raw(engine, chat_bytes(stream=True)) as connection:
             received = to_the_end(connection)
@@ -260,7 +260,7 @@ def test_dies_mid_stream_exits_after_the_given_number_of_tokens(tmp_path: Path) 
         assert engine.calls()[0]["bytes"] == len(received)
 
 
-def test_dies_before_first_byte_closes_the_connection_without_data(tmp_path: Path) -> None:
+def test_dies_before_first_byte_fault_closes_connection_without_data(tmp_path: Path) -> None:
     with fake_engine(tmp_path, "--fail", "dies-before-first-byte") as engine:
         with raw(engine, chat_bytes()) as connection:
             assert to_the_end(connection) == b""
@@ -269,7 +269,7 @@ def test_dies_before_first_byte_closes_the_connection_without_data(tmp_path: Pat
 
 @pytest.mark.parametrize(("fault", "some"), [("hangs-before-first-byte", False), ("hangs-after-first-byte", True)])
 @pytest.mark.parametrize("stream", [False, True])
-def test_hang_before_or_after_the_first_byte_keeps_health_at_200(
+def test_hanging_response_leaves_the_health_endpoint_at_200(
     tmp_path: Path, fault: str, some: bool, stream: bool
 ) -> None:
     with fake_engine(tmp_path, "--tokens-per-s", "0", "--fail", fault) as engine:
@@ -291,14 +291,14 @@ def test_connection_closes_after_a_stream_despite_the_keep_alive_header(tmp_path
         assert received.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
 
 
-def test_ignores_sigterm_keeps_the_engine_running(tmp_path: Path) -> None:
+def test_ignores_sigterm_fault_keeps_the_engine_running_after_sigterm(tmp_path: Path) -> None:
     with fake_engine(tmp_path, "--fail", "ignores-sigterm") as engine:
         engine.process.terminate()
         assert get(engine, "/health")[0] == 200
         assert engine.process.poll() is None
 
 
-def test_leaves_child_keeps_a_child_running_in_its_own_session(tmp_path: Path) -> None:
+def test_leaves_child_fault_leaves_a_child_running_in_its_own_session(tmp_path: Path) -> None:
     with fake_engine(tmp_path, "--fail", "leaves-child:20") as engine:
         mine = psutil.Process(engine.process.pid).cmdline()
         engine.process.kill()
@@ -310,12 +310,12 @@ def test_leaves_child_keeps_a_child_running_in_its_own_session(tmp_path: Path) -
             child.send_signal(signal.SIGKILL)
 
 
-def test_busy_503_and_error_500_apply_to_every_nth_request(tmp_path: Path) -> None:
+def test_busy_503_and_error_500_faults_apply_to_every_nth_request(tmp_path: Path) -> None:
     with fake_engine(tmp_path, "--tokens-per-s", "0", "--fail", "busy-503:2", "--fail", "error-500:3") as engine:
         assert [post(engine)[0] for _ in range(6)] == [200, 503, 500, 503, 200, 503]
 
 
-def test_slow_health_delays_health_but_not_requests(tmp_path: Path) -> None:
+def test_slow_health_fault_delays_health_checks_but_not_requests(tmp_path: Path) -> None:
     with fake_engine(tmp_path, "--tokens-per-s", "0", "--fail", f"slow-health:{2 * WITHIN_S}") as engine:
         assert post(engine)[0] == 200, "nobody waits so long here"
     with fake_engine(tmp_path, "--tokens-per-s", "0", "--fail", "slow-health:1") as engine:
@@ -324,20 +324,20 @@ def test_slow_health_delays_health_but_not_requests(tmp_path: Path) -> None:
         assert time.monotonic() - began_s > 1.0
 
 
-def test_bad_chunk_breaks_the_framing_after_the_first_token(tmp_path: Path) -> None:
+def test_bad_chunk_fault_breaks_chunked_encoding_after_the_first_token(tmp_path: Path) -> None:
     knobs = ("--tokens-per-s", "0", "--fail", "bad-chunk")
     with fake_engine(tmp_path, *knobs) as engine, raw(engine, chat_bytes(stream=True)) as connection:
         assert to_the_end(connection).endswith(b"zz\r\nnot a chunk\r\n")
 
 
-def test_cl_mismatch_sends_less_than_the_content_length(tmp_path: Path) -> None:
+def test_cl_mismatch_fault_sends_fewer_bytes_than_the_content_length(tmp_path: Path) -> None:
     with fake_engine(tmp_path, "--tokens-per-s", "0", "--fail", "cl-mismatch") as engine:
         with raw(engine, chat_bytes()) as connection:
             head, _, body = to_the_end(connection).partition(b"\r\n\r\n")
         assert f"Content-Length: {len(body) + 10}".encode() in head
 
 
-def test_flood_1xx_precedes_the_final_response(tmp_path: Path) -> None:
+def test_flood_1xx_fault_sends_1xx_responses_before_the_final_response(tmp_path: Path) -> None:
     with fake_engine(tmp_path, "--tokens-per-s", "0", "--fail", "flood-1xx:50") as engine:
         with raw(engine, chat_bytes().replace(b"Host: x", b"Host: x\r\nConnection: close")) as connection:
             received = to_the_end(connection)
@@ -345,7 +345,7 @@ def test_flood_1xx_precedes_the_final_response(tmp_path: Path) -> None:
         assert received.count(b"HTTP/1.1 200 OK\r\n") == 1
 
 
-def test_once_limits_the_fault_to_one_occurrence_across_processes(tmp_path: Path) -> None:
+def test_once_option_limits_a_fault_to_one_occurrence_across_processes(tmp_path: Path) -> None:
     knobs = ("--fail", "dies-on-start", "--once", str(tmp_path / "struck"))
     done = subprocess.run(command(*knobs), capture_output=True, timeout=WITHIN_S, check=False)
     assert done.returncode == 1

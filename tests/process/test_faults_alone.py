@@ -87,7 +87,7 @@ def queued_s(result: Result) -> float:
 
 
 @pytest.mark.parametrize("how", ["hangs", "dies"])
-async def test_restarted_gateway_serves_warm_requests_without_an_autoscaler(tmp_path: Path, how: str) -> None:
+async def test_restarted_gateway_serves_ready_models_without_an_autoscaler(tmp_path: Path, how: str) -> None:
     """It need not find out for itself that the leader is silent: what it kept says nothing of holds anyway."""
     async with serving(tmp_path, fake(tmp_path, "ada", "--tokens-per-s", "0")) as one:
         assert (await one.call("ada")).ending is Ending.COMPLETED

@@ -75,7 +75,7 @@ def shows(one: Serving, name: str, **numbers: int) -> bool:
 @pytest.mark.case("34")
 @pytest.mark.parametrize("how", ["close", "half-close", "reset"])
 @pytest.mark.standard
-async def test_client_disconnect_frees_the_slot_and_counts_as_abandoned(tmp_path: Path, how: str) -> None:
+async def test_client_disconnect_cancels_the_request_and_frees_its_slot(tmp_path: Path, how: str) -> None:
     """In prefill (not streaming), mid-stream, parked: the engine's connection ends, the Slot is free, all abandoned."""
     ada = fake(tmp_path, "ada", "--fail", "hangs-before-first-byte", slots=1)
     bob = fake(tmp_path, "bob", "--tokens-per-s", "0", "--fail", "hangs-after-first-byte", slots=1)
@@ -126,7 +126,7 @@ async def drink(stream: Stream) -> int:
 @pytest.mark.case("35")
 @pytest.mark.usefixtures("many_files")
 @pytest.mark.standard
-async def test_clients_that_stop_reading_are_cut_after_the_write_stall_limit(tmp_path: Path) -> None:
+async def test_clients_that_stop_reading_are_disconnected_after_the_stall_limit(tmp_path: Path) -> None:
     """100 for the row's 600, with a stall clock of 8 s for 60, on endless answers.
 
     40 read nothing, 60 a byte at a time. None costs more than 128 KiB, all are cut, the engine's work for them ends,
@@ -166,7 +166,7 @@ async def test_clients_that_stop_reading_are_cut_after_the_write_stall_limit(tmp
 
 
 @pytest.mark.case("35")
-async def test_slow_reader_of_a_buffered_answer_holds_no_slot(tmp_path: Path) -> None:
+async def test_slot_is_freed_while_a_slow_client_still_reads_its_response(tmp_path: Path) -> None:
     """The engine is done with it at once, and nobody cuts it: no clock runs for an answer that is written."""
     ada = model("ada", engine="command", command=endless.command(), slots=1)
     async with serving(tmp_path, ada, settings(limits={"writeStallSecondsMax": 4})) as one, Crowd(one) as crowd:
@@ -193,7 +193,7 @@ SURPLUS = 20
 @pytest.mark.case("36")
 @pytest.mark.usefixtures("many_files")
 @pytest.mark.standard
-async def test_slow_and_idle_connections_are_closed_and_other_clients_served(tmp_path: Path) -> None:
+async def test_slow_or_idle_connections_are_closed_after_their_time_limits(tmp_path: Path) -> None:
     """150 slow heads, 150 slow bodies and 300 idle ones for the row's 2,000, 2,000 and 20,000; clocks of 3, 4 and 9 s.
 
     Bytes that trickle do not set a clock back. One address may have so many connections and the surplus is closed; a
@@ -264,7 +264,7 @@ def established(sock: socket.socket) -> bool:
 
 @pytest.mark.case("37")
 @pytest.mark.standard
-async def test_file_descriptor_limit_closes_surplus_connections_unanswered(tmp_path: Path) -> None:
+async def test_connections_beyond_the_file_descriptor_limit_are_closed(tmp_path: Path) -> None:
     """At the limit new connections are closed unanswered, kept ones are served, streams run on; then all is as before.
 
     The limit is set on the gateway while four streams run: room for 20 more, and 200 come.
@@ -315,7 +315,7 @@ async def test_gateway_raises_its_soft_file_limit_to_the_hard_limit(tmp_path: Pa
 
 @pytest.mark.case("37")
 @pytest.mark.usefixtures("many_files")
-async def test_connections_in_the_listen_backlog_are_answered_after_a_pause(tmp_path: Path) -> None:
+async def test_resumed_gateway_answers_connections_from_its_listen_backlog(tmp_path: Path) -> None:
     """All that the backlog holds connect while the gateway does not even run, and each is answered when it does.
 
     The gateway is stopped (SIGSTOP), so what connects is in the queue of listen(): 4,096, or what the kernel allows.

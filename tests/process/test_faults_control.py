@@ -149,7 +149,7 @@ async def test_restart_after_sigkill_of_serve_adopts_running_engines(tmp_path: P
     assert {call.pid for call in transcript(tmp_path, "ada")} == set(before[0])
 
 
-async def test_restart_removes_the_orphan_of_an_engine_that_died_meanwhile(tmp_path: Path) -> None:
+async def test_restart_kills_the_child_left_by_an_engine_that_died_meanwhile(tmp_path: Path) -> None:
     ada = fake(tmp_path, "ada", "--tokens-per-s", "0", "--fail", "leaves-child:60")
     async with serving(tmp_path, ada) as one:
         assert (await one.call("ada")).ending is Ending.COMPLETED
@@ -165,7 +165,7 @@ async def test_restart_removes_the_orphan_of_an_engine_that_died_meanwhile(tmp_p
 
 
 @pytest.mark.parametrize("same_start_time", [False, True])
-async def test_reused_pid_is_never_signalled(tmp_path: Path, same_start_time: bool) -> None:
+async def test_process_that_reuses_a_recorded_pid_is_never_signalled(tmp_path: Path, same_start_time: bool) -> None:
     ada = fake(tmp_path, "ada", "--tokens-per-s", "0")
     async with serving(tmp_path, ada) as one:
         assert (await one.call("ada")).ending is Ending.COMPLETED
@@ -202,7 +202,7 @@ def keeps_ready(one: Serving, gateway: str) -> bool:
 
 @pytest.mark.case("29")
 @pytest.mark.standard
-async def test_killing_the_autoscaler_twice_loses_no_warm_request(tmp_path: Path) -> None:
+async def test_killing_the_autoscaler_twice_loses_no_request_to_a_ready_model(tmp_path: Path) -> None:
     slots = 6
     ada = fake(tmp_path, "ada", "--tokens-per-s", "100", slots=slots, idleSeconds=6)
     bob = fake(tmp_path, "bob", "--tokens-per-s", "0", idleSeconds=6)
@@ -247,7 +247,7 @@ async def test_killing_the_autoscaler_during_a_cold_start_loses_no_request(tmp_p
 
 @pytest.mark.case("25")
 @pytest.mark.standard
-async def test_warm_requests_are_served_while_the_autoscaler_is_paused(tmp_path: Path) -> None:
+async def test_ready_models_serve_requests_while_the_autoscaler_is_paused(tmp_path: Path) -> None:
     """Static stability, through the silent-leader rule after 5 s; cold Calls are answered at their deadline."""
     slots, seconds = 4, 20
     ada = fake(tmp_path, "ada", "--tokens-per-s", "100", slots=slots)

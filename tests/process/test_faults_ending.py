@@ -19,7 +19,7 @@ from tests.kit.waiting import until
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.standard
-async def test_stop_signal_drains_running_and_rejects_queued_requests(tmp_path: Path, number: signal.Signals) -> None:
+async def test_stop_signal_finishes_running_and_rejects_queued_requests(tmp_path: Path, number: signal.Signals) -> None:
     ada = fake(tmp_path, "ada", "--tokens-per-s", "1", slots=4)
     async with serving(tmp_path, ada, options=("--gateways", "2")) as one:
         streams = one.begin(*(shot("ada", stream=i % 2 == 0) for i in range(4)))
@@ -58,7 +58,7 @@ async def test_queued_stream_with_sent_headers_gets_the_shutdown_error_in_stream
         assert one.starts("ada") == 1
 
 
-async def test_requests_running_past_the_grace_period_are_cut_with_one_error(tmp_path: Path) -> None:
+async def test_requests_running_past_the_grace_period_fail_with_one_error(tmp_path: Path) -> None:
     ada = fake(tmp_path, "ada", "--tokens-per-s", "5", "--tokens", "200", slots=4)
     async with serving(tmp_path, ada, options=("--grace", "1.5")) as one:
         async with gates(one.url) as gate:
@@ -144,7 +144,7 @@ async def test_engine_that_ignores_sigterm_is_killed_after_its_grace_period(tmp_
         assert not running(second)
 
 
-async def test_child_left_by_an_engine_is_killed_before_its_slice_is_reused(tmp_path: Path) -> None:
+async def test_child_left_by_an_engine_is_killed_before_its_device_is_reused(tmp_path: Path) -> None:
     gpu = {"memory": "64Mi"}
     ada = fake(tmp_path, "ada", "--tokens-per-s", "0", "--fail", "leaves-child:60", gpu=gpu, idleSeconds=5)
     bob = fake(tmp_path, "bob", "--tokens-per-s", "0", gpu=gpu)

@@ -72,7 +72,7 @@ async def test_weights_file_deleted_before_a_request_causes_no_eviction(tmp_path
         await until("it is said", lambda: f"Model bad cannot start: {why}" in one.said())
 
 
-async def test_weights_file_that_appears_later_is_detected_and_served(tmp_path: Path) -> None:
+async def test_model_is_served_after_its_missing_weights_file_appears(tmp_path: Path) -> None:
     """Nothing of it is known before: the memory that it needs is in its header. Beside it another Model stays."""
     good = fake(tmp_path, "good", "--tokens-per-s", "0", gpu={"memory": "1Mi"})
     late = model("late", engine="llama.cpp", artifact=f"file://{tmp_path}/late.gguf", gpu={}, contextTokens=64)

@@ -28,7 +28,7 @@ def tenant(*keys: str) -> Document:
 
 @pytest.mark.case("46")
 @pytest.mark.standard
-async def test_revoked_key_is_rejected_by_every_gateway_and_never_written(tmp_path: Path) -> None:
+async def test_revoked_api_key_is_rejected_by_every_gateway_after_a_reload(tmp_path: Path) -> None:
     """Within 10 s of the SIGHUP; another key of the same Tenant goes on; so does a stream that the key began.
 
     A key in the query is refused before and after, and none of them is in any file or line of the installation.

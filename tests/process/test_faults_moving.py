@@ -29,7 +29,7 @@ TOLD_S = 20.0
 
 @pytest.mark.case("10")
 @pytest.mark.standard
-async def test_scale_down_cuts_no_stream(tmp_path: Path) -> None:
+async def test_scale_down_interrupts_no_running_stream(tmp_path: Path) -> None:
     knobs = ("--tokens-per-s", "5", "--tokens", "80")
     ada = fake(tmp_path, "ada", *knobs, slots=2, idleSeconds=0.15, replicas={"max": 2}, residencySeconds=0)
     async with serving(tmp_path, ada, options=("--gateways", "2")) as one:
@@ -48,7 +48,7 @@ async def test_scale_down_cuts_no_stream(tmp_path: Path) -> None:
 
 
 @pytest.mark.case("10")
-async def test_evicted_replica_finishes_its_streams_before_making_room(tmp_path: Path) -> None:
+async def test_evicted_replica_finishes_its_streams_before_it_stops(tmp_path: Path) -> None:
     gpu = {"memory": "64Mi"}
     ada = fake(tmp_path, "ada", "--tokens-per-s", "1", gpu=gpu, residencySeconds=0.2)
     bob = fake(tmp_path, "bob", "--tokens-per-s", "0", gpu=gpu)
@@ -65,7 +65,7 @@ async def test_evicted_replica_finishes_its_streams_before_making_room(tmp_path:
 
 @pytest.mark.case("11")
 @pytest.mark.standard
-async def test_requests_that_arrive_around_a_drain_all_complete(tmp_path: Path) -> None:
+async def test_requests_that_arrive_as_a_drain_begins_all_complete(tmp_path: Path) -> None:
     rounds, tries, idle_s = 30, 300, 0.3
     ada = fake(tmp_path, "ada", "--tokens-per-s", "0", idleSeconds=idle_s, residencySeconds=0)
     async with serving(tmp_path, ada, options=("--gateways", "2")) as one:
@@ -84,7 +84,7 @@ async def test_requests_that_arrive_around_a_drain_all_complete(tmp_path: Path) 
 @pytest.mark.case("16")
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.standard
-async def test_requests_without_a_first_byte_are_retried_after_an_engine_kill(tmp_path: Path, stream: bool) -> None:
+async def test_unanswered_requests_are_retried_after_their_engine_is_killed(tmp_path: Path, stream: bool) -> None:
     once = ("--once", str(tmp_path / "once"))
     ada = fake(tmp_path, "ada", "--tokens-per-s", "0", "--fail", "hangs-before-first-byte", *once, slots=1)
     async with serving(tmp_path, ada, options=("--gateways", "2")) as one:
@@ -110,7 +110,7 @@ async def test_requests_are_retried_when_the_engine_dies_before_the_first_byte(t
 
 
 @pytest.mark.case("16")
-async def test_engine_killed_mid_stream_gives_each_stream_one_error(tmp_path: Path) -> None:
+async def test_engine_killed_mid_stream_ends_each_stream_with_one_error(tmp_path: Path) -> None:
     ada = fake(tmp_path, "ada", "--tokens-per-s", "1", idleSeconds=1)
     async with serving(tmp_path, ada, options=("--gateways", "2")) as one:
         async with gates(one.url) as gate:
@@ -133,7 +133,7 @@ async def test_engine_killed_mid_stream_gives_each_stream_one_error(tmp_path: Pa
 
 
 @pytest.mark.case("16")
-async def test_engine_killed_inside_a_document_resets_the_connection(tmp_path: Path) -> None:
+async def test_engine_killed_during_a_json_response_resets_the_connection(tmp_path: Path) -> None:
     """The head promised a length: what is cut must not look whole."""
     ada = fake(
         tmp_path, "ada", "--tokens-per-s", "0", "--fail", "hangs-after-first-byte", "--once", str(tmp_path / "o")

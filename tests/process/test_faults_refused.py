@@ -32,7 +32,7 @@ def refused(one: Serving) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("what", ["file-in-the-way", "file-above", "unwritable", "newer", "foreign"])
-async def test_unusable_state_directory_fails_the_start_with_one_line(tmp_path: Path, what: str) -> None:
+async def test_unusable_state_directory_fails_the_start_with_one_error_line(tmp_path: Path, what: str) -> None:
     async with serving(tmp_path, fake(tmp_path, "ada"), start=False) as one:
         mine, one.state = one.state, one.state / "it"
         why = "--state"
@@ -83,7 +83,7 @@ async def test_port_in_use_fails_the_start(tmp_path: Path, which: str) -> None:
         assert (await one.call("ada")).ending is Ending.COMPLETED
 
 
-async def test_public_operations_port_of_an_autoscaler_is_rejected_without_auth(tmp_path: Path) -> None:
+async def test_autoscaler_rejects_a_public_operations_port_unless_auth_is_none(tmp_path: Path) -> None:
     one = Serving(tmp_path, [fake(tmp_path, "ada"), settings()])
     (tmp_path / "file").write_text("no directory")
     nowhere = str(tmp_path / "file" / "state")
@@ -99,7 +99,7 @@ async def test_public_operations_port_of_an_autoscaler_is_rejected_without_auth(
     await one.close()
 
 
-async def test_port_shared_by_the_gateways_of_another_serve_is_rejected(tmp_path: Path) -> None:
+async def test_serve_rejects_a_listen_port_used_by_another_serve(tmp_path: Path) -> None:
     ada = fake(tmp_path, "ada")
     async with (
         serving(tmp_path, ada, options=("--gateways", "2")) as one,
@@ -156,7 +156,7 @@ WRONG = (
 
 @pytest.mark.parametrize("what", WRONG)
 @pytest.mark.standard
-async def test_invalid_configuration_fails_the_start_with_one_line(tmp_path: Path, what: str) -> None:
+async def test_invalid_configuration_fails_the_start_with_one_error_line(tmp_path: Path, what: str) -> None:
     documents, named = wrong(what, tmp_path)
     async with serving(tmp_path, start=False) as one:
         one.config.write_text(documents if isinstance(documents, str) else yaml.safe_dump_all(documents))

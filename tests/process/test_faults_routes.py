@@ -35,7 +35,7 @@ def through(results: list[Result], gateway: str) -> list[Result]:
 
 @pytest.mark.case("13")
 @pytest.mark.standard
-async def test_gateway_cut_off_during_a_drain_loses_only_its_running_stream(tmp_path: Path) -> None:
+async def test_gateway_disconnected_during_a_drain_loses_only_running_streams(tmp_path: Path) -> None:
     """A new spec replaces the Replica that its streams are on, and it is not told. The drain waits for it for as long
     as it may, then its stream has one error, and what has no byte yet moves to the new one.
     """
@@ -77,7 +77,7 @@ def replaced(one: Serving, gateway: str, pid: int) -> bool:
 
 @pytest.mark.case("14")
 @pytest.mark.standard
-async def test_replacing_gateways_one_by_one_cuts_no_stream(tmp_path: Path) -> None:
+async def test_replacing_gateways_one_by_one_interrupts_no_stream(tmp_path: Path) -> None:
     """100 streams on two gateways, where the list has 200 on each: engine, gateways and clients share two cores."""
     ada = fake(tmp_path, "ada", "--tokens-per-s", "10", "--tokens", "120", slots=200)
     async with serving(tmp_path, ada, options=("--gateways", "2")) as one:

@@ -116,7 +116,7 @@ async def test_failed_start_is_retried_after_the_back_off(tmp_path: Path) -> Non
 
 @pytest.mark.case("4")
 @pytest.mark.standard
-async def test_replica_whose_clients_all_left_is_kept_for_its_residency(tmp_path: Path) -> None:
+async def test_replica_without_clients_stays_for_its_minimum_residency_time(tmp_path: Path) -> None:
     residency_s = 3.0
     ada = fake(tmp_path, "ada", "--start-delay", "10", idleSeconds=0.5, residencySeconds=residency_s)
     async with serving(tmp_path, ada, options=("--gateways", "2")) as one:
@@ -168,7 +168,7 @@ async def test_request_with_a_short_wait_limit_fails_early_but_starts_the_model(
 
 @pytest.mark.case("9")
 @pytest.mark.standard
-async def test_two_models_on_one_device_alternate_without_cutting_requests(tmp_path: Path) -> None:
+async def test_two_models_on_one_device_alternate_without_failed_requests(tmp_path: Path) -> None:
     residency_s, rounds = 0.5, 6
     names = ("ada", "bob")
     both = [

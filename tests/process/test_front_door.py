@@ -120,7 +120,7 @@ async def test_sighup_applies_valid_documents_and_keeps_them_after_invalid_ones(
 
 
 @pytest.mark.standard
-async def test_sighup_applies_a_newly_stored_key(tmp_path: Path) -> None:
+async def test_sighup_applies_an_api_key_added_to_the_state_directory(tmp_path: Path) -> None:
     async with serving(tmp_path / "s", fake(tmp_path, "ada")) as serve:
         assert (await serve.call("ada")).code == ""
         command = [sys.executable, "-m", "pilotlight", "key", "new", "--tenant", "acme", "--state", str(serve.state)]

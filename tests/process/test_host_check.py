@@ -53,7 +53,7 @@ def port_of(url: str) -> int:
 
 
 @pytest.mark.standard
-async def test_foreign_hosts_and_origins_are_rejected_until_a_reload_adds_them(tmp_path: Path) -> None:
+async def test_unlisted_host_or_origin_is_rejected_until_settings_allow_it(tmp_path: Path) -> None:
     documents = [fake(tmp_path, "ada"), settings()]
     async with serving(tmp_path / "s", *documents) as serve:
         port = port_of(serve.url)

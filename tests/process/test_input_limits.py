@@ -42,7 +42,7 @@ def test_hostile_gguf_header_is_read_within_memory_and_time_limits(tmp_path: Pat
 
 
 @pytest.mark.parametrize("case", SAFETENSORS)
-def test_hostile_safetensors_header_is_read_within_limits(tmp_path: Path, case: str) -> None:
+def test_hostile_safetensors_header_is_read_within_memory_and_cpu_limits(tmp_path: Path, case: str) -> None:
     header = SAFETENSORS[case]()
     write_folder(tmp_path, header)
     said, mib, cpu_s = measure("folder", tmp_path)
@@ -74,7 +74,7 @@ def test_hostile_yaml_of_one_mib_is_parsed_within_the_memory_limit(tmp_path: Pat
 
 @pytest.mark.deep
 @pytest.mark.parametrize("case", OBJECT)
-def test_hostile_object_of_1536_kib_is_parsed_within_the_memory_limit(tmp_path: Path, case: str) -> None:
+def test_hostile_kubernetes_object_is_parsed_within_the_memory_limit(tmp_path: Path, case: str) -> None:
     path = tmp_path / "event.json"
     path.write_text(OBJECT[case]())
     assert path.stat().st_size <= 3 << 19

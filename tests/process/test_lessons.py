@@ -48,7 +48,7 @@ class House:
         return [one.lesson for one in self.stepped.loop.observed if isinstance(one, LessonLearnt)]
 
 
-async def test_learned_placement_values_match_the_deterministic_result(tmp_path: Path) -> None:
+async def test_learning_process_gives_the_same_values_as_an_in_process_run(tmp_path: Path) -> None:
     one = cluster(2)
     house, exercise = House(tmp_path, one), exercise_of(one)
     looking = asyncio.create_task(house.tutor.look())
@@ -92,7 +92,7 @@ async def test_failed_learning_process_logs_one_line_and_is_retried(
     assert house.lessons == []
 
 
-async def test_follower_does_not_start_learning(tmp_path: Path) -> None:
+async def test_follower_autoscaler_does_not_start_the_learning_process(tmp_path: Path) -> None:
     house = House(tmp_path, replace(cluster(), leads=False), ("/nowhere/python",))
     await house.tutor.look()
     assert house.said == []
@@ -120,7 +120,7 @@ def gauge(one: Serving, by: str) -> bool:
     return f'pilotlight_lesson_kinds{{by="{by}"}} 2.0' in one.text("/metrics")
 
 
-async def test_serve_restores_learned_values_after_a_restart(tmp_path: Path) -> None:
+async def test_serve_restores_learned_placement_values_after_a_restart(tmp_path: Path) -> None:
     ada, bob = (fake(tmp_path, name, "--tokens-per-s", "0", gpu={"memory": size}) for name, size in SIZES)
     async with serving(tmp_path, ada, bob, {**settings(), "devices": GPUS}) as one:
         for name, _ in SIZES:
@@ -168,7 +168,7 @@ SIZES = (("ada", "40Mi"), ("bob", "60Mi"))
 
 @pytest.mark.parametrize("apart", [False, True], ids=["untaught", "taught"])
 @pytest.mark.standard
-async def test_serve_places_models_by_the_learned_values(tmp_path: Path, apart: bool) -> None:
+async def test_serve_places_models_by_the_learned_placement_values(tmp_path: Path, apart: bool) -> None:
     """By sizes alone bob goes to ada, and they fill a device; if it was learnt that what is full is lost, elsewhere."""
     ada, bob = (fake(tmp_path, name, "--tokens-per-s", "0", gpu={"memory": size}, idleSeconds=600)
                 for name, size in SIZES)  # fmt: skip

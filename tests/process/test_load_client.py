@@ -86,7 +86,7 @@ async def test_only_a_complete_answer_counts_as_completed(answer: bytes, ending:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_text_is_received_as_sent_after_many_1xx_responses(tmp_path: Path, stream: bool) -> None:
+async def test_answer_after_many_1xx_responses_is_received_unchanged(tmp_path: Path, stream: bool) -> None:
     with fake_engine(tmp_path, *FAST, "--fail", "flood-1xx:200") as engine:
         (result,) = await send(engine.url, shot(stream=stream))
     assert (result.text, result.finish_reason, result.ending) == (SENTENCE, "stop", Ending.COMPLETED)
@@ -176,7 +176,7 @@ async def test_five_hundred_concurrent_requests_all_complete_with_exact_text(tmp
     assert sum(bool(call["finished"]) for call in calls) == 500
 
 
-def test_load_client_works_on_uvloop(tmp_path: Path) -> None:
+def test_load_client_receives_complete_answers_on_uvloop(tmp_path: Path) -> None:
     with fake_engine(tmp_path, *FAST) as engine:
         results = uvloop.run(send(engine.url, *(shot(at_s=i / 100) for i in range(10))))
     assert {result.text for result in results} == {SENTENCE}
@@ -254,7 +254,7 @@ async def test_official_openai_client_reads_answers_of_the_fake_engine(tmp_path:
     assert [len(item.embedding) for item in vectors.data] == [4, 4]
 
 
-async def test_official_openai_client_raises_on_a_busy_fake_engine(tmp_path: Path) -> None:
+async def test_official_openai_client_raises_a_503_error_if_the_engine_is_busy(tmp_path: Path) -> None:
     with fake_engine(tmp_path, *FAST, "--fail", "busy-503") as engine:
         async with openai_client(engine.url) as client:
             with pytest.raises(openai.InternalServerError) as caught:

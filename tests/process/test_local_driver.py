@@ -99,7 +99,7 @@ def record(pid: int, start_ticks: int) -> ReplicaRecord:
 
 
 @pytest.mark.parametrize("how", ["stop", "kill"])
-def test_daemon_of_an_engine_is_killed_with_the_engine(rig: LocalRig, how: str) -> None:
+def test_daemon_started_by_an_engine_is_killed_with_the_engine(rig: LocalRig, how: str) -> None:
     async def scenario() -> None:
         driver, (r1, model) = rig.driver(), replica("r1", python(ESCAPES + TINY_ENGINE, "{port}"))
         async with running(driver) as observed:
@@ -115,7 +115,9 @@ def test_daemon_of_an_engine_is_killed_with_the_engine(rig: LocalRig, how: str) 
     rig.run(scenario())
 
 
-def test_reused_pid_is_never_signalled(rig: LocalRig, stranger: subprocess.Popen[bytes]) -> None:
+def test_process_that_reuses_a_recorded_pid_is_never_signalled(
+    rig: LocalRig, stranger: subprocess.Popen[bytes]
+) -> None:
     now = read_process(stranger.pid)
     assert now is not None
     for ticks in (now.start_ticks - 1, now.start_ticks):  # another start time; and the same, but no mark
@@ -131,7 +133,7 @@ def test_reused_pid_is_never_signalled(rig: LocalRig, stranger: subprocess.Popen
         assert stranger.poll() is None
 
 
-def test_process_without_a_recorded_pid_is_adopted_by_its_mark(rig: LocalRig) -> None:
+def test_engine_without_a_recorded_pid_is_found_by_its_environment(rig: LocalRig) -> None:
     async def first() -> None:
         driver, (r1, model) = rig.driver(), rig.replica("r1", Manner.GOOD)
         async with running(driver) as observed:
@@ -151,7 +153,7 @@ def test_process_without_a_recorded_pid_is_adopted_by_its_mark(rig: LocalRig) ->
 
 
 @pytest.mark.parametrize("broken", [True, False], ids=["broken record", "no record"])
-def test_marked_process_without_a_valid_record_is_killed_before_sync(rig: LocalRig, broken: bool) -> None:
+def test_engine_without_a_valid_record_is_killed_before_the_driver_syncs(rig: LocalRig, broken: bool) -> None:
     env = os.environ | {MARK: rig.state.mark_prefix + "r1"}
     with subprocess.Popen(python("import time; time.sleep(60)"), env=env) as orphan:
         if broken:
@@ -187,7 +189,7 @@ def test_two_installations_on_one_machine_do_not_affect_each_other(rig: LocalRig
         other.close()
 
 
-def test_engine_output_is_quoted_only_if_the_start_failed(rig: LocalRig) -> None:
+def test_exit_reason_quotes_engine_output_only_if_the_start_failed(rig: LocalRig) -> None:
     async def scenario() -> None:
         driver = rig.driver()
         fails = replica("r1", python("import sys; print('a', flush=True); sys.exit('no such model: x.gguf\\n\\n')"))
@@ -219,7 +221,7 @@ def test_missing_program_or_launch_exception_is_a_failed_start(rig: LocalRig) ->
     rig.run(scenario())
 
 
-def test_missing_program_is_reported_without_a_start(rig: LocalRig, tmp_path: Path) -> None:
+def test_missing_engine_program_is_detected_before_a_start(rig: LocalRig, tmp_path: Path) -> None:
     """A program may be given by its path, or be found on the PATH that the engine itself will get."""
     driver, program = rig.driver(), tmp_path / "engine"
     fix = "install it, or correct spec.command"
@@ -390,7 +392,9 @@ def test_exception_while_opening_devices_is_reported_and_retried(
     rig.run(scenario())
 
 
-def test_exception_for_one_record_stops_only_its_replica(rig: LocalRig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exception_for_one_replica_record_stops_only_that_replica(
+    rig: LocalRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def first() -> None:
         driver = rig.driver()
         async with running(driver) as observed:

@@ -49,7 +49,7 @@ def test_engine_sees_only_the_gpu_of_its_slice(rig: LocalRig) -> None:
     assert rig.state.log(R1).read_text() == "GPU-b\n"
 
 
-def test_slice_is_clean_only_when_nvml_reports_its_memory_free(
+def test_gpu_is_reusable_only_after_nvml_reports_its_memory_free(
     rig: LocalRig, nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cleanup, "ALARM_S", 0.05)
@@ -125,7 +125,7 @@ def test_gpu_memory_of_a_dead_worker_blocks_the_device_until_freed(
     rig.run(scenario())
 
 
-def test_replica_unknown_to_nvml_is_clean_when_its_processes_exit(rig: LocalRig) -> None:
+def test_replica_not_seen_by_nvml_frees_its_gpu_when_its_processes_exit(rig: LocalRig) -> None:
     async def scenario() -> None:
         driver, (r1, model) = rig.driver(), replica("r1", python(TINY_ENGINE, "{port}"), slices=("GPU-a",))
         async with running(driver) as observed:

@@ -79,7 +79,7 @@ def driver(rig: LocalRig, bringer: Bringer) -> LocalDriver:
     return LocalDriver(rig.state, launch, Devices((GPU0,)), supply=bringer)
 
 
-def test_engine_starts_after_its_pull_and_holds_the_weights_until_clean(rig: LocalRig, tmp_path: Path) -> None:
+def test_engine_starts_only_after_its_weights_are_pulled(rig: LocalRig, tmp_path: Path) -> None:
     one, model = rig.replica("r1", Manner.GOOD)
 
     async def scenario() -> None:
@@ -115,7 +115,7 @@ def test_engine_starts_after_its_pull_and_holds_the_weights_until_clean(rig: Loc
     rig.run(scenario())
 
 
-def test_failed_pull_is_a_failed_start_with_its_reason(rig: LocalRig, tmp_path: Path) -> None:
+def test_failed_weights_pull_fails_the_start_with_its_reason(rig: LocalRig, tmp_path: Path) -> None:
     one, model = rig.replica("r1", Manner.GOOD)
 
     async def scenario() -> None:
@@ -171,7 +171,7 @@ def test_pull_is_cancelled_when_the_replica_or_driver_stops(rig: LocalRig, tmp_p
     rig.run(scenario())
 
 
-def test_replica_without_a_pull_starts_at_once(rig: LocalRig, tmp_path: Path) -> None:
+def test_replica_that_needs_no_weights_pull_starts_at_once(rig: LocalRig, tmp_path: Path) -> None:
     one, model = replica("r1", python("import time; time.sleep(60)"))
 
     async def scenario() -> None:

@@ -41,7 +41,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "docker/config.json"
 
 
-async def test_login_is_verified_before_storage_and_then_used(tmp_path: Path, file: Path) -> None:
+async def test_registry_login_is_stored_only_after_the_registry_accepts_it(tmp_path: Path, file: Path) -> None:
     async with registry(tmp_path, "password") as host:
         wrong = await run("login", host, "-u", USER, "--password-stdin", typed="s3cret\n")
         assert wrong.exit_code == 1

@@ -24,7 +24,7 @@ def pilotlight(one: Serving, *words: str) -> str:
 
 
 @pytest.mark.standard
-async def test_model_that_fits_no_device_is_rejected_until_its_document_changes(tmp_path: Path) -> None:
+async def test_requests_for_a_model_that_fits_no_device_are_rejected_with_503(tmp_path: Path) -> None:
     huge, ada = fake(tmp_path, "huge", gpu={"memory": "200Mi"}), fake(tmp_path, "ada", "--tokens-per-s", "0")
     async with serving(tmp_path, huge, ada) as one:
         warning = f"pilotlight: Model huge fits on no device: {NEVER}; its calls get 503 no_capacity"

@@ -73,7 +73,7 @@ async def clients(tmp_path: Path) -> AsyncIterator[Clients]:
 
 
 @pytest.mark.standard
-async def test_openai_chat_works_across_cold_starts_of_two_models(clients: Clients) -> None:
+async def test_openai_client_gets_chat_answers_across_cold_starts(clients: Clients) -> None:
     api = clients.openai.chat.completions
     for name in ("ada", "bob", "ada"):
         whole = await api.create(model=name, messages=[ASK])
@@ -97,7 +97,7 @@ async def test_openai_concurrent_requests_for_two_models_all_complete(clients: C
     assert await asyncio.gather(*map(ask, names)) == [SENTENCES[name] for name in names]
 
 
-async def test_openai_models_embeddings_completions_and_responses_work(clients: Clients) -> None:
+async def test_openai_client_lists_models_and_gets_embeddings_and_responses(clients: Clients) -> None:
     api = clients.openai
     listed = await api.models.list()
     assert [entry.id for entry in listed.data] == ["ada", "bob", "emb"]
@@ -145,7 +145,7 @@ def test_synchronous_openai_client_is_served(tmp_path: Path) -> None:
 
 
 @pytest.mark.standard
-async def test_anthropic_messages_streams_and_token_counts_work(clients: Clients) -> None:
+async def test_anthropic_client_gets_messages_streams_and_token_counts(clients: Clients) -> None:
     api = clients.anthropic.messages
     for name in ("ada", "bob"):
         whole = await api.create(model=name, max_tokens=50, messages=[ASK])
@@ -158,7 +158,7 @@ async def test_anthropic_messages_streams_and_token_counts_work(clients: Clients
     assert counted.input_tokens > 0
 
 
-async def test_errors_map_to_the_exception_classes_of_the_clients(clients: Clients) -> None:
+async def test_http_errors_raise_the_matching_exception_of_each_client(clients: Clients) -> None:
     with pytest.raises(openai.NotFoundError) as missing:
         await clients.openai.chat.completions.create(model="nobody", messages=[ASK])
     assert (missing.value.code, missing.value.param) == ("model_not_found", "model")
@@ -179,7 +179,7 @@ def tenant(name: str, **spec: object) -> Document:
     return {"apiVersion": API, "kind": "Tenant", "metadata": {"name": name}, "spec": {"keys": keys, **spec}}
 
 
-async def test_tenant_keys_limit_access_and_appear_in_no_file_or_log(tmp_path: Path) -> None:
+async def test_tenant_key_gives_access_only_to_the_models_of_its_tenant(tmp_path: Path) -> None:
     documents = [
         real(tmp_path, "ada", tenants=["acme"]),
         real(tmp_path, "bob", memory="30Mi"),

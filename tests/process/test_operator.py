@@ -129,7 +129,7 @@ async def test_operator_commands_need_an_operator_key_when_tenants_exist(tmp_pat
 
 
 @pytest.mark.standard
-async def test_agent_reports_its_node(tmp_path: Path) -> None:
+async def test_node_of_a_running_agent_is_listed_by_the_autoscaler(tmp_path: Path) -> None:
     async with serving(tmp_path, fake(tmp_path, "ada")) as one:
         (socket,) = (one.state / "run").glob("autoscaler*.sock")
         command = [sys.executable, "-m", "pilotlight", "agent", "--node", "n7", "--autoscaler", f"unix:{socket}"]

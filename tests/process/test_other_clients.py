@@ -77,7 +77,7 @@ def skopeo() -> str:
 
 
 @pytest.mark.parametrize("form", ["modelpack", "modelpack-raw"])
-async def test_artifacts_round_trip_through_skopeo(tmp_path: Path, form: Form) -> None:
+async def test_artifact_copied_with_skopeo_is_pulled_with_the_same_files(tmp_path: Path, form: Form) -> None:
     """Of an index it writes one of its own, without types of artifacts; all else keeps its bytes."""
     program, ours, rewritten = skopeo(), layout(tmp_path, form), form == "modelpack"
     creds = f"{docker_registry.USER}:{docker_registry.PASSWORD}"
@@ -97,7 +97,7 @@ async def test_artifacts_round_trip_through_skopeo(tmp_path: Path, form: Form) -
         assert rewritten or found == digest
 
 
-async def test_artifacts_round_trip_through_oras_py(tmp_path: Path) -> None:
+async def test_artifact_copied_with_oras_py_is_pulled_with_the_same_files(tmp_path: Path) -> None:
     ours = layout(tmp_path, "modelpack-raw", FLAT)
     async with docker_registry.registry(tmp_path, docker_registry.htpasswd(tmp_path)) as host:
         await pushed(host, ours, chunk_bytes=32 << 10)
@@ -115,7 +115,7 @@ async def test_artifacts_round_trip_through_oras_py(tmp_path: Path) -> None:
         assert (await pulled(tmp_path, host, "theirs"))[1] == FLAT
 
 
-async def test_artifacts_round_trip_through_oras_go(tmp_path: Path) -> None:
+async def test_artifact_copied_with_oras_go_is_pulled_with_the_same_files(tmp_path: Path) -> None:
     if shutil.which("go") is None:
         pytest.skip("go is not installed, which builds oras-go's client (Debian: apt install golang)")
     program = tmp_path / "oras"

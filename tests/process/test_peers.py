@@ -64,7 +64,7 @@ def came(done: subprocess.CompletedProcess[str]) -> dict[str, bytes]:
 
 
 @pytest.mark.standard
-def test_second_node_pulls_only_the_manifest_from_the_registry(tmp_path: Path, secret: Path) -> None:
+def test_pull_with_a_peer_reads_only_the_manifest_from_the_registry(tmp_path: Path, secret: Path) -> None:
     packed.packed(packed.model(tmp_path / "model"), tmp_path / "layout", "modelpack-raw")
     seen = list[str]()
     with packed.served(tmp_path / "layout", seen) as host:
@@ -125,7 +125,7 @@ def test_invalid_peer_options_are_rejected_with_their_reason(
     assert TOKEN not in done.stderr
 
 
-def test_peer_serves_a_digest_during_registry_outage_unless_corrupt(tmp_path: Path, secret: Path) -> None:
+def test_pull_by_digest_from_a_peer_succeeds_in_a_registry_outage(tmp_path: Path, secret: Path) -> None:
     packed.packed(packed.model(tmp_path / "model"), tmp_path / "layout", "modelpack-raw")
     shown = ("--peer-token-file", str(secret))
     with contextlib.ExitStack() as stack:

@@ -65,7 +65,7 @@ def of(pid: int) -> Facts:
     return now
 
 
-def test_process_is_identified_by_start_time_and_mark(marked: subprocess.Popen[bytes]) -> None:
+def test_process_is_identified_by_start_time_and_environment_variable(marked: subprocess.Popen[bytes]) -> None:
     now = of(marked.pid)
     assert (now.parent, now.group, now.session, now.gone) == (os.getpid(), marked.pid, marked.pid, False)
     assert read_process_mark(marked.pid) == R1
@@ -83,7 +83,7 @@ def test_process_is_identified_by_start_time_and_mark(marked: subprocess.Popen[b
     assert describe_exit(marked.pid) == ""
 
 
-def test_process_name_with_brackets_is_parsed_correctly(tmp_path: Path) -> None:
+def test_process_name_with_parentheses_does_not_break_stat_parsing(tmp_path: Path) -> None:
     odd = tmp_path / "a) Z 1 (b"
     shutil.copy("/bin/sleep", odd)
     with running([odd, "60"]) as process:
@@ -101,12 +101,12 @@ def test_process_name_with_brackets_is_parsed_correctly(tmp_path: Path) -> None:
         ({MARK: "i/r"}, "i/r"),
     ],
 )
-def test_only_the_exact_environment_variable_counts_as_a_mark(env: dict[str, str], mark: str | None) -> None:
+def test_replica_of_a_process_is_read_only_from_the_exact_variable(env: dict[str, str], mark: str | None) -> None:
     with running(["/bin/sleep", "60"], env) as process:
         assert read_process_mark(process.pid) == mark
 
 
-async def test_child_without_environment_is_found_by_its_session() -> None:
+async def test_child_with_a_cleared_environment_is_found_by_its_session_id() -> None:
     leader = subprocess.Popen(python(LEAVES_A_CHILD), stdout=subprocess.PIPE, text=True, start_new_session=True)
     began_ticks = of(leader.pid).start_ticks
     child = int(leader.communicate()[0])
@@ -116,7 +116,7 @@ async def test_child_without_environment_is_found_by_its_session() -> None:
     processes.send_signal(found, signal.SIGKILL)
 
 
-async def test_reused_session_id_is_not_matched() -> None:
+async def test_process_that_reuses_a_session_id_is_not_matched_to_a_replica() -> None:
     with running(python(SLEEP), {}) as stranger:
         earlier_ticks = of(stranger.pid).start_ticks - 1
         found, complete = await find_processes(ProcessSelector(R1, stranger.pid, held=False, since_ticks=earlier_ticks))
@@ -124,7 +124,7 @@ async def test_reused_session_id_is_not_matched() -> None:
         assert not complete  # a process without an environment might have lost its mark
 
 
-def test_signal_is_sent_only_to_the_exact_process(marked: subprocess.Popen[bytes]) -> None:
+def test_signal_is_not_sent_to_a_process_with_another_start_time(marked: subprocess.Popen[bytes]) -> None:
     now = of(marked.pid)
     processes.send_signal([now._replace(start_ticks=now.start_ticks - 1)], signal.SIGKILL)
     with pytest.raises(subprocess.TimeoutExpired):

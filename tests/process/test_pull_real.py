@@ -34,7 +34,9 @@ async def test_pushed_artifact_is_pulled_unchanged_with_a_password(tmp_path: Pat
             assert (copy.record.digest, copy.record.private) == (digest, True)
 
 
-async def test_push_stores_chunk_sums_once_as_a_referrer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_repeated_push_stores_chunk_checksums_once_as_an_oci_referrer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In a registry that keeps no referrers itself."""
     small(monkeypatch)
     layout = packed.packed(packed.model(tmp_path / "model"), tmp_path / "layout", "modelpack-raw")

@@ -107,7 +107,7 @@ def test_anthropic_messages_return_the_sentence_and_count_tokens(port: int) -> N
     assert json.loads(body)["input_tokens"] > 0
 
 
-def test_embeddings_return_501_without_their_flag(folder: Path, port: int) -> None:
+def test_embeddings_endpoint_returns_501_without_the_embeddings_flag(folder: Path, port: int) -> None:
     assert post(port, "/v1/embeddings", {"model": "ada", "input": "hi"})[0] == 501
     with started(folder, "--embeddings") as (_, embedding_port, _):
         status, body = post(embedding_port, "/v1/embeddings", {"model": "ada", "input": "hi"})
@@ -144,7 +144,7 @@ def test_engine_exits_with_status_0_on_sigterm(folder: Path) -> None:
         assert (process.returncode, out) == (0, ""), "and its log has no word of a Call"
 
 
-def test_truncated_weights_file_ends_the_engine_with_a_reason(folder: Path) -> None:
+def test_truncated_weights_file_makes_the_engine_exit_with_one_error_line(folder: Path) -> None:
     with started(folder, file="cut.gguf") as (process, _, statuses):
         out, _ = process.communicate(timeout=60)
         assert process.returncode == 1

@@ -72,7 +72,7 @@ def test_memory_estimate_covers_the_use_of_the_real_engine(
     assert used_bytes <= counted_bytes <= 1.5 * used_bytes + FIXED_BYTES
 
 
-def test_checkpoint_memory_stays_within_its_estimate(tmp_path: Path) -> None:
+def test_memory_of_context_checkpoints_stays_within_its_estimate(tmp_path: Path) -> None:
     """By itself llama.cpp keeps 32 of each slot; told fewer, it keeps fewer."""
     shapes.attending(tmp_path / "ada.gguf", layers=6, length=128, window=256)
     used_bytes = []

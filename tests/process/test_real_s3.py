@@ -53,7 +53,7 @@ class TestRealS3(BucketContract):
 
 
 @pytest.mark.parametrize("query", ["", "list-type=2&max-keys=10&prefix=a%20b%2B%2F"])
-async def test_signature_is_accepted_for_a_virtual_hosted_bucket(rig: RealRig, query: str) -> None:
+async def test_real_server_accepts_our_signature_for_a_virtual_hosted_bucket(rig: RealRig, query: str) -> None:
     """As AWS's own are asked; which address a name has is not the signature's."""
     await rig.put("a b+/ü.txt", b"words")
     host, port = f"{rig.bucket}.{DOMAIN}", URL(rig.server.url).port
@@ -71,7 +71,7 @@ async def test_signature_is_accepted_for_a_virtual_hosted_bucket(rig: RealRig, q
     assert b"words" in text if not query else b"<KeyCount>1</KeyCount>" in text
 
 
-async def test_partial_read_permission_is_denied_even_if_a_copy_is_stored(rig: RealRig, tmp_path: Path) -> None:
+async def test_stored_copy_is_denied_to_keys_that_cannot_read_every_object(rig: RealRig, tmp_path: Path) -> None:
     await rig.put("m/one.gguf", b"words")
     await rig.put("m/config.json", b"{}")
     some = await rig.session("m/config.json")

@@ -75,7 +75,7 @@ async def said(api: openai.AsyncOpenAI, name: str, **extra: object) -> str | Non
     return answer.choices[0].message.content
 
 
-async def test_adapters_and_their_model_each_return_their_own_sentence(tmp_path: Path) -> None:
+async def test_request_for_an_adapter_is_answered_by_that_adapter(tmp_path: Path) -> None:
     """By the Model's name and by an alias, whole and streamed, small and large, one after the other in one slot."""
     async with serving(tmp_path, ada(tmp_path, aliases=["gpt"], slots=1)) as one, client(one) as api:
         for name, sentence in [*SAID.items(), *SAID.items()]:
@@ -123,7 +123,7 @@ async def test_adapter_of_a_forbidden_model_is_rejected_with_404(tmp_path: Path)
     assert not seen(tmp_path / "seen.jsonl")
 
 
-async def test_command_engine_receives_the_adapter_name_as_model(tmp_path: Path) -> None:
+async def test_command_engine_receives_the_adapter_name_in_the_model_field(tmp_path: Path) -> None:
     own = {"engine": "command", "command": command(tmp_path / "seen.jsonl"), "aliases": ["gpt"]}
     eve = model("eve", adapters=[{"name": "support", "artifact": "file:///not/looked/at"}], **own)
     async with serving(tmp_path, eve) as one, Crowd(one) as crowd:
@@ -150,7 +150,7 @@ def pushed(folder: Path, file: Path) -> Path:
     return folder / f"{file.stem}.layout"
 
 
-async def test_adapter_is_pulled_at_start_and_held_while_the_engine_runs(
+async def test_pulled_adapter_is_in_use_until_its_engine_stops(
     tmp_path: Path,
 ) -> None:
     """One adapter is a file, as before; the other is pulled, beside nothing. The second start asks the registry

@@ -51,7 +51,7 @@ def engine(one: Serving) -> tuple[list[str], list[dict[str, int]]]:
 
 @pytest.mark.parametrize("fixed", [True, False], ids=["fewer slots", "less context"])
 @pytest.mark.standard
-async def test_elastic_model_shrinks_to_fit_next_to_another_and_answers(tmp_path: Path, *, fixed: bool) -> None:
+async def test_elastic_model_starts_with_less_memory_than_requested_to_fit(tmp_path: Path, *, fixed: bool) -> None:
     document, asked = ada(tmp_path, Gpu(elastic_percent=10), **(FIXED if fixed else {}))
     hole = asked - 16 * MIB
     bob = fake(tmp_path, "bob", gpu={"memory": "40Mi"}, replicas={"min": 1})
@@ -78,7 +78,7 @@ async def test_elastic_model_shrinks_to_fit_next_to_another_and_answers(tmp_path
 
 
 @pytest.mark.parametrize("fixed", [True, False], ids=["more slots", "more context"])
-async def test_model_grows_into_spare_memory_and_leaves_room_for_others(tmp_path: Path, *, fixed: bool) -> None:
+async def test_model_grows_into_spare_memory_except_what_another_model_needs(tmp_path: Path, *, fixed: bool) -> None:
     """Of 72 MiB that nobody has 32 are bob's, who was never called; the rest does for one slot more, and not two."""
     document, asked = ada(tmp_path, Gpu(growth_percent=50), **(FIXED if fixed else {}))
     bob = fake(tmp_path, "bob", gpu={"memory": "32Mi"})

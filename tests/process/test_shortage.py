@@ -53,13 +53,13 @@ def marked() -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def test_process_lookups_raise_without_file_descriptors(marked: subprocess.Popen[bytes]) -> None:
+def test_process_lookup_raises_oserror_when_no_file_descriptor_is_free(marked: subprocess.Popen[bytes]) -> None:
     for look in (read_process, read_process_mark, lambda pid: has_open_socket((pid,), frozenset("1"))):
         with no_file_descriptors(), pytest.raises(OSError, match="Too many open files"):
             look(marked.pid)
 
 
-async def test_process_scans_wait_for_file_descriptors_and_log_one_line(
+async def test_process_scan_waits_until_a_file_descriptor_is_free(
     marked: subprocess.Popen[bytes], caplog: pytest.LogCaptureFixture
 ) -> None:
     with no_file_descriptors():
@@ -72,7 +72,7 @@ async def test_process_scans_wait_for_file_descriptors_and_log_one_line(
     assert line == "engines cannot be looked at; it is tried again until they can error=Too many open files"
 
 
-async def test_cleanup_does_not_finish_without_file_descriptors(marked: subprocess.Popen[bytes]) -> None:
+async def test_process_cleanup_waits_until_a_file_descriptor_is_free(marked: subprocess.Popen[bytes]) -> None:
     reaper = Reaper(f"{INSTANCE}/")
     reaper.spare(marked.pid)
     with no_file_descriptors():
@@ -85,7 +85,7 @@ async def test_cleanup_does_not_finish_without_file_descriptors(marked: subproce
     assert marked.wait(60) == -signal.SIGKILL
 
 
-async def test_probe_waits_while_no_file_descriptor_is_free() -> None:
+async def test_health_probe_waits_while_no_file_descriptor_is_free() -> None:
     with socket.create_server(("127.0.0.1", 0)) as nobody, no_file_descriptors():
         asked = asyncio.create_task(probe_engine("127.0.0.1", nobody.getsockname()[1], "/health"))
         await asyncio.sleep(A_WHILE_S)

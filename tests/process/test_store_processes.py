@@ -84,7 +84,7 @@ async def again(store: Store) -> None:
 
 
 @pytest.mark.point("13")
-def test_killed_pull_frees_its_reservation_and_the_next_one_resumes(tmp_path: Path) -> None:
+def test_killed_pull_frees_its_disk_reservation_and_the_next_resumes(tmp_path: Path) -> None:
     with staying("hang", tmp_path) as process:
         store = opened(tmp_path)
         reservation = store.layout.partial(ONE.key) / "reservation"
@@ -99,7 +99,7 @@ def test_killed_pull_frees_its_reservation_and_the_next_one_resumes(tmp_path: Pa
 
 @pytest.mark.point("13")
 @pytest.mark.standard
-def test_copy_held_by_another_process_is_kept_until_that_process_dies(tmp_path: Path) -> None:
+def test_copy_in_use_by_another_process_is_not_evicted_until_it_exits(tmp_path: Path) -> None:
     with staying("hold", tmp_path) as process:
         store = opened(tmp_path)
         assert store.rows()[0].in_use

@@ -80,7 +80,7 @@ async def at_zero(one: Serving) -> None:
 
 
 @pytest.mark.standard
-async def test_weights_pulled_for_the_first_request_survive_registry_outage(
+async def test_model_restarts_from_stored_weights_during_a_registry_outage(
     tmp_path: Path,
 ) -> None:
     with contextlib.ExitStack() as stack:
@@ -151,7 +151,7 @@ async def test_second_start_sends_no_request_to_the_registry(tmp_path: Path) -> 
 
 @pytest.mark.case("48")
 @pytest.mark.parametrize("away", ["closed", "hangs"])
-async def test_stored_weights_start_without_contacting_an_unavailable_registry(tmp_path: Path, away: str) -> None:
+async def test_model_with_stored_weights_starts_without_a_registry_connection(tmp_path: Path, away: str) -> None:
     """From the first start of the process on: nothing of it waits for a registry that is gone, or that says nothing."""
     with contextlib.ExitStack() as stack:
         host = stack.enter_context(packed.served(layout(tmp_path)))
@@ -173,7 +173,7 @@ async def test_stored_weights_start_without_contacting_an_unavailable_registry(t
                     hung.accept()
 
 
-async def test_every_start_succeeds_during_a_long_registry_outage(tmp_path: Path) -> None:
+async def test_every_start_from_stored_weights_succeeds_in_a_registry_outage(tmp_path: Path) -> None:
     """Each from zero, one after the other, until the time is over; nothing grows slower, and no start fails."""
     with contextlib.ExitStack() as stack:
         host = stack.enter_context(packed.served(layout(tmp_path)))
@@ -191,7 +191,7 @@ async def test_every_start_succeeds_during_a_long_registry_outage(tmp_path: Path
             print(f"{starts - 1} starts in {OUTAGE_S:.0f} s without a registry; the last: {phases(one)}")
 
 
-async def test_failed_pull_is_a_failed_start_with_its_reason(tmp_path: Path) -> None:
+async def test_failed_weights_pull_fails_the_start_with_its_reason(tmp_path: Path) -> None:
     with packed.served(layout(tmp_path)) as host:
         missing = ada(host, artifact=f"oci://{host}/{packed.NAME}:none", start={"retries": 0})
         async with serving(tmp_path, settings("4Gi"), missing) as one:

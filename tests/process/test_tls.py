@@ -64,7 +64,7 @@ async def shown(one: Serving) -> bytes:
 
 
 @pytest.mark.standard
-async def test_official_clients_work_over_tls_during_certificate_rotation(
+async def test_tls_stream_of_an_official_client_survives_certificate_rotation(
     tmp_path: Path,
 ) -> None:
     ca = write_authority(tmp_path, OURS)
@@ -98,7 +98,7 @@ async def test_official_clients_work_over_tls_during_certificate_rotation(
 
 
 @pytest.mark.parametrize("trusted", [OURS, THEIRS])
-async def test_engine_certificate_is_verified(tmp_path: Path, trusted: str) -> None:
+async def test_request_to_an_engine_with_an_untrusted_certificate_fails(tmp_path: Path, trusted: str) -> None:
     pair, ca = write(tmp_path, "engine", leaf(OURS, "engine.example")), write_authority(tmp_path, trusted)
     command = secure_engine.command(*pair)
     documents = [
@@ -196,7 +196,7 @@ def refused(one: Serving) -> str:
     return done.stderr.removeprefix("pilotlight: ").rstrip()
 
 
-async def test_unusable_tls_files_fail_the_start_with_one_line(tmp_path: Path) -> None:
+async def test_unusable_tls_files_fail_the_start_with_one_error_line(tmp_path: Path) -> None:
     tls = secured(tmp_path)
     other, gone = write(tmp_path, "other", leaf(THEIRS)), tmp_path / "gone.pem"
     for wrong, says in (
@@ -211,7 +211,7 @@ async def test_unusable_tls_files_fail_the_start_with_one_line(tmp_path: Path) -
         assert "tls.keyFile: missing; certFile is given" in refused(one)
 
 
-async def test_key_file_readable_by_others_is_logged_once(tmp_path: Path) -> None:
+async def test_tls_key_file_readable_by_other_users_logs_one_warning(tmp_path: Path) -> None:
     tls = secured(tmp_path)
     Path(tls["keyFile"]).chmod(0o644)
     async with serving(tmp_path / "s", fake(tmp_path, "ada"), settings(tls=tls), options=("--gateways", "2")) as one:

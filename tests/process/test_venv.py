@@ -89,14 +89,14 @@ def test_locked_packages_for_other_platforms_are_skipped(clone: Path, monkeypatc
     assert make(clone, Path(sys.executable)).returncode != 0
 
 
-def test_failed_install_leaves_the_environment_not_ready(clone: Path) -> None:
+def test_failed_install_does_not_mark_the_environment_as_ready(clone: Path) -> None:
     stub(clone.parent / "bin" / "python3", '#!/bin/sh\ncase "$*" in *install*) exit 1;; esac\n')
     assert make(clone, stub(clone.parent / "python", NO_ENSUREPIP)).returncode != 0
     assert not (clone / ".venv" / "ready").exists()
 
 
 @pytest.mark.standard
-def test_every_make_target_depends_on_a_ready_environment() -> None:
+def test_make_targets_depend_on_a_ready_virtual_environment() -> None:
     text = (ROOT / "Makefile").read_text()
     rules = dict(
         line.split(":", 1) for line in text.splitlines() if line[:1].isalpha() and ":" in line and ":=" not in line

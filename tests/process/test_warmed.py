@@ -36,7 +36,7 @@ def forgotten(path: Path) -> bool:
     return resident(path) == 0
 
 
-async def test_weights_are_read_into_the_page_cache_for_the_first_request(tmp_path: Path) -> None:
+async def test_first_request_of_a_model_loads_its_weights_into_the_page_cache(tmp_path: Path) -> None:
     weights = tmp_path / "weights.gguf"
     tiny_gguf.make_model(weights, "nobody reads this")
     with weights.open("ab") as file:

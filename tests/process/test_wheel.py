@@ -138,7 +138,7 @@ def test_every_module_imports_with_the_declared_dependencies_alone(installed: In
     subprocess.run([installed.python, "-c", source], cwd=tmp_path, check=True)
 
 
-def test_kubernetes_driver_without_its_extra_names_the_install_command(installed: Installed, tmp_path: Path) -> None:
+def test_missing_kubernetes_extra_is_an_error_with_the_pip_command(installed: Installed, tmp_path: Path) -> None:
     (tmp_path / "settings.yaml").write_text(SETTINGS)
     words = ["autoscaler", "--driver", "kubernetes", "--documents", "settings.yaml", "--contract-socket", "c.sock"]
     done = subprocess.run(
@@ -157,7 +157,9 @@ def state() -> Iterator[Path]:
 
 
 @pytest.mark.standard
-def test_installed_wheel_serves_outside_of_the_clone(installed: Installed, tmp_path: Path, state: Path) -> None:
+def test_installed_wheel_serves_outside_of_the_source_checkout(
+    installed: Installed, tmp_path: Path, state: Path
+) -> None:
     tiny_gguf.make_model(tmp_path / "ada.gguf", SENTENCE)
     (tmp_path / "settings.yaml").write_text(SETTINGS)
     (tmp_path / "gateway.py").write_text("raise SystemExit('a file of the folder it is called in')")
@@ -189,9 +191,7 @@ def answer(url: str) -> str:
 
 
 @pytest.mark.parametrize("name", ["autoscaler", "artifacts", "gateway"])
-def test_foreign_package_of_the_same_name_fails_the_start_with_one_line(
-    installed: Installed, tmp_path: Path, name: str
-) -> None:
+def test_command_fails_if_another_package_has_one_of_our_names(installed: Installed, tmp_path: Path, name: str) -> None:
     (tmp_path / name).mkdir()
     (tmp_path / name / "__init__.py").write_text("WHOSE = 'not Pilotlight'\n")
     environment = {"PYTHONPATH": str(tmp_path)}

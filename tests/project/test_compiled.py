@@ -31,7 +31,7 @@ def test_every_gateway_module_is_compiled_or_explicitly_excluded() -> None:
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_compiled_modules_define_no_structs(module: str) -> None:
+def test_compiled_modules_define_no_msgspec_structs(module: str) -> None:
     """Compiled, a class loses the words beside its bases (`frozen=True`), and msgspec its annotations."""
     tree = ast.parse((GATEWAY.parent / module).read_text())
     for node in ast.walk(tree):

@@ -176,7 +176,7 @@ def test_cold_start_diagram_is_current() -> None:
 
 
 @pytest.mark.parametrize("marker", ["case", "point"])
-def test_marked_fault_cases_are_listed(marker: str) -> None:
+def test_fault_cases_marked_in_tests_are_documented(marker: str) -> None:
     page = (ROOT / "docs" / "development" / "fault-cases.md").read_text()
     tables = [part for part in page.split("\n## ") if f"| {marker} |" in part]
     listed = {number for table in tables for number in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)}

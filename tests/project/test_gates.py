@@ -29,7 +29,7 @@ from scripts import gates
         ("from gateway import errors\nfrom autoscaler.contract import ModelName\nimport re, msgspec.json", []),
     ],
 )
-def test_impure_uses_of_a_pure_module_are_found(text: str, found: list[str]) -> None:
+def test_io_and_forbidden_imports_in_a_pure_module_are_reported(text: str, found: list[str]) -> None:
     assert gates.impure_uses("gateway/request/body_edit", text) == found
 
 

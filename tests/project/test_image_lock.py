@@ -48,7 +48,7 @@ def test_lock_without_hashes_is_rejected(text: str) -> None:
         ([A._replace(sha256=64 * "f"), B], "a 1:2.0-1 has another SHA-256 than in the lock"),
     ],
 )
-def test_differences_from_the_lock_are_named(found: list[Deb], difference: str) -> None:
+def test_differences_between_installed_packages_and_lock_are_described(found: list[Deb], difference: str) -> None:
     assert image.differences([A, B], found) == difference
 
 

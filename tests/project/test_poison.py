@@ -5,12 +5,12 @@ from __future__ import annotations
 from tests.cluster import poison
 
 
-def test_each_listed_kind_has_poisoned_objects() -> None:
+def test_each_listed_kubernetes_kind_has_malformed_test_objects() -> None:
     """A new kind needs an entry in `tests.cluster.poison.ALL`."""
     assert {(one.group, one.plural) for one in poison.ALL} == poison.listed()
 
 
-def test_each_listed_kind_has_several_writable_poisoned_objects() -> None:
+def test_each_listed_kubernetes_kind_has_several_malformed_objects() -> None:
     for one in poison.ALL:
         found = list(poison.bodies(one))
         assert len(found) > 2 * len(poison.LEVELS), one

@@ -98,7 +98,7 @@ batches = st.lists(
 
 @settings(derandomize=True, deadline=None, max_examples=examples(300))
 @given(batches)
-def test_indices_equal_a_full_rebuild_after_every_batch(
+def test_incremental_indices_equal_a_full_rebuild_after_every_batch(
     batches: list[tuple[list[Observation], Action, float]],
 ) -> None:
     at, now_s = World(epoch=1), T0
@@ -130,7 +130,7 @@ truths = st.tuples(
 
 @settings(derandomize=True, deadline=None, max_examples=examples(200))
 @given(truths, st.randoms(use_true_random=False), st.integers(1, 4))
-def test_fold_result_does_not_depend_on_order_repeats_or_batches(
+def test_state_does_not_depend_on_order_or_repeats_of_observations(
     truth: tuple[list[ReplicaSeen], list[Reported]], order: object, size: int
 ) -> None:
     """All but the version, which counts batches."""

@@ -135,7 +135,7 @@ def test_adding_capacity_never_makes_a_placed_replica_unplaced(begin: World, siz
 
 @QUICK
 @given(wanted(), benches(), ADDED)
-def test_added_capacity_keeps_the_placement_or_the_victims_of_a_request(
+def test_added_capacity_never_unplaces_a_replica_that_fitted_before(
     wants: list[PlacementRequest], shelves: list[Bin], sizes: list[int]
 ) -> None:
     added = [shelf(device(f"{'az'[number % 2]}{number}", one, f"n{number % 3}")) for number, one in enumerate(sizes)]
@@ -147,7 +147,7 @@ def test_added_capacity_keeps_the_placement_or_the_victims_of_a_request(
             assert after.placements or after.victims == before.victims
 
 
-def test_added_device_goes_to_the_longest_waiting_request_first() -> None:
+def test_added_device_goes_to_the_longest_waiting_replica_first() -> None:
     """The order of PlacementRequests is kept, so a set of PlacementRequests may change: the first one never fitted
     before.
     """
@@ -165,7 +165,7 @@ def without(shelves: list[Bin], gone: set[ReplicaId]) -> list[Bin]:
 
 @QUICK
 @given(wanted(), benches())
-def test_victim_set_of_one_request_is_minimal(wants: list[PlacementRequest], shelves: list[Bin]) -> None:
+def test_victims_evicted_for_one_replica_are_a_minimal_set(wants: list[PlacementRequest], shelves: list[Bin]) -> None:
     """No proper subset of them makes the room, and all of them do."""
     for one in wants:
         chosen = {victim.replica for victim in run([one], shelves).victims}
@@ -181,7 +181,7 @@ SIZES = st.lists(st.integers(1, 12), min_size=1, max_size=5)
 
 @LONG
 @given(SIZES, SIZES, st.lists(st.booleans(), min_size=5, max_size=5))
-def test_victims_of_several_requests_on_one_device_are_minimal(
+def test_victims_evicted_for_several_replicas_on_one_device_are_minimal(
     asked: list[int], there: list[int], busy: list[bool]
 ) -> None:
     """Who went for the first of them may stay where those who go for a later one make room enough for both."""
@@ -200,7 +200,7 @@ def test_victims_of_several_requests_on_one_device_are_minimal(
             assert served + sum(stays.values()) + one.room.memory_bytes > 24 * GI, "it could have stayed"
 
 
-def test_victim_made_redundant_by_a_later_victim_is_spared() -> None:
+def test_victim_made_redundant_by_a_later_victim_is_not_evicted() -> None:
     answer = run(
         [want("a", 6, unserved_since_s=0), want("b", 4, unserved_since_s=1)],
         [shelf(device(), on("early", 4, busy=True), on("late", 16, busy=True))],
@@ -218,13 +218,13 @@ NOT_AMOUNTS = [nan, inf, -inf, -1, -0.5, 0.5, 1 << 101]
 
 @pytest.mark.parametrize("field", ["devices", "memory_bytes", "compute_percent", "cpu_milli", "host_bytes"])
 @pytest.mark.parametrize("amount", NOT_AMOUNTS)
-def test_invalid_resource_amount_raises_one_clear_error(field: str, amount: Any) -> None:
+def test_invalid_resource_amount_raises_an_error_that_names_the_field(field: str, amount: Any) -> None:
     with pytest.raises(ValueError, match=f"^{field} of a request is .*: expected a whole number, 0 to [0-9]+$"):
         run([want("a")._replace(**{field: amount})], [shelf(device())])
 
 
 @pytest.mark.parametrize("amount", NOT_AMOUNTS)
-def test_invalid_growth_raises_one_clear_error(amount: Any) -> None:
+def test_invalid_growth_amount_raises_an_error_that_names_the_field(amount: Any) -> None:
     for field, least in (("most_bytes", 0), ("step_bytes", 1)):
         for memory_gi in (10, 90):
             odd = want("a", memory_gi)._replace(growth=Growth(**{"most_bytes": 1 << 30, field: amount}))
@@ -237,26 +237,26 @@ def test_invalid_growth_raises_one_clear_error(amount: Any) -> None:
 
 
 @pytest.mark.parametrize("field", ["priority", "unserved_since_s"])
-def test_nan_priority_or_waiting_time_raises_one_clear_error(field: str) -> None:
+def test_nan_priority_or_wait_time_raises_an_error_that_names_the_field(field: str) -> None:
     """It would sort anywhere, so that the order of the input showed."""
     never: dict[str, Any] = {field: nan}
     with pytest.raises(ValueError, match=f"^{field} of a request is nan: expected a number$"):
         run([want("a"), want("b")._replace(**never)], [shelf(device())])
 
 
-def test_request_without_a_model_raises_one_clear_error() -> None:
+def test_replica_without_a_model_name_raises_value_error() -> None:
     with pytest.raises(ValueError, match=r"^model of a request is empty: expected the name of a Model$"):
         run([want("a"), want("")], [shelf(device())])
 
 
-def test_nan_time_raises_one_clear_error() -> None:
+def test_nan_as_the_current_time_raises_value_error() -> None:
     """No residency would ever be over, or all of them."""
     with pytest.raises(ValueError, match=r"^now_s is nan: expected a time in seconds$"):
         pack((want("a"),), SliceIndex([shelf(device())]), frozenset(), RestartCosts(), nan)
 
 
 @pytest.mark.parametrize("second_gi", [10, 20])
-def test_duplicate_request_ordinal_raises_one_clear_error(second_gi: int) -> None:
+def test_two_replicas_of_a_model_with_one_ordinal_raise_value_error(second_gi: int) -> None:
     both = [want("a", 10), want("b"), want("a", second_gi)]
     for wants in (both, both[::-1]):
         with pytest.raises(ValueError, match=r"^ordinal of a request is 0 twice for a: expected each once$"):
@@ -266,7 +266,7 @@ def test_duplicate_request_ordinal_raises_one_clear_error(second_gi: int) -> Non
 
 
 @pytest.mark.parametrize("price", [nan, inf, -inf, -1.0])
-def test_invalid_price_raises_one_clear_error(price: float) -> None:
+def test_invalid_price_raises_an_error_that_names_the_node(price: float) -> None:
     with pytest.raises(ValueError, match=r"^node n0: .* at a price from 0"):
         run([want("a")], [dataclasses.replace(shelf(device("g0")), price=price), shelf(device("g1"))])
 
@@ -281,7 +281,7 @@ def test_invalid_slice_is_skipped_and_others_are_used(amount: Any) -> None:
         assert placed(run([want("a")], [none, shelf(device("g1"))])) == [("a", "g1")]
 
 
-def test_empty_requests_or_devices_are_no_error() -> None:
+def test_packing_no_replicas_or_no_devices_raises_no_error() -> None:
     assert run([], []) == PackResult()
     assert run([], [shelf(device())]) == PackResult()
     assert run([want("a")], []).unmet[0].reason == "needs 10Gi on one device; there is no device"

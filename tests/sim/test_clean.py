@@ -68,7 +68,7 @@ def test_force_deleted_pod_frees_its_device_once_memory_is_measured_free() -> No
 
 
 @pytest.mark.case("23")
-def test_device_without_agent_is_reused_after_the_force_delete_delay() -> None:
+def test_device_without_node_agent_is_reused_after_force_delete_delay() -> None:
     async def act(stage: Stage, town: Cluster) -> None:
         assert await forced(stage, town, agent=False) >= FORCED_S - RUNS_ON_S
 

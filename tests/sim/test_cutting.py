@@ -47,7 +47,7 @@ def orders(stage: Stage) -> dict[str, int]:
 
 @pytest.mark.case("24")
 @pytest.mark.parametrize("whose", ["ours", "others"])
-def test_node_in_use_is_repartitioned_only_when_idle(whose: str) -> None:
+def test_mig_node_in_use_is_repartitioned_only_when_it_is_idle(whose: str) -> None:
     """Both nodes are in use, one by a Replica that has Calls, one by a pod of others. Who waits is told so, and not
     refused; the first that is idle is cut, once, and all are served.
     """
@@ -108,7 +108,7 @@ def test_node_with_failing_repartitioning_is_excluded_after_max_tries() -> None:
 
 @pytest.mark.case("24")
 @pytest.mark.parametrize("ends", ["up again", "never"])
-def test_rebooting_node_is_awaited_until_a_time_limit(ends: str) -> None:
+def test_second_node_is_repartitioned_only_if_the_first_stays_in_reboot(ends: str) -> None:
     """mig-manager had its machine rebooted. It comes back cut, or it never does."""
 
     async def act(stage: Stage) -> None:

@@ -144,7 +144,7 @@ def test_lost_device_gets_no_requests_and_its_models_move(engines: str) -> None:
 
 
 @pytest.mark.case("22")
-def test_lost_device_gets_no_placement_until_recovery() -> None:
+def test_lost_device_gets_no_replica_until_it_recovers() -> None:
     async def act(stage: Stage) -> None:
         town, lost = stage.town, {"gpu0"}
         agent = town.task(watched(stage, lost))
@@ -162,7 +162,7 @@ def test_lost_device_gets_no_placement_until_recovery() -> None:
 
 
 @pytest.mark.case("22")
-def test_ended_mps_server_closes_its_device_until_one_start_succeeds() -> None:
+def test_device_of_a_dead_mps_server_gets_one_trial_start_before_others() -> None:
     """Nothing new is put there for a while, then one start is tried; the others follow when it got ready."""
 
     async def act(stage: Stage) -> None:

@@ -45,7 +45,7 @@ def _offered(kept: tuple[str, ...]) -> tuple[Slice, ...]:
     return tuple(there(partitionable(NODE), *kept))
 
 
-def test_whole_gpu_model_starts_after_parts_drain_and_before_later_models() -> None:
+def test_model_needing_a_whole_gpu_starts_before_later_smaller_models() -> None:
     async def act(stage: Stage) -> None:
         town = stage.town
         assert await stage.answered([town.call("small")]) == {"completed": 1}

@@ -45,7 +45,7 @@ async def both_are_called_one_after_the_other(stage: Stage) -> None:
     await stage.until(lambda: not stage.town.machine.engines, 60.0)
 
 
-def test_scenario_without_a_kill_gives_the_expected_number_of_orders() -> None:
+def test_run_without_a_kill_has_the_expected_number_of_starts_and_stops() -> None:
     async def act(stage: Stage) -> None:
         dies = Dies(stage, ORDERS + 1, before=False)
         await both_are_called_one_after_the_other(stage)
@@ -57,7 +57,7 @@ def test_scenario_without_a_kill_gives_the_expected_number_of_orders() -> None:
 @pytest.mark.case("26")
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
 @pytest.mark.parametrize("number", range(1, ORDERS + 1))
-def test_leader_kill_at_any_order_causes_no_loss_or_duplicate_start(number: int, before: bool) -> None:
+def test_leader_kill_at_any_start_or_stop_causes_no_duplicate_start(number: int, before: bool) -> None:
     """No Call is lost, nothing is started twice, and nothing is left at the end."""
 
     async def act(stage: Stage) -> None:

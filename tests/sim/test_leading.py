@@ -67,7 +67,7 @@ def deletes(town: Cluster) -> list[Asked]:
     return [one for one in town.server.asked if one.method == "DELETE"]
 
 
-def test_scenario_without_a_fault_takes_the_expected_steps() -> None:
+def test_run_without_a_fault_has_the_expected_number_of_await_points() -> None:
     async def act(stage: Stage, town: Cluster) -> None:
         interrupts = Interrupts(town, 0, lambda _: None)
         await both_are_called_one_after_the_other(stage)
@@ -94,7 +94,7 @@ def test_leader_kill_at_any_await_point_causes_no_duplicate_start(number: int) -
 
 @pytest.mark.case("25")
 @pytest.mark.parametrize("number", range(1, STEPS + 1))
-def test_paused_leader_does_nothing_after_resuming(number: int) -> None:
+def test_paused_leader_writes_nothing_after_resuming(number: int) -> None:
     """For 60 s, and the clocks of the two are two hours apart. Its next request is refused, by itself or by the server;
     gateways that hear of its old epoch go on with the new one.
     """
@@ -133,7 +133,7 @@ def test_paused_leader_does_nothing_after_resuming(number: int) -> None:
 
 
 @pytest.mark.case("27")
-def test_api_server_outage_keeps_warm_requests_and_delays_stops() -> None:
+def test_ready_replicas_keep_serving_during_an_api_server_outage() -> None:
     """Warm Calls go on, cold ones hear once, at their deadline, when to come back; who leads then reads everything
     first, and stops nothing before each gateway has reported to it.
     """
@@ -175,7 +175,7 @@ def test_api_server_outage_keeps_warm_requests_and_delays_stops() -> None:
 
 
 @pytest.mark.case("28")
-def test_overloaded_api_server_is_queried_within_the_request_budget() -> None:
+def test_overloaded_api_server_gets_at_most_ten_requests_per_second() -> None:
     """429 with a Retry-After, then 500: both processes keep to it, at different moments, and then know all there is."""
 
     async def act(stage: Stage, town: Cluster) -> None:

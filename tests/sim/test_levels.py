@@ -51,7 +51,7 @@ class Lives:
 @pytest.mark.parametrize(
     "shape", ["square", pytest.param("sine", marks=pytest.mark.deep), pytest.param("poisson", marks=pytest.mark.deep)]
 )
-def test_oscillating_demand_causes_few_replica_changes(shape: str) -> None:
+def test_oscillating_demand_causes_at_most_six_replica_changes_an_hour(shape: str) -> None:
     """Around the threshold between one and two Replicas; the changes of the number of Replicas are counted."""
 
     async def act(stage: Stage) -> None:
@@ -118,7 +118,7 @@ def test_starting_replica_is_stopped_before_a_ready_one() -> None:
 
 
 @pytest.mark.case("6")
-def test_residency_delays_scale_down_beyond_the_idle_window() -> None:
+def test_idle_replica_is_not_stopped_before_its_minimum_residency() -> None:
     """With a window of 0.5 s the second Replica would go 10 s after it was started, if its residency were shorter."""
 
     async def act(stage: Stage) -> None:
@@ -154,7 +154,7 @@ def true(stage: Stage, name: str = "a") -> tuple[int, int]:
 
 
 @pytest.mark.case("7")
-def test_demand_of_vanished_gateway_expires_despite_disordered_reports() -> None:
+def test_demand_of_a_silent_gateway_expires_after_its_last_report() -> None:
     """Not proven dead: its demand is believed in for ten seconds after its last report, and no longer.
 
     At the next quiet point the sum is the truth, and stays it while late reports still come in.
@@ -218,7 +218,7 @@ def test_demand_of_a_dead_gateway_is_removed_at_once() -> None:
 
 
 @pytest.mark.case("7")
-def test_demand_that_ended_unreported_evicts_no_replica() -> None:
+def test_expired_demand_of_an_unreachable_gateway_evicts_no_replica() -> None:
     """Clients of the other Model leave a gateway that is cut off.
 
     When the residency of the Model that runs is over, ten seconds have passed as well: it is not drained for them.
@@ -252,7 +252,7 @@ def test_demand_that_ended_unreported_evicts_no_replica() -> None:
     )
 
 
-def test_reports_of_unknown_gateways_hold_no_slots_after_expiry() -> None:
+def test_slots_allocated_to_unknown_gateways_are_returned_after_expiry() -> None:
     """A client with a gateway's token, or of another version, reports once under each of eight names."""
 
     async def act(stage: Stage) -> None:

@@ -36,7 +36,7 @@ def test_device_delivered_to_another_node_is_used_there() -> None:
     play(act, *MODELS, manners=LONG, kind=CloudTown)
 
 
-def test_lost_reply_causes_no_second_order() -> None:
+def test_lost_reply_to_a_capacity_order_causes_no_second_order() -> None:
     async def act(stage: Stage) -> None:
         town = rack(stage)
         town.rack.fate = lambda order: Fate(after_s=ATTACH_S, commits_s=1.0, lost_reply=True)
@@ -52,7 +52,7 @@ def test_lost_reply_causes_no_second_order() -> None:
 
 
 @pytest.mark.parametrize("comes", [True, False])
-def test_provider_with_unreadable_answers_is_bypassed_without_loss(comes: bool) -> None:
+def test_request_is_served_although_the_provider_replies_are_unreadable(comes: bool) -> None:
     """It took the order and says nothing that can be read. What comes all the same is seen, and serves; else the next
     Offer does. Nothing of it is given back before it can be read again.
     """

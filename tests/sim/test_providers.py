@@ -70,7 +70,7 @@ async def crowded(stage: Stage) -> Journey:
 
 @pytest.mark.case("31")
 @pytest.mark.parametrize("how", sorted(BROKEN))
-def test_undelivered_order_is_abandoned_and_the_next_offer_serves(how: str) -> None:
+def test_request_is_served_by_the_next_offer_if_an_order_fails(how: str) -> None:
     async def act(stage: Stage) -> None:
         town = rack(stage)
         town.rack.fate = lambda order: BROKEN[how]
@@ -142,7 +142,7 @@ async def added(stage: Stage) -> tuple[Journey, Journey, str]:
 
 @pytest.mark.case("32")
 @pytest.mark.parametrize("key", [SPOT, CONSOLIDATED])
-def test_node_disrupted_while_weights_load_costs_one_extra_start(key: str) -> None:
+def test_node_disrupted_during_weight_loading_costs_at_most_one_more_start(key: str) -> None:
     async def act(stage: Stage) -> None:
         first, second, node = await added(stage)
         await stage.until(lambda: stage.replicas("b") == 1)
@@ -200,7 +200,7 @@ def test_device_is_detached_only_after_its_memory_is_clean() -> None:
 
 
 @pytest.mark.case("33")
-def test_hanging_detach_keeps_its_owner_and_is_retried_at_low_rate() -> None:
+def test_hanging_device_detach_is_retried_about_once_a_minute() -> None:
     async def act(stage: Stage) -> None:
         town = rack(stage)
         town.rack.stuck = True

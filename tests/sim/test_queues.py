@@ -27,7 +27,7 @@ DWS = Offer(
 AT_ONCE_S = 1.0
 
 
-def test_open_capacity_order_stays_single_and_requests_fail_at_once() -> None:
+def test_requests_fail_at_once_while_a_long_capacity_order_is_open() -> None:
     """Meanwhile other Models are served by other rungs, and who asks for this one is told at once."""
 
     async def act(stage: Stage) -> None:
@@ -53,7 +53,7 @@ def test_open_capacity_order_stays_single_and_requests_fail_at_once() -> None:
     play(act, model("a", residency_s=600.0), model("b", residency_s=600.0), big, manners=QUICK, kind=CloudTown)
 
 
-def test_request_with_short_deadline_fails_while_capacity_is_ordered() -> None:
+def test_request_with_short_deadline_fails_at_once_if_capacity_comes_later() -> None:
     """Ten minutes is what is said of it, and a Model whose Calls may wait for so long waits."""
 
     async def act(stage: Stage) -> None:

@@ -23,7 +23,7 @@ def rack(stage: Stage) -> RackTown:
     return stage.town
 
 
-def test_surge_attaches_one_device_at_once_and_detaches_when_idle() -> None:
+def test_surge_attaches_one_device_at_once_and_detaches_it_when_idle() -> None:
     async def act(stage: Stage) -> None:
         town = rack(stage)
         first = town.call("a")
@@ -41,7 +41,7 @@ def test_surge_attaches_one_device_at_once_and_detaches_when_idle() -> None:
     play(act, model("a", residency_s=600.0), model("b", residency_s=600.0), manners=LONG, kind=RackTown)
 
 
-def test_unneeded_order_is_cancelled_before_delivery() -> None:
+def test_capacity_order_is_cancelled_when_its_client_disconnects() -> None:
     async def act(stage: Stage) -> None:
         town = rack(stage)
         town.rack.fate = lambda order: Fate(after_s=60.0, commits_s=40.0)
@@ -70,7 +70,7 @@ def test_attached_device_serves_the_next_surge_without_another_order() -> None:
     play(act, model("a", residency_s=600.0), model("b", residency_s=600.0), manners=LONG, kind=RackTown)
 
 
-def test_new_leader_finds_the_open_order_and_places_no_second() -> None:
+def test_new_leader_does_not_repeat_an_open_capacity_order() -> None:
     async def act(stage: Stage) -> None:
         town = rack(stage)
         first, second = town.call("a"), town.call("b")

@@ -42,18 +42,18 @@ def test_keeping_added_capacity_costs_more_than_returning_capacity() -> None:
     assert kept.bill.cost > outcome().bill.cost
 
 
-def test_policy_with_nodes_first_uses_more_power_than_attaching() -> None:
+def test_ordering_nodes_first_uses_more_power_than_attaching_gpus() -> None:
     attached, added = (outcome(Policy(first, first, 120.0)) for first in ("gpu", "node"))
     watts = [one.bill.kwh / one.bill.device_hours for one in (attached, added)]
     assert watts[0] * 1.5 < watts[1], "a node takes more power than a Device"
 
 
-def test_each_point_has_a_unique_name() -> None:
+def test_each_compared_policy_has_a_unique_name() -> None:
     names = [one.name for one in points()]
     assert len({*names}) == len(names)
 
 
-def test_trace_is_read_by_time_of_day(tmp_path: Path) -> None:
+def test_trace_requests_of_all_days_are_sorted_by_time_of_day(tmp_path: Path) -> None:
     rows = "2024-11-15 00:00:10,30,M1\n2024-11-16 00:00:05,20,\n2024-11-16 00:00:20,9,M1\n"
     (tmp_path / arrivals.FILE).write_text(HEAD + rows)
     all_days, busiest = arrivals.gentd26(tmp_path), arrivals.gentd26(tmp_path, 1)
@@ -72,7 +72,7 @@ def _point(cost: float, wait_s: float) -> Mean:
     return Mean("p", cost, cost, cost, (wait_s, wait_s, wait_s))
 
 
-def test_point_is_compared_with_cheapest_own_point_of_no_longer_wait() -> None:
+def test_policy_is_compared_with_our_cheapest_one_that_waits_no_longer() -> None:
     ours = [(OURS, _point(8.0, 10.0)), (OURS, _point(4.0, 30.0))]
     found = [judged(ours, _point(16.0, wait_s)) for wait_s in (5.0, 10.0, 40.0)]
     assert [one and one.cost for one in found] == [None, 0.5, 0.25]

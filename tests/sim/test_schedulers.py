@@ -115,7 +115,7 @@ def test_replica_on_wrong_card_is_evicted_and_started_on_another_card() -> None:
 
 
 @pytest.mark.case("23")
-def test_card_claimed_by_a_foreign_pod_is_left_to_that_pod() -> None:
+def test_replica_moves_when_hami_gives_its_card_to_another_pod() -> None:
     async def act(stage: Stage, town: Cluster) -> None:
         await cards(stage, town, FIRST, SECOND)
 
@@ -172,7 +172,7 @@ def test_start_waits_with_a_reason_while_a_node_lock_blocks_hami() -> None:
 
 
 @pytest.mark.case("23")
-def test_admission_error_after_lock_expiry_is_a_retried_failed_start() -> None:
+def test_start_that_the_kubelet_rejects_after_lock_expiry_is_retried() -> None:
     async def act(stage: Stage, town: Cluster) -> None:
         await cards(stage, town, FIRST)
         seen: list[str] = []

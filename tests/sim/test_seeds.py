@@ -37,12 +37,12 @@ def test_seeded_runs_keep_all_invariants(first: int) -> None:
         assert completed >= calls * COMPLETED_SHARE, f"only {completed} of {calls} Calls completed"
 
 
-def test_some_seed_fills_a_small_queue() -> None:
+def test_at_least_one_of_ten_seeds_fills_a_queue() -> None:
     """I12 is looked at where a queue is full: some seed fills one."""
     assert any(play(seed).full for seed in range(1, 11))
 
 
-def test_trace_option_prints_every_hashed_note(
+def test_trace_option_prints_all_lines_that_the_trace_hash_covers(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`python -m tests.sim 3 --trace` prints every note that its hash is of."""

@@ -69,7 +69,7 @@ async def four_full(stage: Stage) -> list[Journey]:
 
 
 @pytest.mark.case("10")
-def test_scale_from_four_to_one_by_document_cuts_no_stream() -> None:
+def test_lower_replica_maximum_in_the_model_interrupts_no_stream() -> None:
     """A document says that one is enough: three drain with all their streams on them, and the fourth serves on."""
 
     async def act(stage: Stage) -> None:
@@ -93,7 +93,7 @@ def test_scale_from_four_to_one_by_document_cuts_no_stream() -> None:
 
 
 @pytest.mark.case("10")
-def test_scale_from_four_to_one_on_falling_demand_cuts_no_stream() -> None:
+def test_scale_down_from_four_to_one_replica_interrupts_no_stream() -> None:
     """As 80 streams at once become 20 at most, three of four Replicas go; those that still have streams drain first."""
 
     async def act(stage: Stage) -> None:
@@ -175,7 +175,7 @@ def test_long_generation_never_counts_as_idle() -> None:
 
 
 @pytest.mark.case("12")
-def test_idle_window_as_long_as_the_start_serves_every_request() -> None:
+def test_every_request_is_served_if_idle_timeout_equals_the_start_time() -> None:
     async def act(stage: Stage) -> None:
         town = stage.town
         for _ in range(3):
@@ -187,7 +187,7 @@ def test_idle_window_as_long_as_the_start_serves_every_request() -> None:
 
 
 @pytest.mark.case("13")
-def test_unreachable_gateway_delays_a_stop_for_a_bounded_time() -> None:
+def test_unreachable_gateway_delays_a_replica_stop_at_most_37_seconds() -> None:
     async def act(stage: Stage) -> None:
         town = stage.town
         calls = [town.call("a", gateway=number % 2) for number in range(4)]

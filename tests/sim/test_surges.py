@@ -21,7 +21,7 @@ BATCH = 5
     "first",
     [pytest.param(first, marks=() if first <= STANDARD else pytest.mark.deep) for first in range(1, SURGES + 1, BATCH)],
 )
-def test_surges_cause_no_duplicate_capacity_and_leave_none_behind(first: int) -> None:
+def test_surges_order_no_capacity_twice_and_return_all_of_it(first: int) -> None:
     for seed in range(first, min(first + BATCH, SURGES + 1)):
         result = play(seed)
         assert not result.broken, f"replay with `python -m tests.sim.surges {seed}`:\n" + "\n".join(result.broken[:10])

@@ -77,7 +77,7 @@ async def cuts(town: Cluster) -> None:
 @pytest.mark.case("18")
 @pytest.mark.parametrize("how", ["its end is not told", "watches are cut", "evicted"])
 @pytest.mark.parametrize("seed", range(1, 6))
-def test_vanished_pod_leaves_routes_and_its_requests_move(how: str, seed: int) -> None:
+def test_unanswered_requests_of_a_vanished_pod_move_to_another_replica(how: str, seed: int) -> None:
     """No Call is lost that had no byte yet; another takes its place, once. A gateway whose connect failed tries it no
     more but once in a while. What is evicted is deleted by us, and that is not told either.
     """

@@ -66,7 +66,7 @@ def test_autoscaler_kill_loses_only_the_last_minute_of_history() -> None:
 
 @pytest.mark.case("1")
 @pytest.mark.parametrize("replicas", [1, 2, 4])
-def test_burst_from_zero_starts_planned_replicas_and_shares_fairly(replicas: int) -> None:
+def test_burst_from_zero_starts_exactly_the_planned_replicas(replicas: int) -> None:
     async def act(stage: Stage) -> None:
         town = stage.town
         calls = []
@@ -158,7 +158,7 @@ def test_failing_start_does_not_affect_other_models() -> None:
 
 
 @pytest.mark.case("3")
-def test_full_queue_rejects_exactly_the_surplus() -> None:
+def test_full_queue_rejects_only_the_requests_beyond_its_limit() -> None:
     async def act(stage: Stage) -> None:
         town = stage.town
         calls = [town.call("a") for _ in range(700)]
@@ -197,7 +197,7 @@ def test_all_clients_leaving_during_start_empties_the_queue() -> None:
 
 
 @pytest.mark.case("5")
-def test_deadline_before_the_estimated_start_is_rejected_at_once() -> None:
+def test_request_is_rejected_if_its_deadline_precedes_the_estimated_start() -> None:
     async def act(stage: Stage) -> None:
         town = stage.town
         await stage.answered([town.call("a")])
@@ -215,7 +215,7 @@ def test_deadline_before_the_estimated_start_is_rejected_at_once() -> None:
 
 
 @pytest.mark.case("5")
-def test_requests_wait_until_their_deadline_without_an_estimate() -> None:
+def test_requests_wait_until_their_deadline_without_a_start_estimate() -> None:
     async def act(stage: Stage) -> None:
         town = stage.town
         hasty = town.call("a", wait_s=1.0)
@@ -228,7 +228,7 @@ def test_requests_wait_until_their_deadline_without_an_estimate() -> None:
 
 
 @pytest.mark.case("4")
-def test_start_waiting_for_a_draining_victim_is_dropped_if_unneeded() -> None:
+def test_planned_start_is_dropped_if_clients_leave_while_victim_drains() -> None:
     """All clients leave while the other Model still has the Slice: nothing starts, and the victim is not stopped."""
 
     async def act(stage: Stage) -> None:
@@ -251,7 +251,7 @@ def test_start_waiting_for_a_draining_victim_is_dropped_if_unneeded() -> None:
 
 
 @pytest.mark.case("4")
-def test_start_waiting_for_another_start_is_dropped_if_unneeded() -> None:
+def test_start_waiting_for_another_is_dropped_if_its_clients_leave() -> None:
     """One Replica at a time starts on a Device; the second is not there yet when its clients leave."""
 
     async def act(stage: Stage) -> None:
@@ -273,7 +273,7 @@ def test_start_waiting_for_another_start_is_dropped_if_unneeded() -> None:
 @pytest.mark.parametrize("seed", range(1, 6))
 @pytest.mark.parametrize("slots", [1, 4])
 @pytest.mark.parametrize("gateways", [1, 2])
-def test_request_of_other_tenant_overtakes_five_hundred_queued_ones(gateways: int, slots: int, seed: int) -> None:
+def test_request_of_another_tenant_overtakes_five_hundred_queued_requests(gateways: int, slots: int, seed: int) -> None:
     async def act(stage: Stage) -> None:
         town = stage.town
         long = [town.call("a", "acme", gateway=0) for _ in range(500)]

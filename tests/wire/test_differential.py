@@ -119,7 +119,7 @@ def server(
             yield name, port
 
 
-def test_enough_inputs_are_accepted_and_forwarded() -> None:
+def test_over_600_inputs_are_accepted_and_over_250_forwarded() -> None:
     assert (len(accepted()), len(sent())) > (600, 250)
     assert sum(item.whole for item in accepted()) > 400
 
@@ -130,7 +130,7 @@ def test_forwarded_heads_contain_no_known_parser_quirk() -> None:
 
 
 @pytest.mark.case("39")
-async def test_servers_parse_forwarded_requests_as_intended(server: tuple[str, int]) -> None:
+async def test_other_http_servers_parse_forwarded_requests_like_the_gateway(server: tuple[str, int]) -> None:
     """One after another on one connection, as an engine gets them, so that no byte of one may reach the next."""
     name, port = server
     heard = await ask(port, *((head + body, 1) for head, body in sent()), (SENTINEL, 2))
@@ -154,7 +154,7 @@ def meant(head: bytes, body: bytes) -> Reading:
 
 
 @pytest.mark.case("39")
-async def test_servers_parse_the_same_requests_as_the_gateway_or_fewer(server: tuple[str, int]) -> None:
+async def test_other_http_servers_find_no_request_the_gateway_did_not_find(server: tuple[str, int]) -> None:
     name, port = server
     gate = asyncio.Semaphore(AT_ONCE)
     excused: Counter[Quirk] = Counter()

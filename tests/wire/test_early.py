@@ -80,7 +80,7 @@ async def test_rejected_expect_request_gets_no_100_continue() -> None:
         assert rest.count(b"HTTP/1.1") == 1
 
 
-async def test_path_without_body_accepts_only_a_short_body() -> None:
+async def test_large_body_on_a_path_without_a_body_gets_413() -> None:
     async with rig() as one:
         client = await one.client()
         client.send(b"GET /health HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\n")
@@ -104,7 +104,7 @@ async def empty(one: Rig) -> None:
             await asyncio.sleep(0.001)
 
 
-async def test_large_bodies_wait_for_budget_and_are_all_served() -> None:
+async def test_large_bodies_wait_for_memory_budget_and_are_all_served() -> None:
     sent = body(4 * MIB)
     async with ScriptedEngine((OK,)) as engine, rig(engine.address, limits=TIGHT) as one:
         one.at_ease()
@@ -121,7 +121,7 @@ async def test_large_bodies_wait_for_budget_and_are_all_served() -> None:
         await empty(one)
 
 
-async def test_large_body_without_budget_gets_503_and_small_requests_pass() -> None:
+async def test_large_body_gets_503_if_no_memory_budget_becomes_free_in_time() -> None:
     limits = Limits(memory_bytes=16 * MIB, body_seconds_max=2.0)
     async with ScriptedEngine((HOLD, OK), (OK,)) as engine, rig(engine.address, limits=limits) as one:
         one.at_ease()
@@ -139,7 +139,7 @@ async def test_large_body_without_budget_gets_503_and_small_requests_pass() -> N
         await empty(one)
 
 
-async def test_100_continue_is_sent_when_the_body_is_admitted() -> None:
+async def test_100_continue_is_sent_once_memory_for_the_body_is_free() -> None:
     async with ScriptedEngine((HOLD, OK), (OK,)) as engine, rig(engine.address, limits=TIGHT) as one:
         one.at_ease()
         first, second = await one.client(), await one.client()
@@ -156,7 +156,7 @@ async def test_100_continue_is_sent_when_the_body_is_admitted() -> None:
         assert (await second.answer())[0] == 200
 
 
-async def test_body_above_the_whole_budget_gets_413_and_chunked_one_503() -> None:
+async def test_body_larger_than_the_whole_memory_budget_gets_413() -> None:
     async with rig(limits=TIGHT) as one:
         one.at_ease()
         client = await one.client()
@@ -176,7 +176,7 @@ async def test_body_above_the_whole_budget_gets_413_and_chunked_one_503() -> Non
         await empty(one)
 
 
-async def test_slow_body_is_timed_out_when_others_wait() -> None:
+async def test_slow_body_gets_408_when_another_body_waits_for_memory() -> None:
     async with ScriptedEngine((OK,)) as engine, rig(engine.address, limits=TIGHT) as one:
         one.at_ease()
         slow, second = await one.client(), await one.client()
@@ -192,7 +192,7 @@ async def test_slow_body_is_timed_out_when_others_wait() -> None:
         assert (await second.answer())[0] == 200
 
 
-async def test_disconnect_during_body_releases_its_budget() -> None:
+async def test_disconnect_during_a_body_releases_its_memory_budget() -> None:
     async with rig(limits=TIGHT) as one:
         one.at_ease()
         for _ in range(3):

@@ -38,7 +38,7 @@ async def parked(one: Rig, *, stream: bool, minor: int = 1, path: str = "/v1/cha
     return client
 
 
-async def test_queued_request_is_served_by_new_replica_and_marked_cold() -> None:
+async def test_response_to_a_queued_request_has_the_cold_start_header() -> None:
     async with ScriptedEngine((OK,)) as engine, rig() as one:
         client = await parked(one, stream=False)
         while not one.front.report().levels:
@@ -50,7 +50,7 @@ async def test_queued_request_is_served_by_new_replica_and_marked_cold() -> None
 
 
 @pytest.mark.parametrize(("load_ms", "whole"), [(0.1, True), (60_000.0, False)])
-async def test_server_timing_contains_ready_phase_only_after_a_whole_start(load_ms: float, whole: bool) -> None:
+async def test_server_timing_omits_ready_if_the_start_began_before_the_request(load_ms: float, whole: bool) -> None:
     async with ScriptedEngine((OK,)) as engine, rig() as one:
         client = await parked(one, stream=False)
         while not one.front.report().levels:
@@ -66,7 +66,7 @@ EARLY = FrontSettings(keepalive_seconds=0.1)
 
 
 @pytest.mark.parametrize("minor", [0, 1])
-async def test_queued_stream_receives_its_position_and_then_the_response(minor: int) -> None:
+async def test_queued_stream_receives_its_queue_position_before_the_response(minor: int) -> None:
     async with ScriptedEngine((STREAM,)) as engine, rig(settings=EARLY) as one:
         client = await parked(one, stream=True, minor=minor)
         status, fields = await client.head()
@@ -85,7 +85,7 @@ async def test_queued_anthropic_stream_receives_pings() -> None:
         assert (await client.chunk()).startswith(b"event: ping\n")
 
 
-async def test_engine_error_after_an_early_head_becomes_an_event() -> None:
+async def test_engine_error_after_the_response_head_was_sent_becomes_an_event() -> None:
     async with (
         ScriptedEngine((document(b'{"error":{"message":"too long","code":400}}', "400 Bad"),)) as engine,
         rig(settings=EARLY) as one,
@@ -98,7 +98,7 @@ async def test_engine_error_after_an_early_head_becomes_an_event() -> None:
         assert b"[DONE]" not in body
 
 
-async def test_rejection_after_an_early_head_becomes_an_event() -> None:
+async def test_rejection_after_the_response_head_was_sent_becomes_an_event() -> None:
     async with rig(settings=EARLY) as one:
         client = await parked(one, stream=True)
         await client.head()
@@ -108,7 +108,7 @@ async def test_rejection_after_an_early_head_becomes_an_event() -> None:
         assert b"[DONE]" not in body
 
 
-async def test_engine_failure_after_an_early_head_is_retried_then_an_event() -> None:
+async def test_engine_failure_after_the_response_head_was_sent_is_retried_once() -> None:
     async with ScriptedEngine((CLOSE,)) as engine, rig(settings=EARLY) as one:
         client = await parked(one, stream=True)
         await client.head()
@@ -118,7 +118,7 @@ async def test_engine_failure_after_an_early_head_is_retried_then_an_event() -> 
         assert len(engine.requests) == 2
 
 
-async def test_silent_queued_request_is_rejected_at_the_silence_limit() -> None:
+async def test_queued_non_streaming_request_gets_503_after_silent_seconds_max() -> None:
     async with rig(settings=FrontSettings(silent_seconds_max=0.1)) as one:
         client = await parked(one, stream=False)
         status, fields, body = await client.answer()
@@ -130,7 +130,7 @@ async def test_silent_queued_request_is_rejected_at_the_silence_limit() -> None:
 
 
 @pytest.mark.parametrize("length", ["999999999", "60"])
-async def test_rejection_before_the_body_keeps_request_id_and_dialect(length: str) -> None:
+async def test_error_before_the_whole_body_has_request_id_and_api_format(length: str) -> None:
     async with rig(limits=Limits(body_seconds_max=0.1)) as one:
         client = await one.client()
         client.send(
@@ -290,7 +290,7 @@ async def test_error_that_closes_the_connection_sends_connection_close(wish: str
         b"Expect: more\r\n\r\n", b"X: " + b"y" * (64 << 10),
     ],
 )  # fmt: skip
-async def test_rejected_head_is_answered_in_the_dialect_of_its_path(
+async def test_error_for_an_invalid_head_has_the_api_format_of_its_path(
     fields: bytes, line: bytes, dialect: str, cut: int
 ) -> None:
     data = line + b"\r\nHost: x\r\n" + fields

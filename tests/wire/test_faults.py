@@ -96,7 +96,7 @@ async def test_connection_closed_after_a_stream_is_not_reused() -> None:
             assert engine.connections == number
 
 
-async def test_surplus_response_closes_the_idle_connection() -> None:
+async def test_unsolicited_response_closes_the_engine_connection() -> None:
     async with (
         ScriptedEngine((OK + b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nevil",), (OK,)) as engine,
         rig(engine.address) as one,
@@ -109,7 +109,7 @@ async def test_surplus_response_closes_the_idle_connection() -> None:
 
 
 @pytest.mark.parametrize("status", ["503 Service Unavailable", "429 Too Many Requests"])
-async def test_busy_engine_response_is_retried_once(status: str) -> None:
+async def test_request_is_retried_after_the_engine_responds_429_or_503(status: str) -> None:
     async with ScriptedEngine((document(b"{}", status),), (OK,)) as engine, rig(engine.address) as one:
         client = await one.client()
         client.call()
@@ -151,7 +151,7 @@ async def test_http_1_0_client_gets_a_reset_when_the_response_is_truncated() -> 
             await client.rest()
 
 
-async def test_two_failures_before_the_first_byte_are_one_502() -> None:
+async def test_second_failure_before_the_first_byte_gives_502() -> None:
     async with ScriptedEngine((CLOSE,)) as engine, rig(engine.address) as one:
         client = await one.client()
         client.call()
@@ -163,7 +163,7 @@ async def test_two_failures_before_the_first_byte_are_one_502() -> None:
         assert one.in_use() == 0
 
 
-async def test_reset_before_listener_stops_moves_request_to_new_replica() -> None:
+async def test_request_reset_by_a_stopping_engine_is_served_by_a_new_replica() -> None:
     async with ScriptedEngine((RESET,)) as dying, ScriptedEngine((OK,)) as good, rig(dying.address) as one:
         client = await one.client()
         client.call()
@@ -199,7 +199,7 @@ async def test_refused_connection_moves_the_request_to_another_replica() -> None
 
 @pytest.mark.parametrize("death", [CLOSE, RESET])
 @pytest.mark.parametrize("half", [b"", b"40\r\ndata: {", b"1"])
-async def test_engine_failure_mid_stream_sends_one_error_event_and_no_end(death: Word, half: bytes) -> None:
+async def test_engine_failure_mid_stream_sends_one_error_event_and_no_last_chunk(death: Word, half: bytes) -> None:
     async with ScriptedEngine((STREAM_HEAD + delta("a"), HOLD, half, death)) as engine, rig(engine.address) as one:
         client = await one.client()
         client.call(stream=True)
@@ -284,7 +284,7 @@ async def test_slow_requests_and_idle_connections_time_out(sent: bytes, status: 
         (b"POST /v1/messages/more HTTP/1.1\r\nhost: x\r\n", False),
     ],
 )
-async def test_slow_head_times_out_in_the_dialect_of_its_path(sent: bytes, anthropic: bool) -> None:
+async def test_slow_request_head_gets_408_in_the_api_format_of_its_path(sent: bytes, anthropic: bool) -> None:
     """Also after a request that was whole, and however the head came."""
     async with rig(limits=Limits(header_seconds_max=1.0)) as one:
         client = await one.client()
@@ -299,7 +299,7 @@ async def test_slow_head_times_out_in_the_dialect_of_its_path(sent: bytes, anthr
 
 
 @pytest.mark.case("35")
-async def test_client_that_never_reads_is_disconnected_and_engine_stopped() -> None:
+async def test_client_that_never_reads_is_disconnected_at_the_stall_timeout() -> None:
     script: Script = (STREAM_HEAD, *[chunk(b"data: " + b"x" * 65_000 + b"\n\n")] * 800, HOLD)
     async with ScriptedEngine(script) as engine, rig(engine.address, limits=Limits(write_stall_seconds_max=0.5)) as one:
         client = await one.client()
@@ -349,7 +349,7 @@ async def test_client_disconnect_ends_engine_work_at_once(script: Script, how: s
 
 
 @pytest.mark.case("34")
-async def test_client_that_disconnects_while_queued_is_never_granted() -> None:
+async def test_request_of_a_client_that_left_the_queue_reaches_no_engine() -> None:
     async with ScriptedEngine((OK,)) as engine, rig() as one:
         client = await one.client()
         client.call()
@@ -366,7 +366,7 @@ def until_close(body: bytes) -> tuple[bytes | Word, ...]:
     return (b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n" + body, CLOSE)
 
 
-async def test_close_delimited_document_is_relayed() -> None:
+async def test_close_delimited_json_response_is_relayed() -> None:
     async with ScriptedEngine(until_close(b'{"choices": []}')) as engine, rig(engine.address) as one:
         client = await one.client()
         client.call()

@@ -108,7 +108,7 @@ async def test_corpus_input_never_becomes_a_smuggled_request(whole: bool) -> Non
 
 
 @pytest.mark.case("39")
-async def test_accepted_mutations_are_forwarded_as_rewritten_requests() -> None:
+async def test_mutated_request_reaches_the_engine_only_as_the_gateway_writes_it() -> None:
     """Mutations of good requests: most are refused or no Calls any more, and the others arrive as they were meant."""
     async with ScriptedEngine((OK,)) as engine, rig(engine.address, limits=LIMITS) as one:
         for data in mutated(SEED, MUTATIONS):

@@ -110,7 +110,7 @@ ODD: dict[str, bytes] = {
 @pytest.mark.case("41")
 @pytest.mark.parametrize("stream", [False, True], ids=["document", "stream"])
 @pytest.mark.parametrize("name", ODD)
-async def test_unreadable_engine_response_is_one_502(name: str, stream: bool) -> None:
+async def test_malformed_engine_response_is_retried_once_and_then_gives_502(name: str, stream: bool) -> None:
     """The Call moves once; then one clear error, in which nothing of the engine is told."""
     async with ScriptedEngine((ODD[name],), (ODD[name],), (OK,)) as engine, rig(engine.address) as one:
         client = await one.client()
@@ -187,7 +187,7 @@ FAITHFUL: dict[str, tuple[Script, bytes]] = {
 
 @pytest.mark.case("41")
 @pytest.mark.parametrize("name", FAITHFUL)
-async def test_readable_stream_is_relayed_unchanged(name: str) -> None:
+async def test_valid_engine_stream_is_relayed_unchanged(name: str) -> None:
     """No word is added to it, `[DONE]` least of all, and it ends because the engine ended it."""
     script, content = FAITHFUL[name]
     async with ScriptedEngine(script, (OK,)) as engine, rig(engine.address) as one:
@@ -215,7 +215,7 @@ DOCUMENTS: dict[str, tuple[Script, int, bytes]] = {
 @pytest.mark.case("41")
 @pytest.mark.parametrize("stream", [False, True], ids=["document", "stream"])
 @pytest.mark.parametrize("name", DOCUMENTS)
-async def test_document_response_is_relayed_unchanged(name: str, stream: bool) -> None:
+async def test_non_streaming_engine_response_is_relayed_unchanged(name: str, stream: bool) -> None:
     """Also where a stream was asked for."""
     script, status, content = DOCUMENTS[name]
     async with ScriptedEngine(script, (OK,)) as engine, rig(engine.address) as one:
@@ -267,7 +267,7 @@ async def test_broken_stream_ends_with_one_error_event_and_no_last_chunk(name: s
 @pytest.mark.case("41")
 @pytest.mark.parametrize("ending", [CLOSE, RESET])
 @pytest.mark.parametrize("framing", ["length", "chunks", "close"])
-async def test_truncated_document_is_not_terminated(framing: str, ending: Word) -> None:
+async def test_truncated_non_streaming_response_is_incomplete_for_the_client(framing: str, ending: Word) -> None:
     """No error fits into a document that has begun: its reader is left without the end that was promised."""
     body = b'{"choices": [{"mess'
     begun = {
@@ -329,7 +329,7 @@ class Babbling(ScriptedEngine):
 
 
 @pytest.mark.case("41")
-async def test_random_engine_output_gives_the_client_a_readable_response() -> None:
+async def test_random_engine_output_gives_the_client_only_valid_http_responses() -> None:
     """A few hundred on sockets; `make fuzz` plays millions through the same code (tests/fuzz/answers.py)."""
     die = random.Random(41)
     engine = Babbling(die)

@@ -72,7 +72,7 @@ def test_streaming_body_equals_edited_body_at_any_chunk_boundaries() -> None:
 
 
 @pytest.mark.parametrize("steps", [1, 7, 400])
-async def test_form_is_forwarded_while_received_and_connections_are_kept(steps: int) -> None:
+async def test_uploaded_form_is_forwarded_to_the_engine_while_it_arrives(steps: int) -> None:
     engine = Reading(OK)
     async with begun(engine) as (one, client), asyncio.timeout(90):
         size = (len(FORM) - MIB) // steps
@@ -115,7 +115,7 @@ async def test_form_found_invalid_at_its_end_never_completes_at_the_engine(end: 
     assert not engine.whole
 
 
-async def test_disconnect_during_form_upload_ends_the_request() -> None:
+async def test_disconnect_during_form_upload_aborts_the_engine_request() -> None:
     engine = Reading(OK)
     async with begun(engine) as (one, client):
         client.leave()
@@ -190,7 +190,7 @@ async def test_engine_that_responds_early_receives_the_rest_of_the_body(name: by
         await nothing_left(one)
 
 
-async def test_early_response_during_parsing_of_many_parts_ends_the_request() -> None:
+async def test_early_engine_error_during_a_form_of_many_parts_is_relayed() -> None:
     """What was held for a further turn is not gone on with."""
     refused = document(b'{"error":{"message":"no"}}', "400 Bad Request")
     many = b"".join(PART % (b"x%d" % number, b"", b"y") for number in range(900))
@@ -215,7 +215,7 @@ async def test_request_is_retried_while_its_body_is_received(read_bytes: int) ->
         await nothing_left(one)
 
 
-async def test_response_before_the_complete_body_closes_the_connection() -> None:
+async def test_engine_error_before_the_complete_body_closes_client_connection() -> None:
     refused = document(b'{"error":{"message":"too long"}}', "400 Bad Request")
     async with Refusing(refused) as engine, rig(engine.address) as one:
         client = await one.client()
@@ -249,7 +249,7 @@ async def test_form_with_model_last_is_buffered_until_complete() -> None:
         assert engine.whole[0].endswith(form.replace(b"alias-m", b"served-m"))
 
 
-async def test_stream_part_may_be_last_in_a_streamed_form() -> None:
+async def test_stream_part_at_the_end_of_a_form_gives_a_streamed_response() -> None:
     form = NAMED + SOUND + PART % (b"stream", b"", b"true") + END
     async with begun(Reading(STREAM), form) as (one, client):
         client.send(form[MIB:])

@@ -70,7 +70,7 @@ KEYED = ("Authorization: Bearer {}", "authorization:   bearer  {}\t", "X-Api-Key
 
 @pytest.mark.case("40")
 @pytest.mark.parametrize("line", KEYED)
-async def test_request_belongs_to_the_key_owner_and_key_is_not_forwarded(line: str) -> None:
+async def test_identity_headers_do_not_override_the_tenant_of_the_api_key(line: str) -> None:
     """Whatever else claims to say who it is, and also where `Connection` names the very header of the key."""
     hashed = {name: (KeyEntry(sha256=sha256(key.encode()).hexdigest()),) for name, key in KEYS.items()}
     tenants = tuple(TenantEntry(name=name, keys=keys) for name, keys in hashed.items())
@@ -111,7 +111,7 @@ async def test_repeated_header_or_line_break_in_value_is_rejected(line: str) -> 
 
 @pytest.mark.case("40")
 @pytest.mark.parametrize("name", ["X-A", "Cookie", "Authorization", "X-Request-Id", "Prefer", "User-Agent", "Accept"])
-async def test_large_header_is_accepted_or_rejected_with_431_if_forwarded(name: str) -> None:
+async def test_large_header_gets_431_only_if_the_engine_would_receive_it(name: str) -> None:
     """Those that engines get have to fit into a head that engines take: else one clear error, and no Call."""
     async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
         client = await one.client()

@@ -71,7 +71,7 @@ async def test_only_local_hosts_and_allowed_origins_are_served(lines: str, statu
 
 
 @pytest.mark.parametrize("path", ["/no-such-path", "/v1/chat/completions"])
-async def test_foreign_host_gets_421_on_every_path(path: str) -> None:
+async def test_host_header_that_is_not_local_gets_421_on_every_path(path: str) -> None:
     async with rig(host_check=True) as one:
         for method in ("GET", "DELETE", "POST"):
             assert (await status_of(one, f"{method} {path} HTTP/1.1\r\nHost: evil.example"))[0] == 421
@@ -87,7 +87,7 @@ async def test_foreign_host_gets_421_on_every_path(path: str) -> None:
         (False, False, "Host: x\r\nSec-Fetch-Site: none\r\nSec-Fetch-Site: none", 200),
     ],
 )
-async def test_host_check_is_off_with_keys_or_without_loopback(
+async def test_host_check_is_off_with_required_keys_or_non_loopback_listener(
     keys: bool, host_check: bool, lines: str, status: int
 ) -> None:
     async with rig(settings=FrontSettings(keys_needed=keys), host_check=host_check) as one:
@@ -100,7 +100,7 @@ def post(host: str, body: bytes = CALL, more: str = "", path: str = "/v1/chat/co
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
-async def test_rejected_request_reaches_no_engine_and_keeps_the_connection() -> None:
+async def test_request_rejected_by_the_host_check_reaches_no_engine() -> None:
     async with ScriptedEngine((OK,)) as engine, rig(engine.address, host_check=True) as one:
         client = await one.client()
         for _ in range(2):
@@ -111,7 +111,7 @@ async def test_rejected_request_reaches_no_engine_and_keeps_the_connection() -> 
         assert (await client.answer())[0] == 200
 
 
-async def test_host_error_uses_the_dialect_of_the_path() -> None:
+async def test_host_error_on_the_anthropic_path_has_the_anthropic_format() -> None:
     async with rig(host_check=True) as one:
         client = await one.client()
         client.send(post("evil.example", path="/v1/messages"))
@@ -137,7 +137,7 @@ async def test_head_with_foreign_host_is_rejected_before_its_body(rest: str) -> 
             assert one.front.room.held_bytes == 0
 
 
-async def test_changed_settings_apply_to_a_previously_checked_head() -> None:
+async def test_changed_settings_apply_to_a_repeated_request_on_one_connection() -> None:
     """Also on the same connection, where the same bytes are not parsed again."""
     version = 1
     async with ScriptedEngine(*[(OK,)] * 4) as engine, rig(engine.address, host_check=True) as one:

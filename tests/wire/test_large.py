@@ -36,15 +36,15 @@ async def _edited(size: int) -> None:
         assert one.totals()[0] == 1
 
 
-async def test_2_mib_body_is_edited_in_place() -> None:
+async def test_2_mib_body_is_forwarded_with_edits_and_unchanged_messages() -> None:
     await _edited(2 * MIB)
 
 
-async def test_8_mib_body_is_edited_in_place() -> None:
+async def test_8_mib_body_is_forwarded_with_edits_and_unchanged_messages() -> None:
     await _edited(8 * MIB)
 
 
-async def test_largest_body_is_edited_in_place() -> None:
+async def test_largest_body_is_forwarded_with_edits_and_unchanged_messages() -> None:
     await _edited(Limits().body_bytes_max - 200)
 
 
@@ -70,7 +70,7 @@ async def test_bodies_around_the_large_size_threshold_are_served_equally() -> No
         assert engine.connections == 1
 
 
-async def test_large_body_may_shrink_to_a_small_forwarded_body() -> None:
+async def test_large_body_that_shrinks_when_edited_is_forwarded() -> None:
     async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
         client = await one.client()
         post(client, b'{"cache_salt":"%b","model":"m"}' % (b"x" * MIB))
@@ -115,7 +115,7 @@ async def test_reset_pooled_connection_is_replaced_and_gets_the_whole_body() -> 
         assert got(engine, 1) == got(engine, 2) == sent.replace(b"alias-m", b"served-m")
 
 
-async def test_disconnect_during_a_large_body_leaks_nothing() -> None:
+async def test_disconnect_during_a_large_body_sends_nothing_to_the_engine() -> None:
     sent = body(4 * MIB)
     async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
         for share in (0.1, 0.5, 0.99):
@@ -159,7 +159,7 @@ async def test_engine_that_does_not_read_is_released_when_the_client_disconnects
     server.close()
 
 
-async def test_engine_may_respond_before_reading_the_whole_body() -> None:
+async def test_engine_error_before_it_reads_the_whole_body_is_relayed() -> None:
     refused = document(b'{"error":{"message":"too long"}}', "400 Bad Request")
     async with Refusing(refused) as engine, rig(engine.address) as one:
         client = await one.client()

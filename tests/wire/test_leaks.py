@@ -72,7 +72,7 @@ async def parked(one: Rig, number: int = 1) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("first", ["leaves", "granted"])
-async def test_disconnect_during_grant_leaks_nothing(first: str, stream: bool) -> None:
+async def test_disconnect_while_a_slot_is_assigned_leaks_no_slot(first: str, stream: bool) -> None:
     async with ScriptedEngine((HOLD,)) as engine, rig() as one:
         for number in TURNS:
             one.routes()
@@ -95,7 +95,7 @@ async def test_disconnect_during_grant_leaks_nothing(first: str, stream: bool) -
 
 
 @pytest.mark.parametrize("warm", [False, True])
-async def test_disconnect_during_response_leaks_nothing(warm: bool) -> None:
+async def test_disconnect_during_a_response_leaks_no_slot_or_request(warm: bool) -> None:
     """At any turn between its request and the end of a stream, on a fresh connection and on a kept one."""
     async with ScriptedEngine((STREAM,)) as engine, rig(engine.address, slots=1) as one:
         for number in range(3 * len(TURNS)):
@@ -152,7 +152,7 @@ async def test_reused_connection_closed_by_engine_is_replaced_without_retry(firs
         await until("what was closed is gone here too", lambda: sum(pool.connections for pool in pools(one)) <= 1)
 
 
-async def test_engine_sees_disconnect_before_the_next_request() -> None:
+async def test_engine_sees_the_disconnect_before_it_gets_the_queued_request() -> None:
     """Else it would have more Calls than Slots, if only for a moment: a kept connection is faster than a close."""
     async with PlainEngine() as engine, rig(engine.address, slots=2) as one:
         waiting, leaving = await one.client(), await one.client()
@@ -209,7 +209,7 @@ async def test_request_waits_when_removed_replica_refuses_the_connection(
         assert gone.requests == []
 
 
-async def test_disconnect_during_connect_to_removed_replica_leaks_nothing(
+async def test_disconnect_during_connect_to_a_removed_replica_leaks_no_slot(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
@@ -225,7 +225,7 @@ async def test_disconnect_during_connect_to_removed_replica_leaks_nothing(
         assert (one.front.report().replicas, engine.requests, engine.connections) == ((), [], 0)
 
 
-async def test_concurrent_connects_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_concurrent_connects_to_an_engine_stay_within_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """A connect takes several times the memory of the connection that it makes; who left meanwhile takes no turn."""
     monkeypatch.setattr(pool, "CONNECTING_MAX", 3)
     async with ScriptedEngine((OK,)) as engine, rig() as one:
@@ -266,7 +266,7 @@ async def test_one_refused_connect_moves_all_requests_waiting_to_connect(
         await nothing_left(one)
 
 
-async def test_connection_made_at_the_connect_timeout_counts_as_a_reset(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_request_sent_at_the_connect_timeout_is_retried_as_a_reset(monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock says that connecting took too long when the request is out: the engine may have it, so it is a move."""
     async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
         client = await one.client()
@@ -283,7 +283,7 @@ async def test_connection_made_at_the_connect_timeout_counts_as_a_reset(monkeypa
 # --- what many leave -------------------------------------------------------------------------------------------------
 
 
-async def test_ended_requests_release_their_bodies() -> None:
+async def test_bodies_of_abandoned_requests_are_freed() -> None:
     """Not even while one that waits before them keeps their places in the queue's clock."""
     body_bytes, number = 4 << 20, 40
     async with ScriptedEngine((HOLD,)) as engine, rig(engine.address, slots=1) as one:
@@ -357,7 +357,7 @@ async def one_call(one: Rig, chance: random.Random) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_random_failures_and_disconnects_leak_nothing(seed: int) -> None:
+async def test_random_failures_and_disconnects_leak_no_slot_or_connection(seed: int) -> None:
     """Engines betray, clients leave, Replicas come and go; then all clients are gone."""
     chance = random.Random(seed)
     async with AnyEngine(chance) as ada, AnyEngine(chance) as bob, rig(ada.address) as one:

@@ -41,7 +41,7 @@ async def test_unsupported_method_gets_405_and_keeps_the_connection(method: str,
         assert re.findall(rb'code="(\w*)".*} (\d)', one.front.metrics()) == [(b"method_not_allowed", b"2")]
 
 
-async def test_head_response_has_no_body_and_options_has_no_allow_header() -> None:
+async def test_head_request_gets_404_without_a_body() -> None:
     async with rig() as one:
         for path, status in (("/health", b"404"), ("/v1/messages", b"404"), ("/nowhere", b"404")):
             client = await one.client()

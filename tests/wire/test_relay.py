@@ -99,7 +99,7 @@ async def test_close_delimited_stream_is_relayed(minor: int) -> None:
         assert (await client.answer())[2] == WITHOUT_USAGE
 
 
-async def test_request_is_retried_if_engine_closes_after_its_head() -> None:
+async def test_request_is_retried_if_engine_closes_after_the_response_head() -> None:
     """Nothing but the close would say that the body is whole, and there is none: that is no empty answer."""
     head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n"
     async with ScriptedEngine((head, CLOSE), (OK,)) as engine, rig(engine.address) as one:

@@ -47,8 +47,8 @@ def test_failure_before_the_first_byte_is_retried_on_uvloop(script: int) -> None
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("first", ["leaves", "granted"])
-def test_disconnect_during_grant_leaks_nothing_on_uvloop(first: str, stream: bool) -> None:
-    run(lambda: leaks.test_disconnect_during_grant_leaks_nothing(first, stream))
+def test_disconnect_while_a_slot_is_assigned_leaks_no_slot_on_uvloop(first: str, stream: bool) -> None:
+    run(lambda: leaks.test_disconnect_while_a_slot_is_assigned_leaks_no_slot(first, stream))
 
 
 @pytest.mark.parametrize("how", ["close", "abort"])

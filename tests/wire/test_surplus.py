@@ -39,7 +39,7 @@ async def test_bytes_on_an_idle_engine_connection_close_the_connection() -> None
         assert len(engine.connections) == 2
 
 
-async def test_connection_with_surplus_bytes_is_not_reused_in_the_same_turn() -> None:
+async def test_connection_with_surplus_bytes_is_not_used_for_the_next_request() -> None:
     """A Call that comes in the same turn takes none that is about to be closed."""
     async with PlainEngine() as engine, rig(engine.address) as one:
         client = await one.client()
@@ -51,7 +51,7 @@ async def test_connection_with_surplus_bytes_is_not_reused_in_the_same_turn() ->
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_engine_that_sent_surplus_gets_a_new_connection_per_request(stream: bool) -> None:
+async def test_engine_that_sent_surplus_bytes_gets_a_connection_per_request(stream: bool) -> None:
     """It may do so again, later than can be seen."""
     async with ScriptedEngine((OK + POISON,), (OK,)) as engine, rig(engine.address) as one:
         client = await one.client()
@@ -62,7 +62,7 @@ async def test_engine_that_sent_surplus_gets_a_new_connection_per_request(stream
             assert (len(engine.requests), engine.connections) == (number, number)
 
 
-async def test_idle_connections_of_engine_are_closed_after_a_surplus() -> None:
+async def test_idle_connections_close_after_their_engine_sends_surplus_bytes() -> None:
     async with ScriptedEngine((HOLD, OK), (HOLD, OK + POISON), (OK,)) as engine, rig(engine.address) as one:
         first, second = await one.client(), await one.client()
         first.call()
@@ -77,7 +77,7 @@ async def test_idle_connections_of_engine_are_closed_after_a_surplus() -> None:
         assert engine.connections == 3
 
 
-async def test_engines_without_surplus_keep_their_connections() -> None:
+async def test_engine_without_surplus_bytes_keeps_its_connection() -> None:
     async with ScriptedEngine((OK + POISON,), (OK,)) as odd, ScriptedEngine((OK,)) as well, rig(odd.address) as one:
         client = await one.client()
         await answered(client)

@@ -92,7 +92,7 @@ async def healthy(one: Rig) -> bool:
 
 
 @LOOPS
-def test_handshake_times_out_and_counts_as_a_connection_of_its_address(loop: Loop) -> None:
+def test_incomplete_handshake_times_out_and_counts_as_a_connection(loop: Loop) -> None:
     async def test() -> None:
         limits = Limits(header_seconds_max=2.0, connections_per_address_max=1)
         async with rig(tls=sides(), limits=limits) as one:
@@ -262,7 +262,7 @@ def test_tls_engine_connection_is_reused(loop: Loop) -> None:
 
 
 @LOOPS
-def test_engine_certificate_may_use_a_configured_name(loop: Loop) -> None:
+def test_engine_certificate_for_the_configured_host_name_is_accepted(loop: Loop) -> None:
     server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     leaf(OURS, "engine.example").configure_cert(server)
 

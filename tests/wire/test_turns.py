@@ -88,7 +88,7 @@ USAGE = USAGE_EVENT.split(b"\r\n")[1]
 
 
 @pytest.mark.parametrize("asked", [False, True])
-async def test_response_in_tiny_chunks_is_split_over_loop_turns(
+async def test_response_in_tiny_chunks_is_relayed_over_several_loop_iterations(
     *, asked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half a MiB of the smallest chunks that there are, the usage chunk in the middle of them."""
@@ -121,7 +121,7 @@ async def test_response_in_tiny_chunks_is_split_over_loop_turns(
     assert steps <= len(turns) <= steps + len(reads), "some bytes of a read may wait for the next"
 
 
-async def test_aborted_connection_runs_no_further_turns_of_its_body() -> None:
+async def test_abort_of_a_connection_during_body_parsing_raises_no_exception() -> None:
     wrong: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: wrong.append(context))
     async with rig() as one:
@@ -139,7 +139,9 @@ async def test_aborted_connection_runs_no_further_turns_of_its_body() -> None:
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-async def test_no_callback_exceeds_its_cpu_limit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_event_loop_callback_for_a_hostile_body_exceeds_its_time_limit(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In every callback of the gateway: bytes of the client, further turns, and sending to the engine."""
     clock, loop = Clock(), asyncio.get_running_loop()
     async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:

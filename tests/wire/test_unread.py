@@ -58,7 +58,7 @@ async def test_client_that_reads_no_response_is_disconnected(piece: bytes) -> No
         assert 0 < most < WRITE_BUFFER_BYTES + 64 * ANSWERS_A_TURN * 8
 
 
-async def test_announced_small_bodies_take_no_budget_until_received() -> None:
+async def test_announced_small_bodies_take_no_memory_budget_until_received() -> None:
     """Each connection says that 256 KiB will come, and sends one byte of them."""
     async with ScriptedEngine((OK,)) as engine, rig(engine.address, limits=Limits(memory_bytes=64 * MIB)) as one:
         one.at_ease()
@@ -78,7 +78,7 @@ async def test_announced_small_bodies_take_no_budget_until_received() -> None:
         assert (await client.answer())[0] == 200
 
 
-async def test_slow_small_bodies_time_out_when_budget_is_needed() -> None:
+async def test_slow_small_bodies_get_408_when_others_need_memory_budget() -> None:
     async with ScriptedEngine((OK,)) as engine, rig(engine.address, limits=Limits(memory_bytes=8 * MIB)) as one:
         one.at_ease()
         slow = [await one.client() for _ in range(4 * MIB // LARGE_BYTES)]
@@ -97,7 +97,7 @@ async def test_slow_small_bodies_time_out_when_budget_is_needed() -> None:
         assert {await head for head in heads} == {b"HTTP/1.1 408 Request Timeout\r\n"}, "after the time of grace"
 
 
-async def test_many_pipelined_requests_are_answered_over_several_turns() -> None:
+async def test_many_pipelined_requests_are_answered_over_several_loop_iterations() -> None:
     async with rig() as one:
         client = await one.client()
         client.send(HEALTH * 1000)

@@ -38,13 +38,13 @@ def refused(data: bytes) -> CallError:
 
 @pytest.mark.case("39")
 @pytest.mark.parametrize("entry", INDEX, ids=lambda entry: entry["file"])
-def test_corpus_verdict_does_not_depend_on_read_boundaries(entry: dict[str, object]) -> None:
+def test_corpus_request_is_parsed_the_same_at_any_read_boundaries(entry: dict[str, object]) -> None:
     data = (CORPUS / str(entry["file"])).read_bytes()
     assert [brief(item) for item in read_every_way(data)] == entry["verdict"], entry["why"]
 
 
 @pytest.mark.parametrize("entry", INDEX, ids=lambda entry: entry["file"])
-def test_trailing_data_does_not_change_earlier_verdicts(entry: dict[str, object]) -> None:
+def test_data_after_a_request_does_not_change_how_it_is_parsed(entry: dict[str, object]) -> None:
     data = (CORPUS / str(entry["file"])).read_bytes()
     seen = read([data])
     if seen[-1] != UNFINISHED:
@@ -86,7 +86,7 @@ def test_http_1_0_request_is_not_kept_alive() -> None:
     assert one(b"GET /health HTTP/1.0\r\nConnection: keep-alive\r\n\r\n").head.keep_alive is False
 
 
-def test_expect_continue_is_visible_while_the_body_is_pending() -> None:
+def test_expect_continue_is_reported_before_the_body_arrives() -> None:
     reader = RequestReader(100)
     assert reader.feed(POST + b"Expect: 100-Continue\r\nContent-Length: 2\r\n\r\n") is None
     assert (reader.waiting_for, reader.buffered) == ("body", 0)
@@ -117,7 +117,7 @@ def test_expect_is_ignored_on_http_1_0() -> None:
     assert one(data).head.expects_continue is False
 
 
-def test_reader_reports_the_awaited_part_and_buffered_bytes() -> None:
+def test_reader_reports_whether_the_head_or_the_body_is_incomplete() -> None:
     reader = RequestReader(100)
     assert (reader.waiting_for, reader.buffered) == ("head", 0)
     reader.feed(POST[:10])
@@ -149,7 +149,7 @@ def test_error_of_a_pipelined_request_is_raised_in_order() -> None:
     assert reader.next() is None
 
 
-def test_pipelined_bytes_are_bounded() -> None:
+def test_pipelined_bytes_above_the_limit_raise_an_error() -> None:
     reader = RequestReader(100)
     assert reader.feed(HEALTH) is not None
     reader.feed(bytes(AHEAD_BYTES_MAX))
@@ -157,7 +157,7 @@ def test_pipelined_bytes_are_bounded() -> None:
         reader.feed(b"x")
 
 
-def test_reader_stays_failed_after_an_error() -> None:
+def test_reader_rejects_all_data_after_an_error() -> None:
     reader = RequestReader(100)
     for data in (b"\0", HEALTH):
         with pytest.raises(CallError):
@@ -183,7 +183,7 @@ def test_body_at_the_size_limit_is_accepted_and_larger_is_rejected() -> None:
             assert [brief(item) for item in read_every_way(data, 8)] == [expected]
 
 
-def test_oversized_body_is_rejected_by_its_head() -> None:
+def test_oversized_content_length_is_rejected_before_the_body_arrives() -> None:
     reader = RequestReader(1000)
     with pytest.raises(CallError) as caught:
         reader.feed(POST + b"Expect: 100-continue\r\nContent-Length: 1001\r\n\r\n")
@@ -232,7 +232,7 @@ FRAGMENTS = st.sampled_from(
 @settings(derandomize=True, deadline=None, max_examples=examples(400))
 @given(parts=st.lists(FRAGMENTS | st.binary(max_size=6), max_size=9), sizes=st.lists(st.integers(1, 40), min_size=1))
 @example(parts=[POST, b"Transfer-Encoding: chunked\r\n", b"\r\n", b"5\r\nhello\r\n", b"0\r\n\r\n", HEALTH], sizes=[1])
-def test_garbage_verdict_does_not_depend_on_read_boundaries(parts: list[bytes], sizes: list[int]) -> None:
+def test_random_bytes_are_parsed_the_same_at_any_read_boundaries(parts: list[bytes], sizes: list[int]) -> None:
     data, at = b"".join(parts), 0
     pieces: list[bytes] = []
     while at < len(data):

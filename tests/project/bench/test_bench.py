@@ -149,7 +149,7 @@ def test_quick_mode_is_off_for_0_empty_and_unset(monkeypatch: pytest.MonkeyPatch
     assert not quick()
 
 
-def test_every_peer_has_a_ratio_key() -> None:
+def test_every_compared_proxy_has_a_ratio_in_the_results() -> None:
     assert {peer.name for peer in PEERS} == RATIOS.keys()
     assert set(RATIOS.values()) <= set(KEYS)
     assert len(PARTS) == len({id(part) for part in PARTS.values()})
@@ -204,7 +204,7 @@ def test_every_attack_fits_below_the_open_file_limit() -> None:
         assert per_s > 0
 
 
-def test_load_without_wrk_counts_complete_responses_and_repeats() -> None:
+def test_built_in_load_client_counts_complete_responses() -> None:
     tally = Tally()
     caller, wire = Caller(b"ask ", tally), Wire()
     caller.connection_made(wire)
@@ -241,12 +241,14 @@ def test_interfaces_page_names_every_capacity_figure(keys: tuple[str, ...]) -> N
     assert not [key for key in keys if f"`{key}`" not in told]
 
 
-def test_fabric_and_capacity_keys_contain_the_named_figures() -> None:
+def test_benchmark_results_contain_the_required_capacity_figures() -> None:
     named = {"request_ms_p99", "redfish_overhead_s", "double_supply", "orphans", "cost_ratio_max", "energy_ratio"}
     assert named <= {*fabric.KEYS, *capacity.KEYS}
 
 
-async def test_surges_count_other_violations_separately(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_surge_benchmark_counts_other_violations_separately(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lines = [f"{surges.DOUBLE}: 2", f"{surges.ORPHAN}: one", "it was to detach by force"]
     one = surges.Result(broken=lines, orders=3, released=2, served=True, hedges=1)
     monkeypatch.setattr(capacity, "_surges", lambda many: iter([(seed, one) for seed in range(many)]))

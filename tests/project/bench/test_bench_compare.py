@@ -107,7 +107,7 @@ def test_comparison_stops_at_the_time_limit_when_ratios_vary_too_much() -> None:
     assert not is_narrow(ratios, 0.02)
 
 
-def test_comparison_takes_the_minimum_pair_count_if_all_are_equal() -> None:
+def test_comparison_stops_at_the_minimum_pair_count_if_ratios_are_equal() -> None:
     assert len(until_finished(iter([1.0] * 100))) == PAIRS_MIN
 
 
@@ -176,7 +176,7 @@ async def test_failed_part_is_reported_and_the_next_one_runs(
     assert "plan failed: commit base: no module" in capsys.readouterr().out
 
 
-async def test_worker_answers_each_round_with_its_cost_and_ends_with_its_input(
+async def test_worker_prints_one_cost_per_round_until_its_input_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     @asynccontextmanager
@@ -199,7 +199,7 @@ async def test_worker_answers_each_round_with_its_cost_and_ends_with_its_input(
     assert [json.loads(answer) for answer in answers] == [{"cpu_us": 12.5, "operations": 5}] * 2
 
 
-def test_commit_with_the_part_is_measured_by_its_own_benchmarks(tmp_path: Path) -> None:
+def test_commit_that_has_the_benchmark_is_measured_by_its_own_version(tmp_path: Path) -> None:
     (tmp_path / "bench").mkdir()
     (tmp_path / "bench" / "compare.py").write_text((ROOT / "bench" / "compare.py").read_text())
     environment = Tree(tmp_path, "base").environment("plan", 3)
@@ -241,7 +241,7 @@ def test_least_recently_used_worktrees_are_removed(tmp_path: Path) -> None:
         ("main", ["dataplane:calls"], "dataplane:calls needs wrk on the PATH (Debian: apt install wrk)"),
     ],
 )
-def test_invalid_input_is_rejected_with_the_fix(
+def test_missing_or_unknown_arguments_are_rejected_with_a_fix(
     base: str, parts: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -257,7 +257,7 @@ def test_invalid_input_is_rejected_with_the_fix(
         (["--base", "main", "--seconds", "long", "plan"], "argument --seconds: invalid float value: 'long'; "),
     ],
 )
-def test_invalid_input_is_one_line_and_exit_status_2(
+def test_invalid_arguments_print_one_line_and_exit_with_status_2(
     words: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(compare, "git", lambda *_: None)
@@ -284,7 +284,7 @@ def test_record_appends_one_row_per_part_below_one_header(tmp_path: Path) -> Non
     assert rows[2][6:] == ["2.0", "2.0", "2"]
 
 
-def test_history_has_one_row_per_result() -> None:
+def test_recorded_ratios_lie_within_their_confidence_intervals() -> None:
     header, *rows = [line.split("\t") for line in compare.HISTORY.read_text().splitlines()]
     assert header == list(COLUMNS)
     for row in rows:

@@ -43,7 +43,7 @@ def test_arrivals_during_warm_up_are_simulated_but_not_counted() -> None:
     assert accepted(BestFit(1, 1), TINY, 1.0) == pytest.approx(100 * (3 + 7) / (3 + 7 + 7))
 
 
-def test_best_fit_takes_shortest_run_then_fullest_device_then_order() -> None:
+def test_best_fit_takes_the_shortest_free_run_then_the_fullest_device() -> None:
     on = build_layout(H100, [("1g.10gb", 2), ("2g.20gb", 4)])
     assert [run(H100, on, Cut("1g.10gb", start)) for start in (0, 1, 3, 6)] == [2, 2, 1, 2]
     for order, starts in ((1, [0, 1]), (-1, [6, 5])):
@@ -58,7 +58,7 @@ def test_best_fit_takes_shortest_run_then_fullest_device_then_order() -> None:
     assert best.start("2g.20gb") == ("gpu-00000", Cut("2g.20gb", 4))
 
 
-def test_pool_rejects_requests_beyond_its_memory() -> None:
+def test_pool_rejects_a_slice_that_exceeds_its_free_memory() -> None:
     pool = Pool(1)
     assert [pool.start("3g.40gb") is None for _ in range(3)] == [False, False, True]
     pool.stop(DeviceId("all"), Cut("3g.40gb", 0))

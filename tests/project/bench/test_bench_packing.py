@@ -87,7 +87,7 @@ PODS = "name,cpu_milli,memory_mib,num_gpu,gpu_milli\n"
         ("", "nothing is in it"),
     ],
 )
-def test_invalid_workload_raises_one_clear_error(tmp_path: Path, text: str, says: str) -> None:
+def test_invalid_pod_list_raises_a_one_line_error_that_names_the_file(tmp_path: Path, text: str, says: str) -> None:
     (tmp_path / "openb_pod_list_odd.csv").write_text(text)
     with pytest.raises(ValueError, match="odd") as error:
         openb.workloads(tmp_path)
@@ -96,7 +96,7 @@ def test_invalid_workload_raises_one_clear_error(tmp_path: Path, text: str, says
     assert "\n" not in str(error.value)
 
 
-def test_invalid_node_list_raises_one_clear_error(tmp_path: Path) -> None:
+def test_invalid_node_list_raises_an_error_that_names_the_column(tmp_path: Path) -> None:
     path = tmp_path / openb.NODES
     for row, says in (("n,1,1,-1,T4", "gpu: expected"), ("n,1,1,1,T4\nn,1,1,1,T4", "sn: expected a name, each once")):
         path.write_text(f"sn,cpu_milli,memory_mib,gpu,model\n{row}\n")
@@ -135,19 +135,19 @@ def test_gpu_packing_prefers_gpus_in_use_then_nodes_in_use_then_idle_nodes() -> 
     assert chosen(GpuPacking(), among, Kind(1000, 1, 0, 0, ANY)) == (0, 0), "all score alike"
 
 
-def test_anywhere_chooses_any_gpu_with_enough_room() -> None:
+def test_random_policy_chooses_any_gpu_with_enough_free_share() -> None:
     among = cluster([100, 300], [1000, 1000], [299, 0])
     found = {Anywhere(among, seed).choose(share(300)) for seed in range(40)}
     assert found == {(0, 1), (1, 0), (1, 1)}
     assert Anywhere(among, 1).choose(whole(4)) is None
 
 
-def test_typical_kinds_are_the_fewest_covering_95_percent() -> None:
+def test_typical_pods_are_the_fewest_kinds_that_cover_95_percent() -> None:
     pods = [share(500)] * 90 + [whole(1)] * 6 + [whole(8)] * 4
     assert typical(pods) == {(1000, 1, 500, ANY): pytest.approx(90 / 96), (1000, 1, 1000, ANY): pytest.approx(6 / 96)}
 
 
-def test_fragments_are_what_typical_requests_cannot_use() -> None:
+def test_fragment_size_is_the_gpu_share_that_typical_pods_cannot_use() -> None:
     """Half of all ask for 600, a quarter for a whole GPU, a quarter for CPU alone."""
     pods = [share(600)] * 2 + [whole(1)] + [Kind(1000, 1, 0, 0, ANY)]
     among = cluster([500, 700])
@@ -209,7 +209,9 @@ def test_policies_never_overcommit_and_cached_rows_match_fresh_ones(kinds: list[
 @given(
     st.lists(st.tuples(KINDS, st.sampled_from([ANY, frozenset({"a"}), frozenset({"a", "b"})])), min_size=1, max_size=60)
 )
-def test_pilotlight_packer_passes_the_replay_checks(asked: list[tuple[Kind, frozenset[str]]]) -> None:
+def test_pilotlight_packer_never_overcommits_or_refuses_a_pod_that_fits(
+    asked: list[tuple[Kind, frozenset[str]]],
+) -> None:
     """The replay's referee has books of its own."""
     nodes = tuple(node(f"n{number}", 1 + number, cpu=20_000, model="ab"[number % 2]) for number in range(4))
     kinds = [kind._replace(models=models if kind.gpus else ANY) for kind, models in asked]

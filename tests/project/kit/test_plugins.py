@@ -146,7 +146,7 @@ def test_deleted_module_selects_the_files_that_name_the_module() -> None:
     assert Path(__file__) in changed.reached([ROOT / "tests" / "plugins" / "gone_for_good.py"])
 
 
-def test_report_sums_costs_by_folder() -> None:
+def test_cost_report_sums_test_durations_by_folder() -> None:
     lines: list[report.Line] = [
         {"test": "tests/sim/test_a.py::test_x", "setup_s": 1.0, "call_s": 2.0, "cpu_s": 0.5, "processes": 3},
         {"test": "tests/sim/test_b.py::test_y", "call_s": 4.0, "cpu_s": 4.0},
@@ -167,7 +167,7 @@ def test_missing_tool_is_reported_with_package_and_skipped_tests(monkeypatch: py
     assert "skipped: all of tests/cluster" in line
 
 
-def test_tool_named_by_a_variable_is_not_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tool_named_by_an_environment_variable_is_not_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda *_, **__: None)
     skopeo = next(tool for tool in run.TOOLS if tool.name == "skopeo")
     assert skopeo.is_missing
@@ -175,7 +175,7 @@ def test_tool_named_by_a_variable_is_not_missing(monkeypatch: pytest.MonkeyPatch
     assert not skopeo.is_missing
 
 
-def test_refused_network_namespace_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unavailable_network_namespaces_are_reported_as_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda name, **_: f"/usr/bin/{name}")
     monkeypatch.setattr("subprocess.run", lambda *_, **__: subprocess.CompletedProcess([], 1))
     assert [line.split(" (")[0] for line in run.missing_tools()] == ["missing: network namespaces"]

@@ -23,6 +23,6 @@ def test_process_without_workers_gets_all_ports() -> None:
 
 
 @pytest.mark.standard
-def test_each_port_is_returned_once() -> None:
+def test_ports_taken_in_one_call_are_all_different() -> None:
     found = Ports(range(10_240, 20_480)).take(500)
     assert len(set(found)) == 500

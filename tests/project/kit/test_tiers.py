@@ -84,11 +84,11 @@ def test_each_fault_case_has_a_standard_test() -> None:
 
 
 @pytest.mark.parametrize("subject", SUBJECTS)
-def test_each_subject_has_a_standard_test(subject: str) -> None:
+def test_each_provider_kind_and_command_has_a_standard_test(subject: str) -> None:
     assert any(test.is_standard for test in functions_of(ROOT / "tests" / SUBJECTS[subject]))
 
 
-def test_every_provider_kind_and_command_is_a_subject() -> None:
+def test_list_of_subjects_to_test_has_every_provider_kind_and_command() -> None:
     slicing, adopted = (get_args(get_type_hints(one)["kind"]) for one in (NodeSlicing, Adopted))
     expected = {f"provider {kind}" for kind in KINDS} | {f"slicing {kind}" for kind in slicing}
     expected |= {f"adoption {kind}" for kind in adopted} | {

@@ -88,7 +88,7 @@ def test_references_are_parsed_into_their_parts(
         ("ollama://", "ollama"),
     ],
 )
-def test_invalid_references_are_rejected_in_one_line(text: str, said: str) -> None:
+def test_invalid_references_are_rejected_with_a_one_line_error(text: str, said: str) -> None:
     with pytest.raises(BadReferenceError) as caught:
         reference.parse_reference(text)
     assert re.search(said, str(caught.value))
@@ -102,7 +102,7 @@ def test_rejected_reference_error_hides_the_password() -> None:
     assert "hunter2" not in str(caught.value)
 
 
-def test_reference_yields_its_requested_tag_or_digest_and_host() -> None:
+def test_reference_requests_its_digest_else_its_tag_else_latest() -> None:
     assert reference.parse_reference("ghcr.io/x").asked == "latest"
     assert reference.parse_reference("ghcr.io/x:t").asked == "t"
     assert reference.parse_reference(f"ghcr.io/x:t@{A}").asked == A

@@ -122,7 +122,7 @@ def test_colliding_paths_are_rejected(first: str, second: str) -> None:
 
 
 @pytest.mark.point("4")
-def test_duplicate_paths_in_an_artifact_are_rejected() -> None:
+def test_artifact_with_paths_that_differ_only_in_case_is_rejected() -> None:
     whole = titled({TITLE: "model.gguf"}, {TITLE: "MODEL.gguf"}, {TITLE: "b.gguf"})
     assert [bool(one.refusal) for one in whole.layers] == [False, True, False]
     with pytest.raises(contents.RefusedError, match=r"layer 2: its path 'MODEL.gguf' stands there beside 'model.gguf'"):
@@ -140,7 +140,7 @@ def test_sibling_paths_are_accepted() -> None:
 
 
 @pytest.mark.point("4")
-def test_filepath_annotation_overrides_the_title_and_is_checked() -> None:
+def test_filepath_annotation_takes_precedence_over_the_title() -> None:
     whole = titled({FILEPATH: "a/model.gguf", TITLE: "../../model.gguf"}, {FILEPATH: "a/b.gguf", TITLE: "b.gguf"})
     assert [file.path for file in whole.files()] == ["a/model.gguf", "a/b.gguf"]
     assert "its filepath goes before '../../model.gguf'" in whole.layers[0].note

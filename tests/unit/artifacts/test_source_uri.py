@@ -38,7 +38,7 @@ def test_valid_source_uris_are_parsed(text: str, found: object) -> None:
         assert str(found) == text
 
 
-def test_only_a_commit_is_pinned() -> None:
+def test_hub_source_is_pinned_only_by_a_full_commit_hash() -> None:
     assert Hub("a/b", COMMIT).pinned
     assert not Hub("a/b", "main").pinned
     assert not Hub("a/b", COMMIT.upper()).pinned
@@ -78,7 +78,7 @@ def test_only_a_commit_is_pinned() -> None:
         ("x" * 5000, "at most 4096"),
     ],
 )
-def test_invalid_source_uris_are_rejected_in_one_line(text: str, said: str) -> None:
+def test_invalid_source_uris_are_rejected_with_a_one_line_error(text: str, said: str) -> None:
     with pytest.raises(BadReferenceError) as caught:
         source_uri.parse_source_uri(text)
     assert said in str(caught.value)
@@ -88,7 +88,7 @@ def test_invalid_source_uris_are_rejected_in_one_line(text: str, said: str) -> N
 
 @settings(derandomize=True, deadline=None, max_examples=examples(400))
 @given(st.sampled_from(["hf", "s3", "file", "oci"]), st.text("abc.@:/\\%?-", max_size=20))
-def test_parsed_source_uris_contain_no_parent_paths(scheme: str, text: str) -> None:
+def test_parsed_source_uris_contain_no_dot_dot_segments(scheme: str, text: str) -> None:
     try:
         found = source_uri.parse_source_uri(f"{scheme}://{text}")
     except BadReferenceError:

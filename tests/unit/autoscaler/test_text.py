@@ -67,7 +67,7 @@ def test_address_in_an_api_server_error_is_redacted() -> None:
     )
 
 
-def test_address_in_a_refused_error_is_redacted() -> None:
+def test_address_in_a_provider_refusal_is_redacted() -> None:
     assert (
         str(RefusedError("pool g4 is not ready: dial tcp 10.0.0.7:443")) == "pool g4 is not ready: dial tcp (address)"
     )

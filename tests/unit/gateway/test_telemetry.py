@@ -85,7 +85,7 @@ def test_blocked_event_sink_drops_and_counts_events_without_waiting(monkeypatch:
     os.close(write)
 
 
-def test_metrics_of_excess_tenants_are_reported_as_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tenants_above_the_series_limit_are_counted_as_tenant_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(telemetry, "SERIES_MAX", 80)
     told = Telemetry()
     for number in range(30):
@@ -110,7 +110,7 @@ def test_token_usage_is_parsed_from_the_body_tail(tail: bytes, expected: tuple[i
     assert parse_token_usage(tail) == expected
 
 
-def test_latency_of_excess_models_is_reported_as_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_above_the_series_limit_share_the_latency_of_model_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(telemetry, "SERIES_MAX", 4 * telemetry.TIMES_SERIES)
     told = Telemetry()
     for number in range(5):

@@ -96,14 +96,14 @@ def test_json_responses_of_all_dialects_yield_their_text() -> None:
     assert read(chat[:-5], headers=JSON).broken == "the document is not JSON"
 
 
-def test_error_status_is_one_error_with_code_or_marked_unclear() -> None:
+def test_error_status_without_a_code_in_the_body_counts_as_unclear() -> None:
     named = read(b'{"error":{"message":"x","type":"server_error","code":"model_starting"}}', status=503, headers=JSON)
     assert (named.errors, named.code, named.clear) == (1, "model_starting", True)
     empty = read(b"", status=502, headers={})
     assert (empty.errors, empty.code, empty.clear) == (1, "http_502", False)
 
 
-def test_document_instead_of_a_stream_is_broken() -> None:
+def test_json_document_in_place_of_a_stream_is_a_broken_response() -> None:
     answer = AnswerReader(stream=True)
     answer.head(200, JSON)
     answer.body(b"{}")
@@ -111,7 +111,7 @@ def test_document_instead_of_a_stream_is_broken() -> None:
     assert answer.broken == "asked for a stream, got a document"
 
 
-def test_server_timing_is_read_from_head_or_trailing_comment() -> None:
+def test_server_timing_is_read_from_header_or_trailing_sse_comment() -> None:
     early = read(b"".join([*WORDS, FINISH, DONE]) + b": server-timing: queue;dur=20, load;dur=5\n\n")
     assert (early.phases, early.cold) == ({"queue": 20.0, "load": 5.0}, True)
     warm = read(FINISH + DONE, headers={**SSE, "server-timing": "queue;dur=0.1, upstream;dur=3"})

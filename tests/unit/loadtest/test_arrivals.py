@@ -27,7 +27,7 @@ def test_poisson_arrivals_repeat_only_for_the_same_seed() -> None:
     assert first == again != other
 
 
-def test_poisson_gaps_have_the_mean_and_the_spread_of_the_process() -> None:
+def test_poisson_gaps_have_the_expected_mean_and_deviation() -> None:
     moments = poisson_arrivals(100, 200, random.Random(1).random)
     gaps = [later - earlier for earlier, later in pairwise(moments)]
     mean = sum(gaps) / len(gaps)

@@ -46,7 +46,7 @@ def test_run_with_a_broken_stream_exits_1_with_the_reason(tmp_path: Path) -> Non
     assert "verdict DOES NOT HOLD: 5 calls, 4 completed" in done.stdout
 
 
-def test_json_run_is_one_document_with_alternating_models(tmp_path: Path) -> None:
+def test_run_with_two_models_alternates_between_them(tmp_path: Path) -> None:
     with fake_engine(tmp_path, *FAST) as engine:
         done = invoke(
             "run", "--url", engine.url, "--model", "a", "--model", "b", "--arrivals", "constant",
@@ -85,7 +85,7 @@ ENOUGH = 20
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_run_is_judged_over_the_sent_requests(tmp_path: Path, number: signal.Signals) -> None:
+def test_verdict_of_an_interrupted_run_counts_only_sent_requests(tmp_path: Path, number: signal.Signals) -> None:
     """Some Calls are answered, one is under way, most are not sent yet."""
     page = tmp_path / "out.html"
     with fake_engine(tmp_path, "--name", "ada", "--tokens-per-s", "20", "--tokens", "2000", "--slots", "64") as engine:

@@ -64,7 +64,7 @@ class ColdServer:
 
 
 @pytest.mark.parametrize("with_ops", [False, True])
-async def test_each_round_waits_for_zero_and_records_the_phases(aiohttp_server: Serve, with_ops: bool) -> None:
+async def test_each_round_waits_for_zero_replicas_and_records_the_phases(aiohttp_server: Serve, with_ops: bool) -> None:
     server = ColdServer(looks=3 if with_ops else 2)
     url = str((await aiohttp_server(server.app)).make_url("/")).rstrip("/")
     said: list[str] = []
@@ -81,7 +81,7 @@ async def test_each_round_waits_for_zero_and_records_the_phases(aiohttp_server: 
     assert all(re.search(r": waited 0\.[1-9] s for zero, first byte after ", line) for line in said[2:])
 
 
-async def test_round_from_gone_waits_until_no_node_has_the_weights(
+async def test_round_with_from_gone_waits_until_no_node_has_the_weights(
     aiohttp_server: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They go only when somebody takes them away, which it says meanwhile."""
@@ -195,7 +195,7 @@ async def test_operations_url_of_another_port_is_an_error(aiohttp_server: Serve)
 
 
 @pytest.mark.parametrize(("with_ops", "state"), [(True, "its Replicas: 1 scrubbing"), (False, "the model is ready")])
-async def test_model_not_at_zero_in_time_fails_with_advice(
+async def test_model_that_does_not_scale_to_zero_in_time_fails_with_advice(
     aiohttp_server: Serve, monkeypatch: pytest.MonkeyPatch, *, with_ops: bool, state: str
 ) -> None:
     monkeypatch.setattr(loadtest.coldstart, "SAY_EVERY_S", 0.0)  # at the first look, however slow the machine is
@@ -214,7 +214,7 @@ async def test_start_that_was_not_cold_is_counted_as_warm(aiohttp_server: Serve)
     assert (starts.warm, starts.rounds[0].cold, starts.rounds[0].ending) == (1, False, Ending.COMPLETED)
 
 
-async def test_stop_reports_the_completed_rounds(aiohttp_server: Serve) -> None:
+async def test_stopped_measurement_reports_the_completed_rounds(aiohttp_server: Serve) -> None:
     url = str((await aiohttp_server(ColdServer(looks=3).app)).make_url("/"))
     stop = Stop()
 
@@ -232,7 +232,7 @@ async def test_stop_reports_the_completed_rounds(aiohttp_server: Serve) -> None:
     assert starts.spreads_ms["load"].count == 2
 
 
-async def test_stop_abandons_the_round_in_progress(aiohttp_server: Serve) -> None:
+async def test_stopped_measurement_abandons_the_round_in_progress(aiohttp_server: Serve) -> None:
     server, stop = ColdServer(), Stop()
 
     async def hang(_: web.Request) -> web.Response:
@@ -297,7 +297,7 @@ async def test_model_failure_in_a_round_ends_the_measurement(aiohttp_server: Ser
     assert verdict.startswith("verdict holds: 1 call, 0 completed, 1 failed")
 
 
-async def test_later_failure_keeps_the_completed_rounds(aiohttp_server: Serve) -> None:
+async def test_model_failure_in_a_later_round_keeps_the_completed_rounds(aiohttp_server: Serve) -> None:
     server = ColdServer()
 
     async def entry(request: web.Request) -> web.Response:

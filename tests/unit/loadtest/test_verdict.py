@@ -21,7 +21,7 @@ NOTHING = Result(model="m", broken="no connection", code="transport")
 REDIRECT = Result(model="m", status=302)
 
 
-def test_each_result_maps_to_its_ending() -> None:
+def test_results_are_classified_as_completed_failed_abandoned_or_lost() -> None:
     endings = {
         Ending.COMPLETED: [WHOLE],
         Ending.FAILED: [REFUSED, TOLD],
@@ -33,7 +33,7 @@ def test_each_result_maps_to_its_ending() -> None:
     }
 
 
-def test_completed_failed_and_abandoned_requests_satisfy_the_verdict() -> None:
+def test_verdict_holds_with_completed_failed_and_abandoned_requests() -> None:
     verdict = judge_run(4, [WHOLE, REFUSED, TOLD, LEFT])
     assert verdict.holds
     assert verdict.line() == "verdict holds: 4 calls, 1 completed, 2 failed, 1 abandoned, 0 lost, 0 truncated"
@@ -50,7 +50,7 @@ def test_one_truncated_stream_fails_the_verdict() -> None:
     assert (verdict.lost, verdict.truncated, verdict.broken) == (1, 1, {"the connection was reset": 1})
 
 
-def test_a_refused_connection_is_lost_but_not_truncated() -> None:
+def test_request_with_a_refused_connection_is_lost_but_not_truncated() -> None:
     verdict = judge_run(1, [NOTHING])
     assert (verdict.holds, verdict.lost, verdict.truncated) == (False, 1, 0)
 
@@ -73,7 +73,7 @@ def test_outcomes_sum_to_the_admitted_requests(results: list[Result]) -> None:
     assert verdict.holds == (verdict.lost == 0)
 
 
-def test_spread_contains_extremes_median_and_percentiles() -> None:
+def test_summary_of_values_has_extremes_median_and_percentiles() -> None:
     found = compute_spread([float(value) for value in range(100, 0, -1)])
     assert found is not None
     assert msgspec.structs.asdict(found) == {

@@ -41,7 +41,7 @@ def test_every_control_character_and_surrogate_is_escaped() -> None:
 
 
 @given(st.text(st.characters(codec=None)))
-def test_escaped_text_is_safe_and_escaping_is_idempotent(text: str) -> None:
+def test_escaped_text_is_printable_and_unchanged_by_a_second_escape(text: str) -> None:
     safe = escape_text(text)
     safe.encode()
     assert all(one.isprintable() or one in "\t\n" for one in safe)
@@ -70,7 +70,7 @@ def test_safe_stream_escapes_text_and_passes_bytes_through() -> None:
     assert below.getvalue().endswith(b"raw")
 
 
-def test_safe_streams_restores_the_original_streams(capsys: pytest.CaptureFixture[str]) -> None:
+def test_safe_streams_restores_stdout_and_stderr_on_exit(capsys: pytest.CaptureFixture[str]) -> None:
     before = sys.stdout, sys.stderr
     with output.safe_streams():
         print("\x07out")
@@ -107,7 +107,7 @@ def test_console_escapes_text_but_keeps_its_own_styles(monkeypatch: pytest.Monke
     assert "\x1b[1m\\u009btext\x1b[0m" in told
 
 
-def test_log_lines_are_escaped_and_cut_between_characters() -> None:
+def test_log_lines_are_escaped_and_truncated_between_characters() -> None:
     read, write = os.pipe()
     try:
         assert output.write_line(write, "\x1b[2J\udcff\u202e" + "é" * 5000)

@@ -35,12 +35,12 @@ def said(content: bytes, encoding: Encoding, step: int = 1 << 20, bytes_max: int
 
 @pytest.mark.parametrize("encoding", [GZIP, ZSTD])
 @pytest.mark.parametrize("step", [1, 7, 511, 65_537, 1 << 20])
-def test_decompressed_bytes_match_for_every_chunk_size(encoding: Encoding, step: int) -> None:
+def test_decompressed_bytes_equal_the_original_for_every_chunk_size(encoding: Encoding, step: int) -> None:
     assert said(packed(CONTENT, encoding), encoding, step) == CONTENT
     assert said(packed(b"", encoding), encoding, step) == b""
 
 
-def test_uncompressed_tar_passes_through_within_the_size_limit() -> None:
+def test_uncompressed_tar_passes_through_up_to_the_size_limit() -> None:
     assert said(CONTENT, "tar", 1000) == CONTENT
     with pytest.raises(BadArchiveError, match="more than 100 bytes come out"):
         said(CONTENT, "tar", 10, 100)
@@ -118,7 +118,7 @@ def test_bomb_of_many_small_members_is_rejected(encoding: Encoding, monkeypatch:
 
 
 @pytest.mark.point("6")
-def test_bomb_ratio_ignores_input_after_the_bomb(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_input_after_a_bomb_does_not_lower_its_expansion_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
     """What waits behind a bomb, in the same piece, does not excuse it."""
     monkeypatch.setattr(decompress, "FREE_BYTES", 1 << 20)
     for encoding in (GZIP, ZSTD):
@@ -162,7 +162,7 @@ def test_unsupported_zstd_frames_and_blocks_are_rejected(content: bytes, why: st
         said(content, ZSTD)
 
 
-def test_compressed_input_is_read_only_as_needed() -> None:
+def test_compressed_input_is_read_only_as_output_is_consumed() -> None:
     asked = 0
 
     def pieces() -> Iterator[bytes]:

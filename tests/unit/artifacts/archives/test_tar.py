@@ -36,7 +36,7 @@ def pythons(content: bytes) -> list[tuple[str, int, str, bytes]]:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("step", [0, 1, 100, 511, 512, 513])
-def test_python_archives_are_read_like_tarfile(form: str, step: int) -> None:
+def test_archives_written_by_python_are_read_as_by_tarfile(form: str, step: int) -> None:
     files = FILES | (LONG if form != "ustar" else {})
     content = honest(files, FORMS[form], folders=["d", "d/e"])
     assert read(content, step) == pythons(content)
@@ -54,7 +54,9 @@ def test_python_archives_are_read_like_tarfile(form: str, step: int) -> None:
     ids=" ".join,
 )
 @pytest.mark.parametrize("what", ["d", "."])
-def test_archives_of_tar_and_bsdtar_are_read_like_tarfile(words: tuple[str, ...], what: str, tmp_path: Path) -> None:
+def test_archives_written_by_tar_and_bsdtar_are_read_as_by_tarfile(
+    words: tuple[str, ...], what: str, tmp_path: Path
+) -> None:
     if shutil.which(words[0]) is None:
         pytest.skip(f"there is no {words[0]} here")
     long = {} if "ustar" in words[1] else LONG

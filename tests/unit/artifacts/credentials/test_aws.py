@@ -118,7 +118,7 @@ async def test_workload_identity_keys_are_cached_and_renewed_before_expiry(tmp_p
         assert (await late.keys(), await late.keys()) == (Keys("ASIA2", "s", "t"), Keys("ASIA3", "s", "t"))
 
 
-async def test_sts_refusal_is_reported_without_the_token(tmp_path: Path) -> None:
+async def test_sts_denial_raises_an_error_that_hides_the_token(tmp_path: Path) -> None:
     async with Sts().serving() as sts:
         assert isinstance(sts, Sts)
         with pytest.raises(DeniedError, match="403 AccessDenied") as caught:

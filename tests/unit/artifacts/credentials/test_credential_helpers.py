@@ -30,7 +30,7 @@ async def test_helper_stores_a_login_under_the_docker_server_url(
     assert json.loads((tmp_path / "told").read_text()) == want
 
 
-async def test_helper_erases_a_stored_login_and_failure_is_reported(
+async def test_erase_removes_a_stored_login_and_fails_if_the_helper_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -54,7 +54,7 @@ async def test_helper_erases_a_stored_login_and_failure_is_reported(
         ("yes s3cret", "said far more than a login"),
     ],
 )
-async def test_failing_helper_is_reported_without_its_output(
+async def test_error_of_a_failing_helper_hides_its_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, said: str
 ) -> None:
     program(tmp_path, monkeypatch, text)

@@ -62,7 +62,7 @@ def test_login_entry_applies_only_to_its_own_host(auths: dict[str, dict[str, str
         ("*.example.com/other", "reg.example.com", False),
     ],
 )
-def test_kubernetes_entries_match_wildcards_per_host_label(key: str, host: str, *, fits: bool) -> None:
+def test_pull_secret_wildcard_matches_within_one_host_label(key: str, host: str, *, fits: bool) -> None:
     secret = docker_config.parse_config(json.dumps({"auths": {key: auth("a", "p")}}), "secret")
     assert docker_config.list_logins([secret], host, "team/model") == ([Login("a", "p")] if fits else [])
 
@@ -118,7 +118,7 @@ async def test_credential_helper_returns_the_login_for_its_host(
     assert await files.login("reg.example", "x") is None
 
 
-def test_config_paths_follow_the_environment() -> None:
+def test_environment_variables_override_the_config_file_paths() -> None:
     home = Path("/home/me")
     assert list_config_paths({}, home) == [home / ".config/containers/auth.json", home / ".docker/config.json"]
     env = {"DOCKER_CONFIG": "/d", "XDG_RUNTIME_DIR": "/run/user/1"}

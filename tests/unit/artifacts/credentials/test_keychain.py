@@ -38,7 +38,7 @@ def secret(type: str = JSON, **users: str) -> Config:
 
 
 @pytest.mark.parametrize("type", [JSON, OLD])
-def test_both_pull_secret_types_are_parsed_without_helpers(type: str) -> None:
+def test_credential_helpers_named_in_a_pull_secret_are_ignored(type: str) -> None:
     found = secret(type, reg_example="a")
     assert list_logins([found], HOST, "team/model") == [Login("a", "pw")]
     assert list_logins([found], "other.example", "team/model") == []
@@ -57,14 +57,14 @@ def test_both_pull_secret_types_are_parsed_without_helpers(type: str) -> None:
         (OLD, {".dockercfg": base64.b64encode(b'{"a": {"auth": 7}}').decode()}, "no JSON object with logins"),
     ],
 )
-def test_malformed_pull_secret_is_named_and_its_content_hidden(type: str, data: dict[str, str], said: str) -> None:
+def test_malformed_pull_secret_error_names_it_and_hides_its_content(type: str, data: dict[str, str], said: str) -> None:
     with pytest.raises(PolicyError, match=f"secret team/regcred: .*{said}") as refused:
         parse_pull_secret(type, data, "secret team/regcred")
     assert "s3cret" not in str(refused.value)
 
 
 @given(st.sampled_from([JSON, OLD]), st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
-def test_any_pull_secret_content_is_parsed_or_rejected(type: str, text: bytes) -> None:
+def test_arbitrary_pull_secret_is_parsed_or_raises_policy_error(type: str, text: bytes) -> None:
     name = ".dockercfg" if type == OLD else ".dockerconfigjson"
     with contextlib.suppress(PolicyError):
         list_logins([parse_pull_secret(type, {name: base64.b64encode(text).decode()})], HOST, "team/model")
@@ -97,7 +97,7 @@ async def tried(secrets: list[Config], fails: dict[str, Exception], rest: Keycha
         return seen, None
 
 
-async def test_logins_are_tried_until_one_is_accepted_and_the_node_login_last() -> None:
+async def test_pull_secret_logins_are_tried_in_order_before_the_node_login() -> None:
     rest = Chain([Known("mirror.example", Login("node", "pw"))])
     secrets = [secret(reg_example="a"), secret(reg_example="b")]
     denied, absent = DeniedError("no"), AbsentError("none")
@@ -108,7 +108,7 @@ async def test_logins_are_tried_until_one_is_accepted_and_the_node_login_last() 
     assert await tried([], {}, rest) == (["nobody"], "nobody")
 
 
-async def test_error_other_than_denied_or_absent_ends_the_attempts() -> None:
+async def test_error_other_than_denied_or_not_found_stops_login_attempts() -> None:
     async def do(chain: Keychain) -> str:
         seen.append(chain)
         raise PolicyError("odd")
@@ -120,7 +120,7 @@ async def test_error_other_than_denied_or_absent_ends_the_attempts() -> None:
 
 
 @pytest.mark.standard
-async def test_accepted_login_is_found_among_several() -> None:
+async def test_no_further_login_is_tried_after_one_is_accepted() -> None:
     right = Login("b", "pw").basic
 
     def judge(request: web.Request) -> web.StreamResponse | None:

@@ -46,7 +46,7 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "kept"
 
 
-async def test_saved_login_is_private_to_its_owner_and_readable_again(tmp_path: Path) -> None:
+async def test_saved_login_file_is_readable_only_by_its_owner(tmp_path: Path) -> None:
     file = tmp_path / "new/folder/config.json"
     old = os.umask(0)
     try:
@@ -60,7 +60,7 @@ async def test_saved_login_is_private_to_its_owner_and_readable_again(tmp_path: 
     assert [one.name for one in file.parent.iterdir()] == ["config.json"]
 
 
-async def test_other_config_content_is_kept_and_old_host_spellings_removed(tmp_path: Path) -> None:
+async def test_saving_a_login_keeps_the_other_content_of_the_config_file(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     other = {"auth": "bzpw", "email": "o@example"}
     old = {f"https://{HOST}/v2/": {"auth": "YTpi", "identitytoken": "old"}, "other.example": other}
@@ -84,7 +84,7 @@ async def test_symlinked_config_file_stays_a_symlink(tmp_path: Path) -> None:
     assert set(document(real)["auths"]) == {DOCKER_KEY}
 
 
-async def test_login_is_saved_in_the_file_that_has_the_host_else_the_last(tmp_path: Path) -> None:
+async def test_login_is_saved_in_the_file_with_its_host_else_in_the_last(tmp_path: Path) -> None:
     first, last = tmp_path / "podman.json", tmp_path / "docker.json"
     first.write_text(json.dumps({"auths": {HOST: {"auth": "YTpi"}}}))
     assert await save_login([first, last], HOST, GIVEN) == LoginLocation(first)
@@ -130,7 +130,7 @@ async def test_save_is_denied_while_another_process_holds_the_lock(
 
 @pytest.mark.standard
 @pytest.mark.parametrize("by", [{"credsStore": "fake"}, {"credHelpers": {HOST: "fake"}}])
-async def test_credential_helper_stores_the_login_and_file_has_no_password(
+async def test_password_stored_by_a_helper_is_not_in_the_config_file(
     tmp_path: Path, kept: Path, by: dict[str, object]
 ) -> None:
     file = tmp_path / "config.json"

@@ -47,7 +47,7 @@ def refusals(*layers: Descriptor, allow_unsafe: bool = False) -> list[str]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_golden_manifest_of_each_dialect_is_read_as_expected(name: str) -> None:
+def test_parsed_golden_manifest_matches_its_expected_listing(name: str) -> None:
     found = golden(name)
     rows = [f"{file.path!r} under {file.under!r} in {list(found.roots)}" for file in (x.file for x in found.layers)]
     expected = (GOLDEN / f"{name}.expected.txt").read_text().splitlines()
@@ -63,7 +63,7 @@ def test_golden_manifests_cover_every_dialect() -> None:
     }
 
 
-def test_valid_artifact_lists_its_files() -> None:
+def test_modelpack_manifest_lists_files_with_role_size_and_digest() -> None:
     files = golden("modelpack").files()
     assert [(file.role, file.encoding) for file in files[:2]] == [("weight", "raw")] * 2
     assert files[0].path == "model-00001-of-00002.safetensors"
@@ -74,7 +74,7 @@ def test_valid_artifact_lists_its_files() -> None:
 @pytest.mark.parametrize("kind", ["weight", "weight.config", "doc", "dataset"])
 @pytest.mark.parametrize("ending", ["raw", "tar", "tar+gzip", "tar+zstd"])
 @pytest.mark.parametrize("name", ["cncf", "cnai"])
-def test_all_layer_types_of_the_specification_are_accepted(kind: str, ending: str, name: str) -> None:
+def test_modelpack_layer_types_other_than_code_are_accepted(kind: str, ending: str, name: str) -> None:
     layer = one(f"application/vnd.{name}.model.{kind}.v1.{ending}", "x.safetensors")
     found = read(layer, one(f"application/vnd.{name}.model.weight.v1.raw", "model.safetensors"))
     assert found.files()[0].encoding == ending
@@ -83,7 +83,7 @@ def test_all_layer_types_of_the_specification_are_accepted(kind: str, ending: st
 @pytest.mark.point("16")
 @pytest.mark.parametrize("ending", ["raw", "tar", "tar+gzip", "tar+zstd"])
 @pytest.mark.parametrize("path", ["", "modeling.py", "src", "config.json"])
-def test_code_layers_are_rejected_unless_allowed(ending: str, path: str) -> None:
+def test_code_layers_are_rejected_unless_unsafe_files_are_allowed(ending: str, path: str) -> None:
     layer = one(f"{MODELPACK}code.v1.{ending}", path)
     (said,) = refusals(layer)
     assert "code is not taken" in said or (not path and ending == "raw" and "names no file" in said)
@@ -111,7 +111,7 @@ def test_code_layers_are_rejected_unless_allowed(ending: str, path: str) -> None
         *("pytorch_model.bin.1", "consolidated.00.pth", "model.nemo", "rank0.engine", "model.llamafile"),
     ],
 )
-def test_pickles_are_rejected_for_every_layer_type(kind: str, path: str) -> None:
+def test_weight_formats_that_can_run_code_are_rejected_in_any_layer(kind: str, path: str) -> None:
     (said,) = refusals(one(f"{MODELPACK}{kind}.v1.raw", path))
     assert "can run programs" in said
     assert "allowUnsafe: true" in said
@@ -134,7 +134,7 @@ def test_code_files_are_rejected_for_every_layer_type(kind: str, path: str) -> N
 
 
 @pytest.mark.point("16")
-def test_weights_must_be_safetensors_or_gguf() -> None:
+def test_weights_other_than_safetensors_or_gguf_are_rejected() -> None:
     for path in ("model.onnx", "model.ggml", "weights", "model", "model.dduf", "model.safetensors.exe.x"):
         assert refusals(one(f"{MODELPACK}weight.v1.raw", path))[0], path
     for path in ("model.safetensors", "M.GGUF", "a/b-00001-of-00002.gguf"):
@@ -146,7 +146,7 @@ def test_weights_must_be_safetensors_or_gguf() -> None:
 
 
 @pytest.mark.point("16")
-def test_artifact_with_one_rejected_layer_yields_no_files() -> None:
+def test_artifact_with_any_rejected_layer_yields_no_files() -> None:
     found = golden("refused")
     assert not found.layers[0].refusal
     with pytest.raises(RefusedError, match=r"^ModelPack: layer 2: weights of this form .*; 7 more layers are refused$"):
@@ -156,7 +156,7 @@ def test_artifact_with_one_rejected_layer_yields_no_files() -> None:
 
 
 @pytest.mark.point("16")
-def test_archive_member_names_follow_the_same_file_policy() -> None:
+def test_archive_members_of_unsafe_or_unknown_type_are_rejected() -> None:
     assert file_policy.evaluate_file("model.safetensors").refusal == ""
     assert file_policy.evaluate_file("tokenizer.model").role == "tokenizer"
     assert "nothing says" in file_policy.evaluate_file("blob").refusal
@@ -195,7 +195,7 @@ def test_file_roles_are_derived_from_file_names(path: str, role: str) -> None:
     assert found.role == role
 
 
-def test_unknown_layer_types_are_rejected_and_explained() -> None:
+def test_unknown_layer_types_are_rejected_even_with_allow_unsafe() -> None:
     found = read(one(f"{MODELPACK}weight.v1.gguf"), one("application/vnd.example.thing", "x.json"))
     assert "is no layer of a ModelPack" in found.layers[1].refusal
     assert contents.explain_contents(found)[2].endswith(
@@ -267,7 +267,7 @@ def test_kitfile_with_a_different_layer_digest_is_rejected() -> None:
 
 
 @pytest.mark.point("4")
-def test_archive_target_folder_path_is_checked() -> None:
+def test_archive_target_folder_outside_the_artifact_is_rejected() -> None:
     assert "in it" in contents._path_refusal(Said(encoding="tar", under="../x"), Tree())
     assert contents._path_refusal(Said(encoding="tar", under="x"), Tree()) == ""
 
@@ -296,7 +296,7 @@ def test_foreign_image_layers_are_rejected() -> None:
     assert [bool(layer.refusal) for layer in read(*layers, config=image).layers] == [False, True, True]
 
 
-def test_signatures_and_artifacts_without_weights_are_rejected() -> None:
+def test_artifacts_that_contain_no_model_weights_are_rejected() -> None:
     signature = one("application/vnd.dev.cosign.simplesigning.v1+json")
     with pytest.raises(BadManifestError, match="a signature, and no model"):
         read(signature, config="application/vnd.oci.image.config.v1+json")
@@ -308,14 +308,14 @@ def test_signatures_and_artifacts_without_weights_are_rejected() -> None:
         read().files()
 
 
-def test_layers_with_one_digest_and_two_sizes_are_rejected() -> None:
+def test_layers_with_equal_digest_but_different_sizes_are_rejected() -> None:
     first, second = one(f"{MODELPACK}weight.v1.raw", "a.gguf"), one(f"{MODELPACK}weight.v1.raw", "b.gguf")
     assert len(read(first, second).files()) == 2, "two names for the same bytes are nothing odd"
     with pytest.raises(RefusedError, match="one digest two sizes"):
         read(first, second._replace(size=8)).files()
 
 
-def test_very_long_path_is_rejected_quickly() -> None:
+def test_path_of_180_kb_is_rejected_within_5_cpu_seconds() -> None:
     long = "tokenizer" * 20_000
     begin_s = time.process_time()
     assert "longer than 1024" in refusals(one(f"{MODELPACK}weight.config.v1.raw", long))[0]

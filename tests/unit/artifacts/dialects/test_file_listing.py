@@ -45,7 +45,7 @@ def test_include_patterns_match_like_hugging_face_tools() -> None:
     assert "include='A.gguf' fits no file; its weights are a.gguf" in refused(*paths, include=("a.gguf", "A.gguf"))
 
 
-def test_ambiguous_choice_of_models_is_rejected() -> None:
+def test_several_models_without_an_include_pattern_are_rejected() -> None:
     assert "say which with ?include=PATTERN: a.gguf, b.gguf" in refused("a.gguf", "b.gguf")
     assert "holds several models and safetensors beside them" in refused("a.gguf", "b.safetensors")
     many = [f"{number:02}.gguf" for number in range(20)]
@@ -76,7 +76,7 @@ def test_equal_listings_share_a_digest_and_different_ones_do_not() -> None:
     assert one.bytes == 20
 
 
-def test_file_name_is_its_digest_or_derived_from_its_claim() -> None:
+def test_file_without_digest_is_named_by_a_hash_of_path_and_etag() -> None:
     assert ListedFile("a", 1, SHA).digest == ListedFile("a", 1, SHA).name == SHA
     unsaid = ListedFile("a", 1, "etag:x")
     assert unsaid.digest is None

@@ -27,7 +27,7 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> Non
     monkeypatch.setattr(fcntl, "flock", flock)
 
 
-def test_lock_is_taken_on_the_replacement_file_at_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lock_is_taken_on_the_new_file_if_the_path_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "lock"
     path.touch()
 
@@ -62,7 +62,7 @@ def test_shared_locks_coexist_and_block_an_exclusive_lock(tmp_path: Path) -> Non
 
 
 @pytest.mark.standard
-def test_child_process_given_the_lock_holds_the_lock_until_exit(tmp_path: Path) -> None:
+def test_child_process_that_inherits_a_lock_holds_it_until_exit(tmp_path: Path) -> None:
     path = tmp_path / "lease"
     lock = locks.wait_for_lock(path, 1.0, shared=True, make=True)
     with subprocess.Popen(

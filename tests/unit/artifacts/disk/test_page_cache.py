@@ -18,7 +18,7 @@ def sparse(path: Path, size: int) -> Path:
     return path
 
 
-async def test_all_bytes_are_advised_in_steps_and_missing_files_skipped(tmp_path: Path) -> None:
+async def test_page_cache_warming_covers_all_bytes_and_skips_missing_files(tmp_path: Path) -> None:
     files = [sparse(tmp_path / "a", STEP_BYTES + 5), tmp_path / "gone", sparse(tmp_path / "b", 7)]
     asked: list[tuple[int, int]] = []
     found = await warm_page_cache(files, advise=lambda _fd, first, size: asked.append((first, size)))
@@ -31,14 +31,14 @@ async def test_page_cache_warming_stops_at_the_byte_limit(tmp_path: Path) -> Non
     assert await warm_page_cache(files, bytes_max=STEP_BYTES + 3) == STEP_BYTES + 3
 
 
-async def test_file_that_rejects_advice_is_skipped(tmp_path: Path) -> None:
+async def test_file_that_rejects_fadvise_is_skipped_by_page_cache_warming(tmp_path: Path) -> None:
     def refuses(_fd: int, _first: int, _size: int) -> None:
         raise OSError(22, "Invalid argument")
 
     assert await warm_page_cache([sparse(tmp_path / "a", 5)], advise=refuses) == 0
 
 
-async def test_cancelled_warming_stops_advising(tmp_path: Path) -> None:
+async def test_cancelled_page_cache_warming_makes_no_further_fadvise_calls(tmp_path: Path) -> None:
     begun, asked = threading.Event(), list[int]()
 
     def advise(_fd: int, first: int, _size: int) -> None:

@@ -16,7 +16,7 @@ async def begun(work: asyncio.Future[object]) -> asyncio.Task[None]:
     return task
 
 
-async def test_failed_work_ends_the_wait_without_a_loop_error() -> None:
+async def test_failed_background_work_ends_the_wait_without_a_loop_error() -> None:
     loop, told = asyncio.get_running_loop(), list[object]()
     loop.set_exception_handler(lambda _, context: told.append(context))
     work: asyncio.Future[object] = loop.create_future()
@@ -28,7 +28,7 @@ async def test_failed_work_ends_the_wait_without_a_loop_error() -> None:
     assert told == []
 
 
-async def test_repeatedly_cancelled_wait_is_cancelled_only_after_the_work() -> None:
+async def test_cancelled_wait_ends_only_after_the_background_work_finishes() -> None:
     work: asyncio.Future[object] = asyncio.get_running_loop().create_future()
     task = await begun(work)
     for _ in range(3):
@@ -40,7 +40,7 @@ async def test_repeatedly_cancelled_wait_is_cancelled_only_after_the_work() -> N
         await task
 
 
-async def test_cancelled_work_ends_the_wait() -> None:
+async def test_cancelled_background_work_ends_the_wait() -> None:
     work: asyncio.Future[object] = asyncio.get_running_loop().create_future()
     task = await begun(work)
     work.cancel()

@@ -84,7 +84,7 @@ def test_received_parts_survive_a_killed_process_and_a_reboot(tmp_path: Path) ->
     third.close()
 
 
-def test_progress_within_a_part_survives_a_restart_but_no_reboot(
+def test_progress_within_a_part_survives_a_restart_but_not_a_reboot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spans, "MARK_BYTES", 1000)

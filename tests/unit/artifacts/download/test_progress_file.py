@@ -91,7 +91,7 @@ def test_unsynced_parts_count_only_within_the_same_boot() -> None:
     assert later.full == {0, 1}
 
 
-def test_last_progress_mark_of_the_current_boot_counts() -> None:
+def test_last_offset_recorded_in_the_current_boot_is_resumed() -> None:
     said = text(range(2)) + progress_file.format_marks({1: 50, 4: 30}, BOOT) + progress_file.format_marks({4: 60}, BOOT)
     said += progress_file.format_marks({4: 70, 5: 20}, "another")
     found, later = (
@@ -196,7 +196,7 @@ def judged(rates: list[dict[str, int]], anew: dict[str, int] | None = None) -> l
     return found
 
 
-def test_connection_far_slower_than_the_others_is_stalled() -> None:
+def test_connection_far_slower_than_the_others_is_reported_as_stalled() -> None:
     seen = judged([{"a": 100, "b": 90, "c": 5}] * 7)
     assert seen[int(pacing.WINDOW_S)] == ["c"]
     assert not any(seen[: int(pacing.WINDOW_S)])
@@ -206,13 +206,13 @@ def test_uniformly_slow_link_marks_no_connection_as_stalled() -> None:
     assert not any(judged([{"a": 100, "b": 100, "c": 100}] * 8 + [{"a": 1, "b": 1, "c": 2}] * 30))
 
 
-def test_last_connection_is_compared_with_earlier_rates() -> None:
+def test_last_connection_far_below_earlier_rates_is_reported_as_stalled() -> None:
     seen = judged([{"a": 100, "b": 100, "c": 100}] * 8 + [{"c": 1}] * 12)
     assert ["c"] in seen
     assert not any(judged([{"c": 1}] * 30))  # and alone with nothing
 
 
-def test_stall_restarts_per_request_are_limited() -> None:
+def test_connection_restarted_too_often_is_not_reported_as_stalled() -> None:
     rates = [{"a": 100, "b": 90, "c": 0}] * 20
     assert any(judged(rates, {"c": pacing.ANEW_MAX - 1}))
     assert not any(judged(rates, {"c": pacing.ANEW_MAX}))

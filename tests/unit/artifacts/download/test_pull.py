@@ -58,7 +58,7 @@ def one_span(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts, "WHOLE_BYTES_MAX", 1 << 20)
 
 
-async def test_blobs_are_fetched_in_closed_ranges_and_named(tmp_path: Path, way: str) -> None:
+async def test_large_blob_is_fetched_in_closed_ranges_and_a_small_one_whole(tmp_path: Path, way: str) -> None:
     async with place(tmp_path) as one:
         short, empty = one.wanted(CONTENT[:10_000], Path("b")), one.wanted(b"", Path("c/d/e"))
         await one.fetch(one.wanted(), short, empty)
@@ -72,7 +72,7 @@ async def test_blobs_are_fetched_in_closed_ranges_and_named(tmp_path: Path, way:
         assert one.told[-1] > 0
 
 
-async def test_sha512_digests_are_verified(tmp_path: Path, way: str) -> None:
+async def test_blob_that_does_not_match_its_sha512_digest_is_rejected(tmp_path: Path, way: str) -> None:
     async with place(tmp_path) as one:
         digest = Digest(f"sha512:{hashlib.sha512(CONTENT).hexdigest()}")
         one.fake.blobs[digest] = CONTENT
@@ -271,7 +271,7 @@ async def test_stalled_connection_is_replaced_by_another(
 # --- mirrors ---------------------------------------------------------------------------------------------------------
 
 
-async def test_corrupt_mirror_costs_one_retry_with_the_registry_only(tmp_path: Path, way: str) -> None:
+async def test_corrupt_mirror_blob_is_fetched_again_from_the_registry_only(tmp_path: Path, way: str) -> None:
     async with place(tmp_path) as one, FakeRegistry().serving() as other:
         wanted = one.wanted()
         other.blobs[wanted.blob.digest] = WRONG

@@ -62,7 +62,7 @@ def failing(kind: str, error: int, after: int = 0) -> Disk:
     ],
     ids=["full", "quota", "broken", "read-only"],
 )
-async def test_disk_error_is_one_line_and_the_next_fetch_resumes(
+async def test_fetch_after_a_disk_error_completes_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk: Callable[[], Disk], said: str
 ) -> None:
     go("through us", monkeypatch, tmp_path)

@@ -101,7 +101,7 @@ def test_disk_error_is_raised_as_os_error(
         Came(tmp_path / "file").move(ours, 100)
 
 
-def test_early_end_silence_and_trickle_end_the_transfer(
+def test_closed_silent_or_slow_connection_ends_the_transfer(
     ends: tuple[socket.socket, socket.socket], tmp_path: Path
 ) -> None:
     theirs, ours = ends

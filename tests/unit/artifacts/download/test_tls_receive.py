@@ -126,7 +126,7 @@ def test_disk_error_is_raised_as_os_error(pair: Pair) -> None:
         pair.move(100, put)
 
 
-def test_early_end_silence_and_trickle_keep_received_bytes(pair: Pair) -> None:
+def test_closed_silent_or_slow_connection_ends_the_transfer(pair: Pair) -> None:
     came = Came()
     pair.send(b"abc").join()
     assert pair.move(10, came.put, limits=SILENT) == Moved(3, "the connection broke while it answered (too slow)")
@@ -164,7 +164,7 @@ def _farewell(server: ssl.SSLSocket) -> None:
         server.unwrap()
 
 
-def test_invalid_tls_record_breaks_the_transfer_without_bytes(pair: Pair) -> None:
+def test_invalid_tls_record_ends_the_transfer_with_no_bytes_written(pair: Pair) -> None:
     came = Came()
     pair.sealed.incoming.write(b"\x17\x03\x03\x00\x20" + bytes(32))
     assert pair.move(10, came.put) == Moved(0, "the connection broke while it answered (what came is no TLS)")

@@ -56,7 +56,7 @@ def test_source_origins_differ_by_endpoint_and_bucket(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-async def test_enforced_signatures_reject_sources_without_signatures(tmp_path: Path) -> None:
+async def test_enforced_signature_policy_rejects_hugging_face_sources(tmp_path: Path) -> None:
     async with FakeHub({}, {"a.gguf": b"GGUF"}).both() as fake:
         store = Store(tmp_path / "store", spare_bytes=0).open()
         free = Ways(Registries(pace=StillClock()), fake.env(), tmp_path)

@@ -69,7 +69,7 @@ async def place(folder: Path, scheme: str, *, summed: bool = True) -> AsyncItera
 
 
 @pytest.mark.parametrize("scheme", ["hf", "s3"])
-async def test_peer_serves_hub_and_bucket_weights(tmp_path: Path, scheme: str) -> None:
+async def test_weights_from_a_hub_or_bucket_are_fetched_from_a_peer(tmp_path: Path, scheme: str) -> None:
     async with place(tmp_path, scheme) as one:
         before = one.gave()
         with await one.bring("b") as copy:

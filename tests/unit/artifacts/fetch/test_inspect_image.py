@@ -70,7 +70,7 @@ class Registry:
         return await list_image_files(self.contents, "r", cast("BlobSource", self), allow_unsafe=allow_unsafe)
 
 
-async def test_only_headers_of_uncompressed_layers_are_read() -> None:
+async def test_inspecting_an_uncompressed_layer_reads_only_tar_headers() -> None:
     registry = Registry(
         archive(("bin/sh", BIG), ("etc/x", b"x")),
         archive(("models/a.gguf", BIG), ("models/LICENSE", b"free"), ("models/sub/b.json", BIG)),
@@ -91,7 +91,7 @@ async def test_long_member_names_are_read_across_span_boundaries(monkeypatch: py
     assert seen.paths == (long.removeprefix("models/"), "z.json")
 
 
-async def test_compressed_layer_is_listed_whole_if_small_else_in_part(
+async def test_compressed_layer_above_the_read_limit_is_listed_only_in_part(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     packed = gzip.compress(archive(("models/a.gguf", BIG), ("models/b.json", b"b")))
@@ -108,7 +108,7 @@ async def test_inspection_stops_at_the_request_limit(monkeypatch: pytest.MonkeyP
     assert (len(seen.paths), seen.whole, len(registry.asked)) == (3, False, 3)
 
 
-async def test_image_content_that_a_pull_rejects_is_rejected() -> None:
+async def test_inspection_rejects_image_content_that_a_pull_would_reject() -> None:
     unsafe = Registry(archive(("models/a.safetensors", b"x"), ("models/run.py", b"x")))
     with pytest.raises(BadArchiveError, match=r"run\.py: code is not taken"):
         await unsafe.look()

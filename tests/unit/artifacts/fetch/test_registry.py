@@ -99,7 +99,7 @@ def left(store: Store) -> list[Path]:
 
 
 @pytest.mark.parametrize("form", ["modelpack", "modelpack-raw"])
-async def test_packed_model_is_pulled_once_with_identical_files(tmp_path: Path, form: Form) -> None:
+async def test_pulled_model_has_identical_files_and_is_not_fetched_again(tmp_path: Path, form: Form) -> None:
     async with node(tmp_path, form) as one:
         with await one.obtain() as copy:
             assert held(copy) == FILES
@@ -134,7 +134,7 @@ async def test_stored_copy_is_found_without_contacting_the_registry(tmp_path: Pa
         assert await one.kept() is None
 
 
-async def test_moved_tag_resolves_to_the_new_copy_after_the_next_pull(tmp_path: Path) -> None:
+async def test_moved_tag_resolves_to_the_stored_copy_until_the_next_pull(tmp_path: Path) -> None:
     async with node(tmp_path) as one:
         (await one.obtain()).close()
         other = packed.packed(packed.model(tmp_path / "new", {"b.gguf": as_gguf(b"other")}), tmp_path / "other")
@@ -152,7 +152,7 @@ async def test_moved_tag_resolves_to_the_new_copy_after_the_next_pull(tmp_path: 
 
 
 @pytest.mark.parametrize("packer", [gzip.compress, zstandard.compress], ids=["gzip", "zstd"])
-async def test_image_pull_takes_the_models_folder_and_reserves_its_size(
+async def test_image_pull_stores_only_the_models_folder(
     tmp_path: Path, packer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kind = {gzip.compress: "gzip", zstandard.compress: "zstd"}[packer]
@@ -246,7 +246,7 @@ async def test_blobs_of_a_failed_pull_are_not_fetched_again(tmp_path: Path, monk
         assert len(one.fake.asked("GET", "/blobs/")) == 1  # its config
 
 
-async def test_private_copy_needs_a_login_and_no_password_is_stored(tmp_path: Path) -> None:
+async def test_stored_private_model_is_denied_without_a_login(tmp_path: Path) -> None:
     async with node(tmp_path) as one:
 
         def judge(request: web.Request) -> web.StreamResponse | None:
@@ -268,7 +268,7 @@ async def test_private_copy_needs_a_login_and_no_password_is_stored(tmp_path: Pa
 
 
 @pytest.mark.point("14")
-async def test_permits_survive_a_restart_while_the_registry_is_down(tmp_path: Path) -> None:
+async def test_pull_permission_survives_a_restart_during_a_registry_outage(tmp_path: Path) -> None:
     """While it is away: the same login gets the Copy from a store that another process has open, and no other does."""
     async with node(tmp_path) as one:
         ours, others = keychain(one.fake.host), Known(one.fake.host, Login("somebody-else", PASSWORD))

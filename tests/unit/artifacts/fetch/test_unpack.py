@@ -137,7 +137,7 @@ def test_members_are_unpacked_below_the_layer_folder(below: Path) -> None:
     refused(below, content, "in it", layer(content, under="../out-evil"))
 
 
-def test_layers_share_one_path_tree_and_one_size_limit(below: Path) -> None:
+def test_layers_with_colliding_paths_or_excess_total_size_are_rejected(below: Path) -> None:
     first, again = member(b"d/a.gguf", b"x" * 60) + END, member(b"D/A.gguf", b"y") + END
     second = member(b"d/b.gguf", b"x" * 60) + END
     for other, room, said in ((again, ROOM, "beside 'd/a.gguf'"), (second, 100, "more than the 100 bytes reserved")):
@@ -197,7 +197,7 @@ def test_escaping_paths_and_non_regular_members_are_rejected(content: bytes, sai
 
 @pytest.mark.point("16")
 @pytest.mark.parametrize("name", ["modeling.py", "pytorch_model.bin", "run.sh", "x.gguf.pkl", "libx.so.1", "passwd"])
-def test_code_in_archives_is_rejected_unless_allowed(name: str, below: Path) -> None:
+def test_code_in_archives_is_rejected_unless_unsafe_files_are_allowed(name: str, below: Path) -> None:
     content = member(b"a.gguf", b"x") + member(f"d/{name}".encode(), b"x") + END
     refused(below, content, rf"in the archive: d/{name}: .*allowUnsafe")
     roles: tuple[Role, ...] = ("weight", "config", "doc")

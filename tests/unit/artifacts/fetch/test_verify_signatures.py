@@ -55,7 +55,7 @@ async def test_untrusted_signature_is_rejected_before_the_pull(tmp_path: Path) -
             assert held(copy) == FILES
 
 
-async def test_stored_copy_is_verified_once_before_use(tmp_path: Path) -> None:
+async def test_signature_of_a_stored_copy_is_verified_on_first_use_only(tmp_path: Path) -> None:
     async with node(tmp_path) as one:
         (await one.obtain()).close()
         one.ways = asking(ENFORCE)

@@ -69,12 +69,12 @@ def test_header_yields_name_context_and_attention_shape(tmp_path: Path) -> None:
     )
 
 
-def test_per_block_head_counts_and_late_key_length_are_read(tmp_path: Path) -> None:
+def test_per_block_head_counts_set_the_cache_size_of_each_layer(tmp_path: Path) -> None:
     info = gguf.load_gguf_info(write(tmp_path / "a.gguf", heads_kv=[1, 3], key_length=32))
     assert [(one.key_elements, one.value_elements) for one in info.shape.layers] == [(32, 16), (96, 48)]
 
 
-def test_header_above_the_cpu_time_limit_is_rejected_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_header_above_the_cpu_time_limit_error_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.gguf"
     tiny_gguf.make_model(path, "x")
     monkeypatch.setattr(gguf, "CPU_S_MAX", 0.0)
@@ -82,7 +82,7 @@ def test_header_above_the_cpu_time_limit_is_rejected_by_name(tmp_path: Path, mon
         gguf.load_gguf_info(path)
 
 
-def test_unopenable_path_is_reported_in_one_line(tmp_path: Path) -> None:
+def test_unopenable_path_raises_a_one_line_gguf_error(tmp_path: Path) -> None:
     for name, why in (("a" * 300, "File name too long"), ("a\0b", "embedded null byte")):
         with pytest.raises(gguf.GgufError, match=why) as caught:
             gguf.load_gguf_info(f"{tmp_path}/{name}")
@@ -105,7 +105,7 @@ def test_sizes_of_split_model_parts_are_added(tmp_path: Path) -> None:
     assert [gguf.is_first_part(path) for path in sorted(tmp_path.iterdir())] == [True, False, False]
 
 
-def test_a_missing_part_is_named(tmp_path: Path) -> None:
+def test_missing_part_of_a_split_model_is_named_in_the_error(tmp_path: Path) -> None:
     first = write(tmp_path / "big-00001-of-00002.gguf")
     with pytest.raises(
         gguf.GgufError, match=r"big-00001-of-00002\.gguf: part 2 of 2 is missing: big-00002-of-00002\.gguf"
@@ -119,7 +119,7 @@ def test_loading_a_later_part_is_rejected_with_the_first_part_named(tmp_path: Pa
         gguf.load_gguf_info(second)
 
 
-def test_missing_file_is_reported(tmp_path: Path) -> None:
+def test_missing_file_raises_gguf_error(tmp_path: Path) -> None:
     with pytest.raises(gguf.GgufError, match=r"a\.gguf: No such file or directory"):
         gguf.load_gguf_info(tmp_path / "a.gguf")
 
@@ -181,7 +181,7 @@ def test_damaged_file_is_read_or_rejected_with_gguf_error(
         assert gguf.load_gguf_info(path).shape.weights_bytes == len(content)
 
 
-def test_tiny_model_reads_like_the_reference_package(tmp_path: Path) -> None:
+def test_generated_tiny_model_is_read_as_by_the_gguf_package(tmp_path: Path) -> None:
     path = tmp_path / "ada.gguf"
     tiny_gguf.make_model(path, "Hello, I am Ada.", context_tokens=1024)
     fields = reference.GGUFReader(path).fields
@@ -192,7 +192,7 @@ def test_tiny_model_reads_like_the_reference_package(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sentence", ["", "twice is twice", "two  spaces"])
-def test_tiny_model_rejects_unsupported_sentences(tmp_path: Path, sentence: str) -> None:
+def test_tiny_model_text_with_a_repeated_or_empty_word_is_rejected(tmp_path: Path, sentence: str) -> None:
     with pytest.raises(ValueError, match="no word twice"):
         tiny_gguf.make_model(tmp_path / "a.gguf", sentence)
 

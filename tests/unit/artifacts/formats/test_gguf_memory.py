@@ -36,7 +36,7 @@ def test_full_attention_cache_holds_every_token_of_every_slot() -> None:
     assert part("checkpoints", keys("llama"), checkpoints=32) == 0
 
 
-def test_sliding_window_cache_applies_only_to_known_architectures() -> None:
+def test_sliding_window_reduces_the_cache_only_for_known_architectures() -> None:
     row, full = 2 * 8 * 128 * 2, 4 * 4096
     gemma = keys("gemma3", attention__sliding_window=1024)
     assert part("cache", gemma) == row * (5 * full + 27 * 4 * 1536)
@@ -56,7 +56,7 @@ def test_window_pattern_in_the_header_sets_the_cache_size() -> None:
     assert part("cache", half) == row * (16 * full + 16 * 4 * 1536), "of two periods the one with more full layers"
 
 
-def test_checkpoints_copy_windows_and_states_per_slot() -> None:
+def test_each_checkpoint_adds_window_and_state_memory_for_every_slot() -> None:
     window = keys("gemma3", attention__sliding_window=1024)
     assert part("checkpoints", window, checkpoints=3) == 3 * 4 * 27 * 1536 * 2 * 8 * 128 * 2
     assert part("checkpoints", window, checkpoints=3, whole_windows=True) == 0
@@ -90,7 +90,7 @@ def test_recurrent_layers_need_state_and_attention_layers_need_cache(
     assert part("cache", header) == attends * 4 * 4096 * 2 * 8 * 128 * 2
 
 
-def test_other_recurrent_state_kinds_are_counted() -> None:
+def test_rwkv_kimi_and_lfm_state_is_counted_in_the_memory_estimate() -> None:
     rwkv = keys("rwkv7", attention__head_count=0, attention__head_count_kv=None, wkv__head_size=64)
     assert part("state", rwkv) == 4 * 32 * 4 * 4096 * (64 + 2)
     kimi = keys("kimi-linear", attention__head_count_kv=(0, 0, 0, 1) * 8, kda__head_dim=128, ssm__conv_kernel=4)
@@ -99,7 +99,7 @@ def test_other_recurrent_state_kinds_are_counted() -> None:
     assert part("state", lfm) == 4 * 16 * 4 * 4096 * 2
 
 
-def test_latent_attention_stores_one_narrow_row_per_token() -> None:
+def test_latent_attention_cache_stores_one_compressed_row_per_token() -> None:
     latent = keys("deepseek2", attention__head_count_kv=1, attention__key_length=576, attention__value_length=512)
     assert part("cache", latent) == 32 * 4 * 4096 * (576 + 512) * 2
     index = keys("llama", attention__indexer__key_length=128)
@@ -107,7 +107,7 @@ def test_latent_attention_stores_one_narrow_row_per_token() -> None:
 
 
 @pytest.mark.parametrize("odd", [None, "many", -1, 2.5, True, (), (1, -5), 1 << 40])
-def test_odd_feed_forward_length_uses_a_fallback(odd: Value | None) -> None:
+def test_invalid_feed_forward_length_is_replaced_by_a_fallback(odd: Value | None) -> None:
     made = read_shape(keys("llama", feed_forward_length=odd), 1000)
     assert made.inner == (1 if odd == (1, -5) else 4 * 4096)
 
@@ -120,7 +120,7 @@ def test_unspecified_context_is_shared_by_all_slots() -> None:
     assert (one.slot_bytes, all_.slot_bytes) == (0, 4096 * (128 << 10))
 
 
-def test_cache_types_and_score_buffers_change_the_estimate() -> None:
+def test_quantized_cache_types_reduce_the_memory_estimate() -> None:
     made = read_shape(keys("llama"), 0)
     plain = estimate_llama_cpp(made, ServingOptions(slots=1, context_tokens=4096))
     quantised = estimate_llama_cpp(
@@ -131,7 +131,7 @@ def test_cache_types_and_score_buffers_change_the_estimate() -> None:
     assert scored.total_bytes(gpus=True) - plain.total_bytes(gpus=True) == 4 * 512 * 32 * 4096
 
 
-def test_host_memory_is_not_counted_on_gpus() -> None:
+def test_host_prompt_cache_is_not_counted_as_gpu_memory() -> None:
     made = estimate_llama_cpp(
         read_shape(keys("llama"), 1000), ServingOptions(slots=1, context_tokens=256, prompts_bytes=5 * MIB)
     )
@@ -147,7 +147,7 @@ def test_extreme_header_values_give_a_bounded_estimate() -> None:
         assert max(made.slot_bytes, made.token_bytes, *(item.bytes for item in made.items)) <= BYTES_MAX
 
 
-def test_paged_cache_needs_one_context_for_any_slot_count() -> None:
+def test_paged_cache_estimate_is_one_context_for_any_slot_count() -> None:
     made = read_shape(keys("llama"), 0)
     one, many = (
         estimate_paged_engine(made, ServingOptions(slots=1)),

@@ -59,7 +59,7 @@ def wrong(folder: Path) -> str:
     return line.removeprefix(f"{folder}").removeprefix("/")
 
 
-def test_weights_size_and_token_bytes_of_an_8b_model_are_read(folder: Path) -> None:
+def test_8b_model_config_yields_weights_size_and_cache_bytes_per_token(folder: Path) -> None:
     made = load_config_info(folder)
     assert made.architecture == "llama"
     assert made.shape.weights_bytes == (folder / "model.safetensors").stat().st_size
@@ -67,13 +67,13 @@ def test_weights_size_and_token_bytes_of_an_8b_model_are_read(folder: Path) -> N
     assert (made.shape.context_tokens, made.shape.vocabulary) == (131072, 128256)
 
 
-def test_headers_above_the_cpu_time_limit_are_rejected_by_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_header_above_the_cpu_time_limit_error_names_the_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hf_config, "CPU_S_MAX", 0.0)
     with pytest.raises(ConfigError, match=r"\.safetensors: its header takes more than 2 s to read"):
         load_config_info(folder)
 
 
-def test_latent_attention_and_recurrent_state_are_counted(folder: Path) -> None:
+def test_latent_attention_and_recurrent_state_count_for_each_layer(folder: Path) -> None:
     assert layers(folder, kv_lora_rank=512, qk_rope_head_dim=64) == [(576, 0)] * 32
     kinds = ["linear_attention"] * 3 + ["full_attention"]
     delta = {"linear_num_value_heads": 32, "linear_num_key_heads": 16, "linear_key_head_dim": 128,
@@ -92,7 +92,7 @@ def test_paged_estimate_ignores_sliding_windows(folder: Path) -> None:
     assert layers(folder, sliding_window=128, layer_types=["sliding_attention"] * 32) == plain
 
 
-def test_odd_keys_use_defaults_and_missing_required_keys_are_named(folder: Path) -> None:
+def test_missing_or_invalid_layer_count_is_named_in_the_error(folder: Path) -> None:
     assert layers(folder, intermediate_size="many", head_dim=None, layer_types=[1, 2]) == layers(folder)
     for value in ("x", -1, None, True, 2.5, 1 << 70):
         layers_said = {**LLAMA, "num_hidden_layers": value}
@@ -102,7 +102,7 @@ def test_odd_keys_use_defaults_and_missing_required_keys_are_named(folder: Path)
     assert wrong(folder) == "config.json: num_hidden_layers is above 4096"
 
 
-def test_nested_text_config_is_read(folder: Path) -> None:
+def test_model_shape_is_read_from_a_nested_text_config(folder: Path) -> None:
     inside = {"model_type": "big", "text_config": LLAMA}
     (folder / "config.json").write_text(json.dumps(inside))
     assert (load_config_info(folder).architecture, len(load_config_info(folder).shape.layers)) == ("big", 32)
@@ -110,7 +110,7 @@ def test_nested_text_config_is_read(folder: Path) -> None:
     assert wrong(folder) == "config.json: text_config is no object"
 
 
-def test_all_indexed_files_count_and_a_missing_one_is_named(folder: Path) -> None:
+def test_weights_size_is_the_sum_of_all_indexed_files(folder: Path) -> None:
     tensors(folder / "model-2.safetensors")
     (folder / INDEX).write_text(json.dumps({"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}))
     assert load_config_info(folder).shape.weights_bytes == 2 * (folder / "model.safetensors").stat().st_size
@@ -123,7 +123,7 @@ def test_all_indexed_files_count_and_a_missing_one_is_named(folder: Path) -> Non
     assert wrong(folder) == f"{INDEX}: no JSON that can be read: Expected `str`, got `int` - at `$.weight_map[...]`"
 
 
-def test_broken_files_are_reported_in_one_line(folder: Path) -> None:
+def test_broken_model_files_raise_a_one_line_config_error(folder: Path) -> None:
     weights = folder / "model.safetensors"
     tensors(weights, data=10)
     assert wrong(folder) == "model.safetensors: truncated: its last tensor ends behind the end of the file"
@@ -187,7 +187,7 @@ def test_hostile_files_give_a_bounded_estimate_or_a_config_error(
         load_config_info(folder)
 
 
-def test_vllm_model_is_explained_with_the_whole_device(folder: Path) -> None:
+def test_vllm_model_is_counted_with_all_memory_of_its_device(folder: Path) -> None:
     spec = ModelSpec(engine="vllm", artifact=f"file://{folder}", context_tokens=8192)
     of = Model(name=ModelName("big"), spec=spec, slots=64)
     assert fill_memory_estimate(of).memory_bytes == 0
@@ -209,7 +209,7 @@ def test_layer_types_that_are_lists_count_as_unknown(folder: Path) -> None:
     assert layers(folder, mamba_d_state=16, layer_types=[["x"]] * 32) == usual
 
 
-def test_a_file_name_with_control_characters_is_refused(folder: Path) -> None:
+def test_indexed_file_name_with_control_characters_is_rejected(folder: Path) -> None:
     (folder / INDEX).write_text(json.dumps({"weight_map": {"w": "\x1b[31m"}}))
     assert wrong(folder).endswith("'\\x1b[31m' is no name of a file")
 

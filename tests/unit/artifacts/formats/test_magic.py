@@ -32,7 +32,7 @@ FOREIGN = [*PICKLES, zipped(), b"", b"GG", b"\x7fELF" + bytes(60), b"<html>", b"
 
 
 @pytest.mark.parametrize("content", FOREIGN, ids=lambda content: content[:8].hex())
-def test_foreign_content_is_neither_gguf_nor_safetensors(content: bytes) -> None:
+def test_foreign_content_named_gguf_or_safetensors_is_detected(content: bytes) -> None:
     head = content[: magic.HEAD_BYTES]
     for path, why in (("a/model.gguf", GGUF), ("MODEL.GGUF", GGUF), ("model.safetensors", SAFETENSORS)):
         assert magic.find_mismatch(path, head, len(content)).startswith(why)
@@ -51,11 +51,11 @@ def test_foreign_content_is_neither_gguf_nor_safetensors(content: bytes) -> None
         ("a.safetensors", (2).to_bytes(8, "little") + b"[]", False),
     ],
 )
-def test_content_must_match_the_file_suffix(path: str, content: bytes, right: bool) -> None:
+def test_content_that_does_not_match_the_file_suffix_is_detected(path: str, content: bytes, right: bool) -> None:
     assert (magic.find_mismatch(path, content[: magic.HEAD_BYTES], len(content)) == "") == right
 
 
-def test_the_first_mislabelled_file_is_named(tmp_path: Path) -> None:
+def test_error_names_the_first_file_with_mislabelled_content(tmp_path: Path) -> None:
     make_model(tmp_path / "good.gguf", "wake up")
     (tmp_path / "bad.gguf").write_bytes(PICKLES[2])
     files = [(name, tmp_path / name) for name in ("good.gguf", "bad.gguf")]

@@ -42,7 +42,7 @@ def refusal(found: object, **also: Any) -> str:
     return str(caught.value)
 
 
-def test_manifest_fields_are_parsed() -> None:
+def test_manifest_is_parsed_with_its_layers_but_without_their_urls() -> None:
     layer = descriptor(digest=B, size=0, annotations={"x": "y"}, urls=["http://169.254.169.254/"], name="a")
     found = parsed(document(artifactType="application/vnd.x+json", layers=[layer], subject=descriptor()))
     assert isinstance(found, Manifest)
@@ -53,7 +53,7 @@ def test_manifest_fields_are_parsed() -> None:
 
 
 @pytest.mark.point("2")
-def test_substituted_manifest_is_rejected() -> None:
+def test_manifest_that_does_not_match_its_digest_is_rejected() -> None:
     content = json.dumps(document()).encode()
     assert isinstance(manifest.parse_manifest(content, digest=digests.compute_digest(content)), Manifest)
     for other in (content + b" ", json.dumps(document(layers=[])).encode()):
@@ -62,7 +62,7 @@ def test_substituted_manifest_is_rejected() -> None:
 
 
 @pytest.mark.point("2")
-def test_sha512_manifest_digest_is_verified() -> None:
+def test_manifest_that_does_not_match_its_sha512_digest_is_rejected() -> None:
     content = json.dumps(document()).encode()
     good = digests.parse_digest(f"sha512:{hashlib.sha512(content).hexdigest()}")
     assert isinstance(manifest.parse_manifest(content, digest=good), Manifest)
@@ -71,7 +71,7 @@ def test_sha512_manifest_digest_is_verified() -> None:
 
 
 @pytest.mark.point("2")
-def test_substituted_config_is_rejected() -> None:
+def test_config_that_does_not_match_its_digest_or_size_is_rejected() -> None:
     config = b'{"config":{}}'
     said = descriptor(
         mediaType="application/vnd.cncf.model.config.v1+json", digest=digests.compute_digest(config), size=len(config)
@@ -134,7 +134,7 @@ def test_deeply_nested_json_is_rejected(content: bytes) -> None:
 
 
 @pytest.mark.point("7")
-def test_json_with_too_many_parts_is_rejected() -> None:
+def test_json_above_the_element_limit_is_rejected() -> None:
     with pytest.raises(BadManifestError, match="of more than 400000 parts"):
         manifest.parse_manifest(b'{"a":[' + b"{}," * 1_000_000 + b"{}]}")
 
@@ -244,7 +244,7 @@ def chosen(*entries: dict[str, object], platform: Platform = AMD64) -> str:
     return manifest.select_manifest(index, platform).digest
 
 
-def test_index_entry_of_the_platform_is_selected() -> None:
+def test_index_entry_of_the_requested_platform_is_selected() -> None:
     arm, amd = entry(A, "linux/arm64/v8"), entry(B, "linux/amd64")
     assert chosen(arm, amd) == B
     assert chosen(arm, amd, platform=Platform("linux", "arm64")) == A
@@ -254,7 +254,7 @@ def test_index_entry_of_the_platform_is_selected() -> None:
         chosen(arm)
 
 
-def test_model_entry_is_preferred_and_attestations_are_skipped() -> None:
+def test_model_entry_of_an_index_is_preferred_to_platform_images() -> None:
     model = entry(B, artifactType="application/vnd.cncf.model.manifest.v1+json")
     assert chosen(entry(A, "linux/amd64"), model) == B
     assert chosen(entry(A, "linux/amd64"), entry(B, "linux/arm64", annotations={"org.cnai.model.model": "true"})) == B

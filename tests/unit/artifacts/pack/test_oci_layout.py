@@ -98,7 +98,7 @@ def test_packed_folder_reads_back_with_identical_files(model: Path, tmp_path: Pa
     assert unpacked(at, tmp_path / "out", files) == FILES
 
 
-def test_each_layer_is_a_one_file_archive_aligned_to_512_bytes(model: Path, tmp_path: Path) -> None:
+def test_each_layer_is_a_tar_of_one_file_with_512_byte_aligned_data(model: Path, tmp_path: Path) -> None:
     at = packed(model, tmp_path / "oci")
     for one in files_of(at):
         content = at.path(one.digest).read_bytes()
@@ -174,7 +174,7 @@ def test_same_files_produce_an_identical_artifact(form: str, model: Path, tmp_pa
     assert first == second
 
 
-def test_ollama_modelfile_is_packed(tmp_path: Path) -> None:
+def test_ollama_modelfile_is_packed_with_its_adapter_and_parameters(tmp_path: Path) -> None:
     laid(tmp_path / "in", {"base.gguf": b"GGUF", "tuned.gguf": b"GGUF lora", "other.gguf": b"not asked for"})
     (tmp_path / "in" / "Modelfile").write_text(
         "FROM ./base.gguf\nADAPTER ./tuned.gguf\nPARAMETER num_ctx 4096\nPARAMETER temperature 0.5\n"
@@ -197,7 +197,7 @@ def test_ollama_modelfile_is_packed(tmp_path: Path) -> None:
     assert (roles["adapter-tuned.gguf"], roles["base.gguf"], roles["system"]) == ("adapter", "weight", "template")
 
 
-def test_modctl_modelfile_is_packed(model: Path, tmp_path: Path) -> None:
+def test_modctl_modelfile_selects_the_files_that_are_packed(model: Path, tmp_path: Path) -> None:
     laid(model, {"train.parquet": b"rows", "not-named.safetensors": b"x"})
     (model / "Modelfile").write_text(
         "# modctl\nNAME llama\nARCH transformer\nFAMILY llama3\nFORMAT safetensors\nPARAMSIZE 8b\nPRECISION bf16\n"
@@ -219,7 +219,7 @@ def test_single_file_is_packed_as_a_model(tmp_path: Path) -> None:
     assert [one.path for one in files_of(packed(tmp_path / "qwen.gguf", tmp_path / "oci"))] == ["qwen.gguf"]
 
 
-def test_file_links_are_followed_and_folder_links_are_not(model: Path, tmp_path: Path) -> None:
+def test_symlinked_files_are_packed_and_symlinked_folders_are_not(model: Path, tmp_path: Path) -> None:
     cache = laid(tmp_path / "cache", {".cache/x": b"hidden"})
     (cache / "model.safetensors").symlink_to(model / "model-00001-of-00002.safetensors")
     (cache / "again").symlink_to(cache)

@@ -110,7 +110,7 @@ async def test_layout_with_a_truncated_blob_is_not_pushed(tmp_path: Path) -> Non
         assert not rig.fake.seen
 
 
-async def test_push_and_inspect_commands_report_the_artifact(tmp_path: Path) -> None:
+async def test_push_and_inspect_commands_print_the_artifact_digest(tmp_path: Path) -> None:
     async with rigged(tmp_path) as rig:
         pushed = await run("push", str(rig.folder), rig.ref)
         assert pushed.exit_code == 0, pushed.output
@@ -130,7 +130,7 @@ async def test_push_and_inspect_commands_report_the_artifact(tmp_path: Path) -> 
             assert [one["path"] for one in told["layers"]] == sorted(FILES)
 
 
-async def test_push_command_uploads_in_chunks_and_mounts_blobs(tmp_path: Path) -> None:
+async def test_push_command_uploads_in_chunks_or_mounts_blobs_as_requested(tmp_path: Path) -> None:
     async with rigged(tmp_path) as rig:
         big = {"model.safetensors": b"w" * (3 << 20)}
         offered = [Offered(path, len(content), content=content) for path, content in big.items()]
@@ -152,7 +152,7 @@ async def test_push_command_uploads_in_chunks_and_mounts_blobs(tmp_path: Path) -
         assert not rig.fake.asked("PUT", "uploads")
 
 
-async def test_inspect_reports_a_rejected_layer(tmp_path: Path) -> None:
+async def test_inspect_command_prints_the_layer_that_a_pull_would_reject(tmp_path: Path) -> None:
     offered = [Offered("model.gguf", 1, content=b"x"), Offered("run.py", 1, content=b"x")]
     oci_layout.write_layout(tmp_path / "oci", pack.build_plan(offered, About(), allow_unsafe=True), "modelpack")
     shown = (await run("inspect", str(tmp_path / "oci"))).stdout
@@ -174,7 +174,9 @@ async def test_inspect_reports_a_rejected_layer(tmp_path: Path) -> None:
         (("push", "{folder}/oci", "{host}/team/llama:v1", "--chunk-bytes", "1Ki"), "expected a size from 1Mi to 1Gi"),
     ],
 )
-async def test_failing_command_reports_one_line(words: tuple[str, ...], said: str, tmp_path: Path) -> None:
+async def test_failing_push_or_inspect_command_prints_a_one_line_error(
+    words: tuple[str, ...], said: str, tmp_path: Path
+) -> None:
     (tmp_path / "a.gguf").write_bytes(b"GGUF")
     async with rigged(tmp_path) as rig:
         done = await run(*(word.format(host=rig.fake.host, folder=tmp_path) for word in words))

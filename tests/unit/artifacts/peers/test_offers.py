@@ -40,7 +40,7 @@ def look(store: Store, *, private: bool = True) -> CompleteBlob | Coming | None:
     return found
 
 
-def test_only_received_parts_are_offered(store: Store, partial: Partial) -> None:
+def test_peers_are_offered_only_the_received_parts_of_a_blob(store: Store, partial: Partial) -> None:
     found = look(store)
     assert isinstance(found, Coming)
     assert found.fetching
@@ -58,7 +58,7 @@ def test_only_received_parts_are_offered(store: Store, partial: Partial) -> None
     assert not found.has(0, len(CONTENT))
 
 
-def test_verified_blob_is_offered_complete_before_its_copy_exists(store: Store, partial: Partial) -> None:
+def test_verified_blob_is_offered_whole_before_its_pull_completes(store: Store, partial: Partial) -> None:
     partial.put(0, [CONTENT])
     folder = store.layout.partial(KEY) / "blobs"
     assert partial.publish(folder / DIGEST.replace(":", "-"))
@@ -72,7 +72,7 @@ def test_blob_in_transfer_is_hidden_from_callers_without_the_token(store: Store,
     assert look(store, private=False) is None
 
 
-def test_parts_of_a_stopped_pull_are_offered_as_not_fetching(store: Store, partial: Partial) -> None:
+def test_stopped_pull_offers_its_parts_marked_as_not_fetching(store: Store, partial: Partial) -> None:
     partial.put(0, [CONTENT[:PART]])
     partial.close()
     path = next((store.layout.partial(KEY) / "blobs/partial").glob("sha256:*"))
@@ -85,7 +85,7 @@ def test_parts_of_a_stopped_pull_are_offered_as_not_fetching(store: Store, parti
     assert found.has(0, PART)
 
 
-def test_link_or_folder_in_place_of_a_blob_is_not_offered(store: Store, tmp_path: Path) -> None:
+def test_symlink_or_folder_in_place_of_a_blob_is_not_offered(store: Store, tmp_path: Path) -> None:
     path = store.layout.blob(KEY, DIGEST)
     path.parent.mkdir(parents=True)
     (tmp_path / "secret").write_bytes(CONTENT)
@@ -99,7 +99,7 @@ def test_link_or_folder_in_place_of_a_blob_is_not_offered(store: Store, tmp_path
     assert isinstance(look(store), CompleteBlob)
 
 
-def test_invalid_room_name_offers_nothing(store: Store) -> None:
+def test_invalid_registry_folder_name_finds_no_blob(store: Store) -> None:
     (store.layout.root / DIGEST.replace(":", "-")).write_bytes(CONTENT)
     for room in ("", "..", KEY.room.upper(), f"{KEY.room}/..", f"{KEY.room}\n"):
         assert Offers(store.layout, private=True).blob(room, DIGEST) is None

@@ -25,7 +25,7 @@ def test_peer_known_to_have_the_digest_is_chosen_despite_its_load() -> None:
     assert board.choose(TWO, None, 0.0) != knows
 
 
-def test_requests_are_balanced_and_nodes_start_with_different_peers() -> None:
+def test_blob_requests_are_spread_evenly_over_the_peers() -> None:
     board = Board([A, B, C], "me")
     chosen = list[str]()
     for _ in range(9):
@@ -38,13 +38,13 @@ def test_requests_are_balanced_and_nodes_start_with_different_peers() -> None:
     assert firsts == {"node-a", "node-b", "node-c"}
 
 
-def test_own_node_is_excluded_and_no_peer_yields_none() -> None:
+def test_node_never_selects_itself_as_a_peer() -> None:
     assert Board([A], "node-a").choose(ONE, None, 0.0) is None
     assert Board([], "me").choose(ONE, None, 0.0) is None
     assert Board([A], "me").choose(ONE, None, 0.0, frozenset({"node-a"})) is None
 
 
-def test_peer_count_is_capped_and_known_holders_are_kept() -> None:
+def test_peer_known_to_have_a_digest_is_kept_when_peers_are_capped() -> None:
     many = [Peer(f"node-{number}", "https://x:1") for number in range(100)]
     knows = Peer("zz", "https://x:1", frozenset({TWO}))
     board = Board([*many, knows], "me")
@@ -66,7 +66,7 @@ def test_busy_peer_is_skipped_for_its_requested_delay_up_to_a_limit() -> None:
         assert board.choose(TWO, None, 100.0 + left_s) == A
 
 
-def test_failed_peer_is_skipped_for_all_digests_and_lacking_peer_for_one() -> None:
+def test_peer_that_lacks_a_blob_is_skipped_for_that_blob_only() -> None:
     board = Board([A, B], "me")
     board.failed("node-a", 0.0)
     assert board.choose(ONE, None, selection.FAILED_S - 0.01) == B
@@ -93,7 +93,7 @@ def test_peer_still_fetching_is_polled_until_the_time_limit() -> None:
     assert board.choose(TWO, None, now_s) == A
 
 
-def test_no_wait_for_a_failed_peer_or_while_another_has_the_blob() -> None:
+def test_selection_waits_for_a_fetching_peer_only_without_alternative() -> None:
     board = Board([A, B], "me")
     board.coming("node-a", ONE, 0.0)
     assert board.choose(ONE, None, 0.0) == B
@@ -103,7 +103,7 @@ def test_no_wait_for_a_failed_peer_or_while_another_has_the_blob() -> None:
     assert board.choose(ONE, None, 0.0) is None
 
 
-def test_source_of_a_corrupt_digest_is_excluded_for_that_digest_only() -> None:
+def test_peer_that_sent_a_corrupt_blob_is_excluded_for_that_blob_only() -> None:
     board = Board([A, B, C], "me")
     board.gave("node-b", ONE)
     board.gave("node-a", ONE)
@@ -114,7 +114,7 @@ def test_source_of_a_corrupt_digest_is_excluded_for_that_digest_only() -> None:
     assert {name(board.choose(TWO, None, 0.0, frozenset({"node-c"})))} <= {"node-a", "node-b"}
 
 
-def test_request_order_is_node_specific_within_windows() -> None:
+def test_part_request_order_differs_between_nodes_within_a_window() -> None:
     count = 3 * selection.WINDOW + 5
     mine, yours = order_requests("a", "x", count), order_requests("b", "x", count)
     assert sorted(mine) == list(range(count))

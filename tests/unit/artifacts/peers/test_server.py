@@ -68,7 +68,7 @@ async def node(
         (f"bytes=5-{len(CONTENT) - 1}", 206, 5, len(CONTENT) - 1),
     ],
 )
-async def test_blob_and_closed_ranges_are_served(
+async def test_blob_request_returns_the_whole_blob_or_the_requested_range(
     tmp_path: Path, span: str | None, status: int, first: int, last: int
 ) -> None:
     async with node(tmp_path) as (_, session):
@@ -120,7 +120,7 @@ async def test_write_methods_return_405(tmp_path: Path) -> None:
                 assert answer.status == 405
 
 
-async def test_manifests_are_served_only_for_public_copies(tmp_path: Path) -> None:
+async def test_manifest_request_for_a_private_model_returns_404(tmp_path: Path) -> None:
     manifest = f"/v2/{KEY.room}/team/model/manifests/{KEY.digest}"
     async with node(tmp_path / "public") as (_, session):
         async with session.get(manifest) as answer:
@@ -134,7 +134,7 @@ async def test_manifests_are_served_only_for_public_copies(tmp_path: Path) -> No
             assert answer.status == 200
 
 
-async def test_wrong_token_returns_401_and_open_node_serves_public_blobs_only(tmp_path: Path) -> None:
+async def test_request_with_a_wrong_token_returns_401(tmp_path: Path) -> None:
     async with node(tmp_path / "a") as (_, session):
         for shown in ("", "Bearer ", f"Basic {TOKEN}", f"Bearer {TOKEN}x"):
             async with session.get(BLOB, headers={"Authorization": shown}) as answer:

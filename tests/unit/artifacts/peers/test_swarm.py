@@ -115,7 +115,7 @@ def whole(copy: Copy, files: dict[str, bytes] | None = None) -> bool:
 
 
 @pytest.mark.parametrize("form", ["modelpack-raw", "modelpack"])
-async def test_registry_serves_the_manifest_and_a_peer_all_blobs(tmp_path: Path, form: Form) -> None:
+async def test_peer_serves_all_blobs_and_the_registry_only_the_manifest(tmp_path: Path, form: Form) -> None:
     async with house(tmp_path, form=form) as one, with_peer(one) as peer:
         with await one.pull("b", peer) as copy:
             assert whole(copy)
@@ -124,7 +124,7 @@ async def test_registry_serves_the_manifest_and_a_peer_all_blobs(tmp_path: Path,
         assert peer.asked("/blobs/", 200) == len(FILES) + 1  # its config
 
 
-async def test_peer_failure_during_a_blob_keeps_the_received_bytes(tmp_path: Path) -> None:
+async def test_blob_interrupted_by_a_peer_failure_resumes_at_the_registry(tmp_path: Path) -> None:
     async with house(tmp_path) as one, with_peer(one) as peer:
         big = max(one.fake.blobs, key=lambda each: len(one.fake.blobs[each]))
 
@@ -158,7 +158,9 @@ async def test_stalled_peer_is_abandoned_for_the_registry(tmp_path: Path) -> Non
         assert one.blobs_asked() >= len(FILES)
 
 
-async def test_peer_with_wrong_bytes_is_logged_and_avoided(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_peer_that_sends_wrong_bytes_is_not_asked_for_the_blob_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with house(tmp_path) as one, with_peer(one) as peer:
         big = Digest(max(one.fake.blobs, key=lambda each: len(one.fake.blobs[each])))
         blob = next(path for path in (tmp_path / "a/blobs").rglob("*") if path.name.endswith(big.partition(":")[2]))
@@ -230,7 +232,7 @@ async def test_registry_outage_allows_pulls_by_digest_but_not_by_tag(tmp_path: P
                 assert whole(copy)
 
 
-async def test_peer_response_during_an_outage_grants_no_permit(tmp_path: Path) -> None:
+async def test_pull_from_a_peer_during_an_outage_records_no_permission(tmp_path: Path) -> None:
     """Of a login that the registry never heard of, nothing is remembered but what the registry says."""
     async with house(tmp_path) as one, with_peer(one) as peer:
         one.keychain = keychain(one.fake.host)
@@ -244,7 +246,7 @@ async def test_peer_response_during_an_outage_grants_no_permit(tmp_path: Path) -
         assert len(one.store("b").permits) == 1
 
 
-async def test_bytes_per_peer_are_counted(tmp_path: Path) -> None:
+async def test_blob_bytes_received_from_a_peer_are_counted_for_that_peer(tmp_path: Path) -> None:
     """Also of one that broke off: what it gave was kept."""
     async with house(tmp_path, {"a.gguf": CONTENT}) as one, with_peer(one) as peer:
         (await one.pull("b", peer)).close()
@@ -291,7 +293,9 @@ async def test_caller_without_a_token_gets_only_public_models(tmp_path: Path) ->
             assert one.blobs_asked() > 0
 
 
-async def test_wrong_token_gets_no_blobs_and_is_not_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_pull_with_a_wrong_peer_token_falls_back_to_the_registry(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with house(tmp_path) as one, with_peer(one) as peer:
         with await one.pull("b", peer, token="wr0ng-token-of-this-node") as copy:
             assert whole(copy)
@@ -309,7 +313,7 @@ async def test_peer_serves_no_blob_to_a_pull_from_another_registry(tmp_path: Pat
         assert peer.asked("/blobs/", 200) == 0
 
 
-async def test_parts_of_one_blob_come_from_peers_and_the_registry(
+async def test_blob_parts_refused_by_peers_come_from_the_registry(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spans, "WHOLE_BYTES_MAX", 10_000)
@@ -365,7 +369,7 @@ ONE_FILE = {"m.gguf": as_gguf(bytes(1 << 20))}
 
 
 @pytest.mark.parametrize("files", [_spread(24, 20_000), ONE_FILE], ids=["many files", "one file"])
-async def test_four_concurrent_nodes_load_at_most_twice_the_size_from_registry(
+async def test_four_nodes_fetch_at_most_twice_the_model_size_from_registry(
     tmp_path: Path, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spans, "WHOLE_BYTES_MAX", 100_000)

@@ -84,7 +84,7 @@ async def test_redirect_to_another_port_sends_no_login_or_cookies() -> None:
 
 
 @pytest.mark.point("9")
-async def test_redirect_back_to_the_registry_sends_no_site_headers() -> None:
+async def test_redirect_back_to_the_registry_sends_no_configured_headers() -> None:
     async with FakeRegistry().serving() as fake, FakeRegistry().serving() as store:
         digest = fake.blob(CONTENT)
         path = f"/v2/{NAME}/blobs/{digest}"

@@ -67,7 +67,7 @@ def test_authentication_challenges_are_parsed(headers: list[str], found: list[Ch
         assert read == found
 
 
-def test_retry_delays_grow_and_end() -> None:
+def test_retry_delays_double_until_the_retry_limit() -> None:
     assert [wait_s(tries, 0.0, None, 1.0) for tries in range(1, TRIES_MAX)] == [0.25, 0.5, 1.0, 2.0, 4.0]
     assert wait_s(1, 0.0, None, 0.0) == FIRST_S / 2
     assert wait_s(TRIES_MAX, 0.0, None, 0.0) is None
@@ -157,7 +157,7 @@ async def test_token_that_expires_during_a_pull_is_renewed() -> None:
         ]
 
 
-async def test_identity_token_is_posted_and_anonymous_pull_sends_no_login() -> None:
+async def test_identity_token_is_posted_without_a_basic_auth_header() -> None:
     async with with_tokens(Login(identity_token="r+/=")) as (place, client, _):
         await manifests.fetch_manifest(client, NAME, "v1")
         assert place.asked[0]["grant_type"] == ["refresh_token"]
@@ -168,7 +168,7 @@ async def test_identity_token_is_posted_and_anonymous_pull_sends_no_login() -> N
         assert place.logins == [None]
 
 
-async def test_rejected_or_missing_login_is_denied_with_the_reason() -> None:
+async def test_pull_with_a_rejected_or_missing_login_fails_with_the_reason() -> None:
     async with with_tokens(Login("me", "pw")) as (place, client, _):
         place.fake.always["GET", "/token"] = says(401)
         with pytest.raises(DeniedError, match=f"its realm refuses the login that there is for {client.said}"):
@@ -216,7 +216,7 @@ def attached(subject: str, artifact_type: str = SIGNATURE, n: int = 0) -> bytes:
     ).encode()
 
 
-async def test_referrers_are_listed_with_and_without_the_api() -> None:
+async def test_referrers_are_listed_with_and_without_the_referrers_api() -> None:
     async with FakeRegistry().serving() as fake, Client(Site(fake.host), pace=StillClock()) as client:
         subject = Digest(fake.manifest(NAME, "v1", BODY))
         assert await list_referrers(client, NAME, subject) == []
@@ -265,7 +265,7 @@ async def pushed(tmp_path: Path) -> AsyncIterator[tuple[FakeRegistry, Client, Bl
 
 
 @pytest.mark.parametrize("chunk_bytes", [0, 3000, 1 << 20])
-async def test_blob_is_pushed_once_and_then_exists(tmp_path: Path, chunk_bytes: int) -> None:
+async def test_blob_already_in_the_registry_is_not_pushed_again(tmp_path: Path, chunk_bytes: int) -> None:
     async with pushed(tmp_path) as (fake, client, blob, source):
         assert await push.push_blob(client, blob, source, chunk_bytes=chunk_bytes) == "pushed"
         assert fake.blobs == {blob.digest: CONTENT}
@@ -301,7 +301,7 @@ async def test_lost_chunk_is_sent_again_from_the_registry_offset(tmp_path: Path)
         assert spans[:4] == ["0-4999", "1234-6233", "1234-6233", "1234-6233"]
 
 
-async def test_single_request_push_restarts_and_survives_a_lost_response(tmp_path: Path) -> None:
+async def test_single_request_push_succeeds_after_a_502_and_a_lost_response(tmp_path: Path) -> None:
     async with pushed(tmp_path) as (fake, client, blob, source):
         fake.answers["PUT", f"/v2/{NAME}/blobs/uploads/upload-0"].append(says(502))
 
@@ -355,7 +355,7 @@ async def test_mirrors_are_tried_first_and_their_bytes_verified() -> None:
             await both.manifest(NAME, "v2")
 
 
-async def test_digest_covers_bytes_of_a_broken_mirror_and_the_registry() -> None:
+async def test_bytes_kept_from_a_broken_mirror_must_match_the_blob_digest() -> None:
     clock = StillClock()
     async with (
         FakeRegistry().serving() as own,

@@ -58,7 +58,7 @@ async def place(limits: Limits | None = None) -> AsyncIterator[Place]:
         yield Place(fake, client, clock)
 
 
-async def test_blob_is_read_whole_and_in_closed_ranges() -> None:
+async def test_partial_blob_read_sends_a_closed_range_header() -> None:
     async with place() as one:
         assert await one.read() == CONTENT
         assert await one.read(100, 5000) == CONTENT[100:5000]
@@ -88,7 +88,7 @@ async def test_wrong_blob_bytes_are_rejected(answer: Answer, error: type[Registr
 
 @pytest.mark.point("1")
 @pytest.mark.parametrize("change", [-1, 1])
-async def test_wrong_length_without_content_length_is_rejected(change: int) -> None:
+async def test_chunked_response_of_wrong_length_is_rejected(change: int) -> None:
     async def chunked(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
         response.enable_chunked_encoding()
@@ -141,7 +141,7 @@ async def test_manifest_is_fetched_by_tag_and_by_digest() -> None:
 
 
 @pytest.mark.point("2")
-async def test_substituted_manifest_is_rejected() -> None:
+async def test_manifest_that_does_not_match_its_digest_is_rejected() -> None:
     async with place() as one:
         digest = one.fake.manifest(NAME, "v1", BODY)
         other = BODY.replace(b"[]", b"[ ]")
@@ -156,7 +156,7 @@ async def test_substituted_manifest_is_rejected() -> None:
 
 
 @pytest.mark.point("2")
-async def test_moved_tag_returns_the_digest_of_the_received_bytes() -> None:
+async def test_manifest_digest_is_computed_from_the_body_not_the_header() -> None:
     async with place() as one:
         one.fake.manifest(NAME, "v1", BODY)
         moved = BODY.replace(b"[]", b"[ ]")
@@ -247,7 +247,7 @@ async def test_registry_that_stays_busy_fails_after_the_retry_limit() -> None:
 
 @pytest.mark.point("12")
 @pytest.mark.parametrize("end", ["close", "reset"])
-async def test_broken_connection_is_resumed(end: str) -> None:
+async def test_blob_read_resumes_after_a_broken_connection(end: str) -> None:
     async with place() as one:
         one.next(raw(one.fake, whole_head(len(CONTENT)) + CONTENT[:1000], end), says(500))
         assert await one.read() == CONTENT
@@ -258,7 +258,7 @@ async def test_broken_connection_is_resumed(end: str) -> None:
 
 
 @pytest.mark.point("12")
-async def test_stalled_or_slow_response_is_retried_or_fails() -> None:
+async def test_stalled_response_is_retried_from_the_last_received_byte() -> None:
     async with place(Limits(read_s=0.5)) as one:
         one.next(raw(one.fake, whole_head(len(CONTENT)) + CONTENT[:1000], "hang"))
         assert await one.read() == CONTENT
@@ -274,7 +274,7 @@ async def test_stalled_or_slow_response_is_retried_or_fails() -> None:
 
 
 @pytest.mark.point("12")
-async def test_status_200_to_a_range_request_is_accepted() -> None:
+async def test_full_response_to_a_range_request_yields_the_requested_range() -> None:
     async with place() as one:
         one.next(says(200, CONTENT), says(200, CONTENT))
         assert await one.read(100, 200) == CONTENT[100:200]
@@ -341,7 +341,7 @@ async def test_unexpected_content_encoding_is_rejected(encoding: str) -> None:
 
 
 @pytest.mark.point("12")
-async def test_unreachable_registry_is_reported() -> None:
+async def test_unreachable_registry_raises_unreachable_error() -> None:
     async with Client(Site("127.0.0.1:1"), pace=StillClock()) as client:
         with pytest.raises(UnreachableError, match=r"127.0.0.1:1: does not answer \(Connect"):
             await manifests.fetch_manifest(client, NAME, "v1")

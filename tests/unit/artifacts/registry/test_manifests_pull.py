@@ -170,7 +170,7 @@ def registries() -> Iterator[tuple[FakeRegistry, FakeRegistry]]:
 
 
 @pytest.mark.parametrize("name", LIES)
-def test_faulty_registry_fails_in_one_line_and_leaves_no_copy(
+def test_pull_from_a_faulty_registry_fails_and_stores_no_copy(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("artifacts.http.retry.TRIES_MAX", 2)
@@ -193,7 +193,7 @@ def test_faulty_registry_fails_in_one_line_and_leaves_no_copy(
     assert [path for path in left if not path.is_relative_to(store)] == []
 
 
-def test_valid_model_is_pulled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pull_of_a_valid_model_exits_with_code_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the lies above are told about."""
     monkeypatch.setenv("REGISTRY_AUTH_FILE", str(tmp_path / "none.json"))
     with registries() as (fake, _):

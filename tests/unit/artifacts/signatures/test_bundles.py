@@ -105,7 +105,7 @@ def good(at: Place) -> Bundled:
     return bundled(envelope(OURS, statement(at.digest)))
 
 
-async def test_off_policy_sends_no_request() -> None:
+async def test_signature_policy_off_sends_no_registry_request() -> None:
     async with place() as one:
         assert (await one.judge(Policy())).publish
         assert one.fake.seen == []
@@ -140,7 +140,7 @@ async def test_signatures_made_by_cosign_are_accepted(way: str) -> None:
 
 
 @pytest.mark.point("17")
-async def test_missing_or_stripped_referrers_are_rejected() -> None:
+async def test_model_with_missing_or_stripped_referrers_is_rejected() -> None:
     async with place() as one:
         assert await one.refusal() == NONE
         await one.refer(one.by_bundle(good(one)))
@@ -192,7 +192,7 @@ async def test_wrong_signature_bytes_are_rejected() -> None:
 
 @pytest.mark.point("17")
 @pytest.mark.parametrize("status", [401, 403, 429, 500, 503])
-async def test_registry_error_is_rejected_unless_a_signature_is_found(status: int) -> None:
+async def test_registry_error_rejects_the_model_unless_a_signature_is_found(status: int) -> None:
     async with place() as one:
         one.fake.always["GET", f"/v2/{NAME}/referrers/{one.digest}"] = says(status)
         assert not (await one.judge()).publish
@@ -202,7 +202,7 @@ async def test_registry_error_is_rejected_unless_a_signature_is_found(status: in
 
 
 @pytest.mark.point("17")
-async def test_registry_timeout_is_rejected() -> None:
+async def test_registry_timeout_during_verification_rejects_the_model() -> None:
     async with place() as one:
 
         async def hang(request: object) -> Any:
@@ -215,7 +215,7 @@ async def test_registry_timeout_is_rejected() -> None:
 
 
 @pytest.mark.point("17")
-async def test_signatures_are_bounded_in_size_and_number() -> None:
+async def test_signatures_above_the_size_or_number_limit_are_ignored() -> None:
     async with place() as one:
         huge = one.layer(b"{}", BUNDLE) | {"size": BUNDLE_BYTES_MAX + 1}
         one.list(one.manifest(huge))

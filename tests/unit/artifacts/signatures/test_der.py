@@ -14,7 +14,7 @@ from tests.kit.stamped import number, sequence, tlv
 
 
 @given(st.lists(st.tuples(st.sampled_from([0x02, 0x04, 0x30, 0xA0]), st.binary(max_size=300)), max_size=8))
-def test_encoded_values_are_parsed_back(parts: list[tuple[int, bytes]]) -> None:
+def test_encoded_der_values_are_parsed_back_unchanged(parts: list[tuple[int, bytes]]) -> None:
     found = der.parse_values(b"".join(tlv(tag, content) for tag, content in parts))
     assert [(one.tag, one.content) for one in found] == parts
     assert b"".join(one.whole for one in found) == b"".join(tlv(tag, content) for tag, content in parts)
@@ -38,7 +38,7 @@ def test_invalid_tags_and_lengths_are_rejected(data: bytes) -> None:
         der.parse_values(data)
 
 
-def test_values_must_match_the_expected_tags() -> None:
+def test_der_values_with_unexpected_tags_are_rejected() -> None:
     inner = der.parse_single_value(sequence(number(1), tlv(0x04, b"x")), der.SEQUENCE).inner()
     assert der.expect_tags(inner, der.INTEGER) == [Value(0x02, b"\x01", b"\x02\x01\x01")]
     for tags in ((der.OCTETS,), (der.INTEGER, der.OCTETS, der.OID)):
@@ -49,7 +49,7 @@ def test_values_must_match_the_expected_tags() -> None:
             der.parse_single_value(data, der.INTEGER)
 
 
-def test_times_must_be_utc_and_keep_fractions() -> None:
+def test_der_time_that_is_not_utc_is_rejected() -> None:
     def at(text: str) -> float:
         return der.unix_s(Value(der.TIME, text.encode(), b""))
 

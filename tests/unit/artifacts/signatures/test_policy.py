@@ -68,7 +68,7 @@ def test_one_valid_signature_suffices_among_invalid_ones(found: Found) -> None:
     assert verdict == (True, f"key {key(OURS).id}", (f"{DIGEST}: signed by key {key(OURS).id} ({found.at})",))
 
 
-def test_off_warn_and_enforce_differ_without_a_signature() -> None:
+def test_unsigned_model_is_rejected_only_by_the_enforce_policy() -> None:
     keys = (key(OURS),)
     off, warn = (signatures.evaluate_signatures(DIGEST, [], Policy(policy, keys)) for policy in ("off", "warn"))
     assert off == (True, "", (f"{DIGEST}: signatures are not asked for",))
@@ -175,7 +175,7 @@ def test_certificate_is_rejected_when_no_identity_is_configured() -> None:
     assert why(found) == said
 
 
-def test_reasons_are_limited_and_sanitized() -> None:
+def test_rejection_reasons_are_limited_in_number_and_sanitized() -> None:
     verdict = signatures.evaluate_signatures(DIGEST, [Unread(f"a\n{n}", "\x1b[31mgone") for n in range(9)], ENFORCE)
     assert verdict.lines[1] == "a?0: ?[31mgone"
     assert verdict.lines[-1] == "and 4 more"

@@ -78,7 +78,7 @@ def test_sigstore_staging_signature_is_accepted() -> None:
 
 
 @pytest.mark.parametrize("name", GOLDEN["checkpoints"])
-def test_checkpoint_needs_the_signature_of_its_own_log(name: str) -> None:
+def test_checkpoint_is_accepted_only_if_signed_by_its_own_log(name: str) -> None:
     document, policy = public()
     proof = document["verificationMaterial"]["tlogEntries"][0]["inclusionProof"]
     proof["checkpoint"]["envelope"] = GOLDEN["checkpoints"][name]
@@ -134,7 +134,7 @@ def test_timestamp_of_other_content_or_time_is_rejected() -> None:
 
 
 @pytest.mark.point("17")
-def test_timestamp_authority_and_log_count_only_while_valid() -> None:
+def test_signature_by_expired_timestamp_authority_or_log_is_rejected() -> None:
     for end, said in (("2026-01-01T00:01:00Z", True), ("2026-01-01T00:03:00Z", False)):
         trusted = OURS.trusted()
         trusted["timestampAuthorities"][0]["validFor"]["end"] = end
@@ -203,7 +203,7 @@ def test_changed_timestamp_content_or_signature_is_rejected() -> None:
     assert not [at for at in held if at >= signature_at]
 
 
-def test_version_0_0_1_log_entry_without_promise_is_rejected() -> None:
+def test_version_0_0_1_log_entry_without_inclusion_promise_is_rejected() -> None:
     key = private()
     document = OURS.entered(envelope(key), OURS.leaf(key), "dsse", AT_S)
     entry = document["verificationMaterial"]["tlogEntries"][0]

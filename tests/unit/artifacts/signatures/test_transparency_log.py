@@ -82,7 +82,7 @@ def test_public_sigstore_entry_and_certificate_are_accepted() -> None:
 
 
 @pytest.mark.parametrize("kind", ["dsse", "hashedrekord"])
-def test_rekor_entry_bodies_are_parsed(kind: str) -> None:
+def test_rekor_entry_body_yields_the_signing_certificate(kind: str) -> None:
     bundle = REKOR[kind]
     body = json.loads(base64.b64decode(bundle["verificationMaterial"]["tlogEntries"][0]["canonicalizedBody"]))
     content: Envelope | Message
@@ -107,7 +107,7 @@ def test_keyless_signature_by_a_configured_identity_is_accepted(content: bytes |
 
 
 @pytest.mark.point("17")
-def test_wrong_identity_is_rejected_and_named() -> None:
+def test_keyless_signature_by_an_unlisted_identity_is_rejected() -> None:
     for who in (
         Identity(WHO.subject, "https://login.example.evil"),
         Identity("https://ci.example/acme/.workflows/release@main2", WHO.issuer),
@@ -162,7 +162,7 @@ def test_certificate_with_invalid_fields_is_rejected() -> None:
 
 
 @pytest.mark.point("17")
-def test_authorities_and_logs_count_only_while_valid() -> None:
+def test_signature_by_an_expired_authority_or_log_is_rejected() -> None:
     document = OURS.signed()
     for part, said in {
         "certificateAuthorities": "by no authority that the trusted root names for that time",
@@ -191,7 +191,7 @@ def test_changed_certificate_bytes_are_rejected() -> None:
 
 
 @pytest.mark.point("17")
-def test_log_entry_and_payload_must_match_the_manifest() -> None:
+def test_log_entry_or_payload_of_another_manifest_is_rejected() -> None:
     signer = private()
     leaf = OURS.leaf(signer)
     assert why(OURS.vouched(envelope(signer, statement(OTHER)), leaf)) == "it is over another digest"
@@ -279,7 +279,7 @@ def test_incomplete_trusted_root_is_rejected() -> None:
     assert len(trust_root.parse_trust_root(json.dumps(whole).encode()).authorities) == 1
 
 
-def test_keys_and_identities_can_be_configured_together() -> None:
+def test_key_and_keyless_signatures_are_accepted_if_both_are_configured() -> None:
     signer = private()
     both = ENFORCE._replace(keys=(key(signer),))
     assert (

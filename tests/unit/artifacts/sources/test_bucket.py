@@ -82,7 +82,7 @@ def held(copy: Copy) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize(("summed", "listed"), [(False, False), (True, False), (True, True)])
-async def test_prefix_is_pulled_once_with_checksums(tmp_path: Path, summed: bool, listed: bool) -> None:
+async def test_second_pull_of_a_prefix_downloads_no_objects(tmp_path: Path, summed: bool, listed: bool) -> None:
     async with node(tmp_path) as one:
         one.fake.lists_sums = listed
         one.fake.summed = one.fake.encodes = summed
@@ -106,7 +106,7 @@ async def test_single_object_is_pulled_as_a_model(tmp_path: Path) -> None:
             assert copy.record.private
 
 
-async def test_missing_or_wrong_keys_are_denied(tmp_path: Path) -> None:
+async def test_pull_with_missing_or_wrong_keys_is_denied(tmp_path: Path) -> None:
     async with node(tmp_path) as one:
         for secret, code in (("", "AccessDenied"), ("wrong", "SignatureDoesNotMatch")):
             with pytest.raises(DeniedError, match=rf"\({code}\)") as caught:
@@ -121,7 +121,7 @@ async def test_missing_or_wrong_keys_are_denied(tmp_path: Path) -> None:
         found.close()
 
 
-async def test_open_bucket_needs_no_keys_and_no_repeated_check(tmp_path: Path) -> None:
+async def test_stored_copy_of_a_public_bucket_needs_no_keys_or_request(tmp_path: Path) -> None:
     async with node(tmp_path) as one:
         one.fake.open = True
         (await one.bring(secret="")).close()
@@ -164,7 +164,7 @@ async def test_wrong_or_missing_response_etag_is_rejected(tmp_path: Path, header
         assert not one.store.rows()
 
 
-async def test_repeated_pull_must_match_the_first_checksum(tmp_path: Path) -> None:
+async def test_pull_with_other_bytes_than_the_first_pull_is_rejected(tmp_path: Path) -> None:
     async with node(tmp_path) as one:
         with await one.bring("s3://models/one.gguf") as copy:
             key = copy.record.key
@@ -183,7 +183,7 @@ async def test_repeated_pull_must_match_the_first_checksum(tmp_path: Path) -> No
             assert held(copy) == {"one.gguf": OBJECTS["one.gguf"]}
 
 
-async def test_object_must_match_the_checksum_of_the_store(tmp_path: Path) -> None:
+async def test_object_that_does_not_match_its_s3_checksum_is_rejected(tmp_path: Path) -> None:
     async with node(tmp_path) as one:
         one.fake.summed = True
 
@@ -204,7 +204,7 @@ async def test_object_must_match_the_checksum_of_the_store(tmp_path: Path) -> No
         ("s3://other/llama/8b/", AbsentError, "no such bucket"),
     ],
 )
-async def test_missing_object_prefix_or_bucket_is_reported(
+async def test_missing_object_prefix_or_bucket_fails_the_pull(
     tmp_path: Path, text: str, kind: type[Exception], said: str
 ) -> None:
     async with node(tmp_path) as one:
@@ -232,7 +232,7 @@ async def test_invalid_listing_is_rejected(tmp_path: Path, body: bytes, said: st
             await one.bring()
 
 
-async def test_wrong_region_is_reported_with_the_setting(tmp_path: Path) -> None:
+async def test_wrong_region_error_names_the_aws_region_to_set(tmp_path: Path) -> None:
     async with node(tmp_path) as one:
 
         async def elsewhere(request: web.Request) -> web.StreamResponse:
@@ -257,7 +257,7 @@ async def test_bucket_url_follows_region_and_endpoint_settings(tmp_path: Path) -
         await base("models", AWS_ENDPOINT_URL="minio:9000")
 
 
-async def test_pull_without_room_fetches_nothing(tmp_path: Path) -> None:
+async def test_pull_above_the_store_size_limit_fetches_no_objects(tmp_path: Path) -> None:
     async with node(tmp_path, {"m/a.gguf": as_gguf(b"w" * (1 << 20))}) as one:
         one.store = Store(tmp_path / "store", bytes_max=1 << 20, spare_bytes=0).open()
         with pytest.raises(NoRoomError):
@@ -265,7 +265,7 @@ async def test_pull_without_room_fetches_nothing(tmp_path: Path) -> None:
         assert not [seen for seen in one.fake.asked("GET", "/models/") if "list-type" not in seen.query]
 
 
-async def test_copy_requires_access_to_every_object(tmp_path: Path) -> None:
+async def test_stored_copy_is_denied_if_access_to_any_object_is_denied(tmp_path: Path) -> None:
     async with node(tmp_path) as one:
         (await one.bring()).close()
         asked = list[str]()
@@ -287,7 +287,7 @@ async def test_copy_requires_access_to_every_object(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 @pytest.mark.parametrize("summed", [False, True])
-async def test_revoked_access_overrides_an_earlier_permit(tmp_path: Path, method: str, summed: bool) -> None:
+async def test_revoked_access_is_denied_despite_an_earlier_pull(tmp_path: Path, method: str, summed: bool) -> None:
     """Whichever question it is that is answered by a no first."""
     async with node(tmp_path) as one:
         one.fake.summed = summed

@@ -49,7 +49,7 @@ async def test_busy_host_is_retried_up_to_the_limit() -> None:
             await one.whole("GET", one.url("a"), bytes_max=9, what="a")
 
 
-async def test_oversized_body_is_rejected_and_error_hides_response_text() -> None:
+async def test_response_body_above_the_size_limit_is_rejected() -> None:
     async with FakeRegistry().serving() as fake, place(fake, StillClock()) as one:
 
         async def large(_request: web.Request) -> web.StreamResponse:
@@ -68,7 +68,7 @@ async def test_oversized_body_is_rejected_and_error_hides_response_text() -> Non
         assert "words" not in str(caught.value)
 
 
-async def test_files_are_requested_with_their_own_headers() -> None:
+async def test_file_request_carries_its_if_match_and_authorization_headers() -> None:
     async with FakeRegistry().serving() as fake, place(fake, StillClock()) as one:
 
         async def content(_request: web.Request) -> web.StreamResponse:

@@ -75,7 +75,7 @@ def held(copy: Copy) -> dict[str, bytes]:
     return {path.relative_to(copy.folder).as_posix(): path.read_bytes() for path in files}
 
 
-async def test_repository_is_pulled_once_with_file_digests(tmp_path: Path) -> None:
+async def test_second_pull_of_a_repository_downloads_no_files(tmp_path: Path) -> None:
     async with node(tmp_path) as one:
         with await one.bring() as copy:
             everything = SMALL | LARGE
@@ -148,7 +148,7 @@ async def test_gated_repository_access_is_checked_per_token(tmp_path: Path) -> N
         ("hf://acme/other", DeniedError, "not there, or is private: set HF_TOKEN"),
     ],
 )
-async def test_missing_revision_or_repository_is_reported(
+async def test_missing_revision_or_repository_is_named_in_the_error(
     tmp_path: Path, text: str, kind: type[Exception], said: str
 ) -> None:
     async with node(tmp_path) as one:
@@ -217,7 +217,7 @@ async def test_concurrent_pulls_fetch_each_file_once(tmp_path: Path) -> None:
         assert len(one.fake.asked("GET", "/resolve/")) == len(OPEN)
 
 
-async def test_pull_without_room_fetches_nothing(tmp_path: Path) -> None:
+async def test_pull_above_the_store_size_limit_fetches_no_files(tmp_path: Path) -> None:
     async with node(tmp_path) as one:
         one.store = Store(tmp_path / "store", bytes_max=1 << 20, spare_bytes=0).open()
         one.fake.large["model.safetensors"] = as_safetensors(b"w" * (1 << 20))
@@ -257,7 +257,7 @@ async def test_redirect_without_a_commit_grants_no_access(tmp_path: Path) -> Non
             await one.kept(token="hf_other")
 
 
-async def test_pickles_and_code_are_skipped_and_rejected_if_included(tmp_path: Path) -> None:
+async def test_pickle_or_code_matched_by_an_include_pattern_is_rejected(tmp_path: Path) -> None:
     large = LARGE | {"pytorch_model.bin": b"p" * 100}
     async with node(tmp_path, SMALL | {"modeling.py": b"import os"}, large) as one:
         with await one.bring() as copy:

@@ -21,7 +21,7 @@ LISTED = file_listing.select_files(
 )
 
 
-def test_learned_checksums_apply_only_to_the_same_copy(tmp_path: Path) -> None:
+def test_checksums_of_an_earlier_pull_apply_only_to_the_same_origin(tmp_path: Path) -> None:
     store = Store(tmp_path).open()
     Sums(store).remember(KEY, {"a.gguf": SUM})
     found = Sums(store).known(KEY, LISTED)
@@ -37,7 +37,7 @@ def test_unreadable_checksum_records_are_ignored(tmp_path: Path, text: bytes) ->
     assert Sums(store).known(KEY, LISTED) == LISTED
 
 
-def test_oldest_checksum_records_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oldest_checksum_records_are_removed_above_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learned_sums, "SUMS_MAX", 2)
     store = Store(tmp_path).open()
     for number in range(4):

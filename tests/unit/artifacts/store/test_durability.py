@@ -92,9 +92,7 @@ async def test_unsynced_copy_is_verified_after_reboot_and_bad_files_refetched(
     assert not [*tuesday.store.layout.trash.iterdir(), *tuesday.store.layout.partials.iterdir()]
 
 
-async def test_untrusted_copy_shares_no_files_with_other_artifacts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_unsynced_copy_shares_no_files_after_a_reboot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other, monday = wanted("b", raw("y", path="other.gguf")), Machine(tmp_path, "monday")
     fetch = fetching(ONE)
     monkeypatch.setattr(monday.store, "settle_soon", lambda: None)
@@ -170,7 +168,7 @@ async def test_copy_evicted_during_sync_is_removed_without_a_log_line(
     assert caplog.records == []
 
 
-async def test_unsynced_copies_are_ignored_and_kept_without_a_boot_id(
+async def test_store_without_a_boot_id_ignores_but_keeps_unsynced_copies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monday = Machine(tmp_path, "monday")

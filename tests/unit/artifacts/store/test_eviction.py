@@ -47,7 +47,9 @@ def shelves(draw: st.DrawFn) -> list[Candidate]:
 
 
 @given(shelves(), st.integers(-5, 300), st.randoms(use_true_random=False))
-def test_victims_are_unheld_sufficient_and_minimal(shelf: list[Candidate], needed: int, rng: random.Random) -> None:
+def test_victim_set_is_minimal_and_excludes_pinned_or_used_copies(
+    shelf: list[Candidate], needed: int, rng: random.Random
+) -> None:
     found = select_victims(shelf, needed)
     held = {one.name for one in shelf if one.held}
     assert not held & set(found.gone)
@@ -64,11 +66,11 @@ def test_victims_are_unheld_sufficient_and_minimal(shelf: list[Candidate], neede
     assert select_victims(again, needed) == found
 
 
-def test_no_victims_when_no_bytes_are_needed() -> None:
+def test_nothing_is_evicted_when_no_bytes_are_needed() -> None:
     assert select_victims([copy("a")], 0) == Choice()
 
 
-def test_no_victims_when_all_would_not_free_enough() -> None:
+def test_nothing_is_evicted_when_even_all_copies_would_not_suffice() -> None:
     shelf = [copy("a"), copy("b")._replace(pinned=True), copy("c")._replace(in_use=True, pinned=True)]
     assert select_victims(shelf, 2 * GIB) == Choice((), 0, GIB, pinned_bytes=GIB, in_use_bytes=GIB)
 
@@ -82,11 +84,11 @@ def test_copy_that_is_costly_to_fetch_is_evicted_later() -> None:
     assert select_victims([copy("dear", age_s=2000.0, cost_s=100.0), copy("cheap", age_s=100.0)], 1).gone == ("dear",)
 
 
-def test_larger_copy_is_evicted_at_equal_cost() -> None:
+def test_larger_copy_is_evicted_first_at_equal_age_and_cost() -> None:
     assert select_victims([copy("small", GIB), copy("large", 8 * GIB)], GIB).gone == ("large",)
 
 
-def test_leftovers_of_a_pull_are_evicted_before_any_copy() -> None:
+def test_files_of_an_unfinished_pull_are_evicted_before_any_copy() -> None:
     left = Candidate("left", {}, GIB, left=True)
     assert select_victims([copy("old", age_s=1e9), left], GIB).gone == ("left",)
 

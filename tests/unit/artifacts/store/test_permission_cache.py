@@ -73,7 +73,7 @@ async def test_caller_without_pull_access_is_denied_the_stored_copy(tmp_path: Pa
 
 
 @pytest.mark.point("14")
-async def test_permit_is_per_caller_and_ends_with_a_denial(tmp_path: Path, clock: Clock) -> None:
+async def test_cached_permission_is_per_caller_and_ends_with_a_denial(tmp_path: Path, clock: Clock) -> None:
     store, there = opened(tmp_path), Registry("owner", "friend")
     (await store.ensure(ONE, fetching(ONE), there.caller("owner"))).close()
     (await store.ensure(ONE, fetching(ONE), there.caller("friend"))).close()
@@ -128,7 +128,7 @@ async def test_public_copy_is_available_to_every_caller(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("clock")
-async def test_permits_survive_a_restart_and_a_denial_ends_them_everywhere(tmp_path: Path, clock: Clock) -> None:
+async def test_denial_ends_a_cached_permission_in_all_open_stores(tmp_path: Path, clock: Clock) -> None:
     there, first = Registry("owner"), opened(tmp_path)
     (await first.ensure(ONE, fetching(ONE), there.caller("owner"))).close()
     there.away = True
@@ -164,7 +164,7 @@ async def test_permitted_caller_waits_only_briefly_for_a_hanging_registry(
             await store.ensure(ONE, fetching(ONE), Caller("stranger", hangs))
 
 
-def test_permits_are_bounded_and_expire(tmp_path: Path) -> None:
+def test_cached_permissions_expire_and_are_limited_in_number(tmp_path: Path) -> None:
     permits = Permits(tmp_path, fresh_s=10.0, away_s=20.0, most=2)
     for number, who in enumerate("abc"):
         permits.answered((who, "r", D), 1000.0 + number, yes=True)
@@ -182,14 +182,14 @@ def test_permits_are_bounded_and_expire(tmp_path: Path) -> None:
     assert len(permits) == 1  # what has ended is forgotten
 
 
-def test_permit_key_is_shared_and_readable_only_by_the_owner(tmp_path: Path) -> None:
+def test_permission_key_file_is_readable_only_by_its_owner(tmp_path: Path) -> None:
     one, two = Permits(tmp_path), Permits(tmp_path)
     assert one.key() == two.key() == (tmp_path / ".key").read_bytes()
     assert (tmp_path / ".key").stat().st_mode & 0o777 == 0o600
     assert len(one) == 0
 
 
-def test_permit_removed_by_another_process_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_permission_removed_by_another_process_causes_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     permits = Permits(tmp_path, fresh_s=10.0, away_s=20.0)
     permits.answered(("a", "r", D), 1000.0, yes=True)
 
@@ -209,7 +209,7 @@ class Broken(Permits):
         raise OSError(errno.EIO, "Input/output error")
 
 
-async def test_store_that_cannot_write_permits_fails_and_holds_nothing(tmp_path: Path) -> None:
+async def test_failure_to_record_a_permission_leaves_no_copy_in_use(tmp_path: Path) -> None:
     there = Registry("owner")
     store = Store(tmp_path, spare_bytes=0, permits=Broken(tmp_path / "permits")).open()
     with pytest.raises(StoreError, match="the disk fails"):

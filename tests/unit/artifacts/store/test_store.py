@@ -33,7 +33,7 @@ def aged(store: Store, copy: Record, age_s: float) -> None:
     os.utime(store.layout.lease(copy.key), (used_s, used_s))
 
 
-async def test_copy_is_fetched_once_and_then_found(tmp_path: Path) -> None:
+async def test_stored_copy_is_returned_without_a_second_fetch(tmp_path: Path) -> None:
     store, one = opened(tmp_path), wanted("a", raw("x"), raw("y", path="sub/y.gguf"))
     fetch = fetching(one)
     with await store.ensure(one, fetch, None) as copy:
@@ -46,7 +46,7 @@ async def test_copy_is_fetched_once_and_then_found(tmp_path: Path) -> None:
     assert not list(store.layout.locks.iterdir())
 
 
-def test_aside_folders_are_removed_on_exit_and_after_a_crash(tmp_path: Path) -> None:
+def test_temporary_folders_are_removed_on_exit_and_after_a_crash(tmp_path: Path) -> None:
     store = opened(tmp_path)
     with store.aside() as folder:
         (folder / "x").write_bytes(b"x")
@@ -61,7 +61,7 @@ def test_aside_folders_are_removed_on_exit_and_after_a_crash(tmp_path: Path) -> 
     assert not list(store.layout.locks.iterdir())
 
 
-async def test_concurrent_tasks_cause_one_fetch(tmp_path: Path) -> None:
+async def test_concurrent_requests_for_one_copy_cause_a_single_fetch(tmp_path: Path) -> None:
     store, one = opened(tmp_path), wanted("a")
     fetch, begun = fetching(one), asyncio.Event()
 
@@ -89,7 +89,7 @@ async def test_file_shared_by_two_artifacts_is_stored_once(tmp_path: Path) -> No
     assert store.stored_bytes() == 2 * KIB
 
 
-async def test_registries_share_no_files(tmp_path: Path) -> None:
+async def test_files_from_different_registries_are_never_shared(tmp_path: Path) -> None:
     store = opened(tmp_path)
     one, two = wanted("a", raw("shared")), wanted("b", raw("shared"), origin="other.example")
     fetch = fetching(one, two)
@@ -110,7 +110,7 @@ async def test_next_pull_resumes_a_failed_pull(tmp_path: Path) -> None:
 
 
 @pytest.mark.point("13")
-async def test_mismatched_partial_is_dropped_and_fetched_again(tmp_path: Path) -> None:
+async def test_partial_pull_with_a_digest_mismatch_is_fetched_again_whole(tmp_path: Path) -> None:
     store, one = opened(tmp_path), wanted("a", raw("x"), raw("y"))
     fetch = fetching(one)
     fetch.fails = MismatchError("registry.example: its bytes are others than its digest says")
@@ -176,7 +176,7 @@ async def test_least_recently_used_copy_is_evicted_for_a_new_pull(tmp_path: Path
 
 
 @pytest.mark.point("13")
-async def test_in_use_and_pinned_copies_are_kept_and_counted_in_the_error(tmp_path: Path) -> None:
+async def test_in_use_and_pinned_copies_are_never_evicted(tmp_path: Path) -> None:
     store = opened(tmp_path, bytes_max=room_for(2, MIB))
     one, two, three = (wanted(name, raw(name, MIB)) for name in "abc")
     fetch = fetching(one, two, three)
@@ -226,7 +226,7 @@ async def test_disk_full_during_a_pull_leaves_no_files(tmp_path: Path, number: i
 
 
 @pytest.mark.point("13")
-async def test_growing_archive_must_reserve_more_space(tmp_path: Path) -> None:
+async def test_archive_that_outgrows_the_store_size_limit_is_rejected(tmp_path: Path) -> None:
     archive = File("", 10, digest.compute_digest(b"archive"), "weight", "tar")
     store, one = opened(tmp_path, bytes_max=SLACK + MIB), wanted("a", archive)
     told: list[str] = []
@@ -248,7 +248,7 @@ async def test_growing_archive_must_reserve_more_space(tmp_path: Path) -> None:
 
 
 @pytest.mark.point("13")
-async def test_concurrent_pulls_respect_each_others_reservations(tmp_path: Path) -> None:
+async def test_pull_fails_if_another_pull_has_reserved_the_space(tmp_path: Path) -> None:
     store = opened(tmp_path, bytes_max=room_for(2, MIB))
     one, two = wanted("a", raw("a", MIB)), wanted("b", raw("b", MIB))
     fetch, begun, go = fetching(one, two), asyncio.Event(), asyncio.Event()
@@ -312,7 +312,7 @@ async def test_read_only_store_serves_existing_copies(tmp_path: Path, monkeypatc
         await store.ensure(two, fetch, None)
 
 
-async def test_copy_without_record_or_lease_is_rebuilt(tmp_path: Path) -> None:
+async def test_copy_without_its_record_or_lock_file_is_rebuilt(tmp_path: Path) -> None:
     store, one = opened(tmp_path), wanted("a")
     fetch = fetching(one)
     for spoil in ("copy.json", "lease"):

@@ -91,11 +91,11 @@ def test_attachable_node_keeps_only_taints_that_affect_placement() -> None:
         node(status={}),
     ],
 )
-def test_node_without_device_count_or_unavailable_is_not_attachable(other: Any) -> None:
+def test_node_that_is_unavailable_or_has_no_device_count_is_excluded(other: Any) -> None:
     assert not list_attachable_nodes([other], Settings())
 
 
-def test_device_memory_comes_from_slices_then_settings_then_name() -> None:
+def test_device_memory_comes_from_slices_then_settings_then_product_name() -> None:
     name = "NVIDIA-A100-PCIE-40GB"
     there = world([], [device("a", 39, "w1", product=name)])
     assert find_device_memory(name, there) == 39 * GI

@@ -21,7 +21,7 @@ def test_shared_device_pool_is_counted_once_over_all_nodes() -> None:
     assert count_offered_devices(after.capacity, T0) == {RACK: 3}, "one was ordered since"
 
 
-def test_offered_devices_are_limited_by_node_places_and_order_limits() -> None:
+def test_offered_devices_are_counted_up_to_the_limit_of_each_offer() -> None:
     at = surge(offer(devices_max=2), cloud(many=3, devices_min=4, devices_max=4))
     assert count_offered_devices(at.capacity, T0) == {RACK: 2, ("cloud", "A100"): 12}
 
@@ -38,7 +38,7 @@ def test_refused_offer_and_silent_provider_count_as_zero_devices() -> None:
     assert count_offered_devices(surge(offer()).capacity, T0 + SILENT_S + 60) == {RACK: 0}
 
 
-def test_offered_devices_are_a_gauge_per_provider_and_product() -> None:
+def test_offered_devices_are_exported_per_provider_and_product() -> None:
     at = surge(offer(devices_max=2))
     line = 'pilotlight_devices_on_offer{product="A100",provider="rack"} 2.0'
     assert line in Metrics(lambda: at, lambda: T0).text().decode().splitlines()

@@ -54,7 +54,7 @@ def heard(of: World, now_s: float, *said: FabricReport, attaches: bool = True, s
     return told(of, NodeReported(report=report), now_s=now_s)
 
 
-def test_agent_receives_unseen_attached_devices_and_released_devices() -> None:
+def test_node_agent_is_sent_undetected_and_released_fabric_devices() -> None:
     assert fabric_agents.build_fabric_wants(attached()) == {NodeId("w1"): (FabricWant(device=GPU),)}
     assert fabric_agents.build_fabric_wants(arrived(attached(), T0 + 30)) == {}, "it is seen"
     leaving = given_back(attached())
@@ -115,7 +115,7 @@ def test_detach_waits_for_the_agent_report_unless_the_node_is_gone() -> None:
     assert fabric_agents.explain_detach_block(leaving, "w1", [""], T0 + 60) == "", "no driver has a name for it"
 
 
-def test_attached_device_that_the_agent_cannot_see_is_released_and_barred() -> None:
+def test_attached_device_unseen_by_the_agent_is_released_with_a_backoff() -> None:
     unseen = FabricReport(device=GPU, failed=True, says="the node's driver does not show it")
     after = heard(attached(), T0 + 9.0, unseen)
     (back,) = releases(plan(after, T0 + 9.0).actions)

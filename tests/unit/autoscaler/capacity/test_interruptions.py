@@ -121,7 +121,7 @@ def acquired(actions: tuple[Action, ...]) -> list[str]:
     return [one.order.id.provider for one in actions if isinstance(one, AcquireLease)]
 
 
-def test_ending_order_is_replaced_early_and_drained_in_time() -> None:
+def test_ending_capacity_is_replaced_early_and_drained_before_its_end() -> None:
     at = leased(T0 + 2 * HOUR_S)
     assert not at.cordons
     begins_s = T0 + 2 * HOUR_S - 2 * 360.0 - DRAIN_S
@@ -167,7 +167,7 @@ def test_ended_reservation_on_a_permanent_node_drains_no_replica(phase: str) -> 
         assert not drains(at, now_s)
 
 
-def test_idle_order_that_ends_is_released() -> None:
+def test_idle_capacity_is_released_when_its_order_ends() -> None:
     idle = leased(T0, running=0)
     gone = [one.reason for one in plan(idle, T0).actions if isinstance(one, ReleaseLease)]
     assert gone == ["it ends, and nobody is on it"]

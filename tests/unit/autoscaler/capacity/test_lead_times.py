@@ -87,7 +87,7 @@ def test_idle_keep_time_is_proportional_to_the_lead_time_within_bounds() -> None
     assert keep_s(NO_LEARNT, 1e6, 0.0) == KEPT_S[1]
 
 
-def test_capacity_reused_soon_is_kept_and_never_reused_is_not_kept() -> None:
+def test_idle_capacity_is_kept_only_if_it_is_usually_reused_soon() -> None:
     often = LeadTimeStats(gaps_s=(20.0,) * 10)
     assert 20.0 <= keep_s(often, 60.0, 0.0) <= 21.0
     assert keep_s(often, 60.0, 25.0) == 0.0, "that time is over"
@@ -95,7 +95,7 @@ def test_capacity_reused_soon_is_kept_and_never_reused_is_not_kept() -> None:
     assert keep_s(LeadTimeStats(gaps_s=(5000.0,) * 10), 60.0, 0.0) == 0.0, "it would cost more than to have it again"
 
 
-def test_reorder_after_a_release_is_recorded_as_a_reuse_gap() -> None:
+def test_reorder_after_a_release_records_the_time_between_both() -> None:
     learnt = NO_LEARNT
     for _ in range(GAPS_MIN):
         learnt = record_reorder(record_release(learnt, 100.0), 140.0)

@@ -69,7 +69,7 @@ def more(at: World, now_s: float, *offers: Offer) -> World:
 # --- how much is on its way -------------------------------------------------------------------------------------------
 
 
-def test_group_growth_is_pending_until_its_devices_appear() -> None:
+def test_machine_group_growth_is_pending_until_its_devices_appear() -> None:
     one = adopt_group(group(2, 2), 0.0)
     assert one.coming == 0
     one = update_growth(one, group(4, 2), 2, 10.0)
@@ -98,7 +98,7 @@ def test_unready_nodes_of_a_new_group_are_counted_as_growth() -> None:
 # --- what follows -----------------------------------------------------------------------------------------------------
 
 
-def test_growing_group_counts_as_supply_and_prevents_an_order() -> None:
+def test_growing_machine_group_prevents_a_capacity_order() -> None:
     at = seen(surge(offer(), cloud()), group(0))
     assert orders(plan(at, T0).actions)
     at = seen(at, group(1))
@@ -123,7 +123,7 @@ def test_machine_broken_before_the_first_poll_does_not_prevent_an_order() -> Non
     assert not plan(at, T0 + 5).actions
 
 
-def test_group_absent_at_the_previous_poll_counts_as_supply() -> None:
+def test_machine_group_that_appears_between_polls_prevents_an_order() -> None:
     at = seen(surge(offer()))
     assert at.capacity.grouped
     assert not plan(seen(at, group(1), now_s=T0 + 5), T0 + 5).actions

@@ -24,7 +24,7 @@ def counted(number: int) -> Slice:
 
 
 @pytest.mark.parametrize(("first", "here"), [(1, [1, 2]), (2, [2, 3]), (None, [])])
-def test_order_owns_counted_devices_from_its_first_number(first: int | None, here: list[int]) -> None:
+def test_order_owns_unidentified_devices_from_its_first_index_on(first: int | None, here: list[int]) -> None:
     ids = ("w1/GPU-a", "w1/GPU-b")
     listed = Listed(name="a", offer=offer(), devices=2, phase="here", node="w1", device_ids=ids, counted_from=first)
     lease = lease_of(listed)
@@ -108,13 +108,13 @@ def there(name: str, pool: str) -> dict[SliceId, Slice]:
     return {SliceId(name): replace(device(name, 16, "w9"), labels={"pool": pool})}
 
 
-def test_pod_on_ordered_capacity_gets_its_marks_for_any_model() -> None:
+def test_pod_on_ordered_capacity_gets_its_annotations_for_any_model() -> None:
     of = lent()
     assert select_pod_marks(of, A.name, NEW) == select_pod_marks(of, OTHER, NEW) == SAYS
     assert select_pod_marks(of, A.name, CPU) == NO_MARKS
 
 
-def test_marks_of_a_booking_apply_to_its_model_on_matching_nodes() -> None:
+def test_annotations_of_an_undelivered_order_apply_only_to_its_model() -> None:
     after, _ = acted(surge(offer(labels={"pool": "l4"})))
     booked = shown(after, T0 + 1.0, phase="coming", marks=SAYS)
     booked = replace(booked, slices={**booked.slices, **there("new0", "l4"), **there("x", "t4")})
@@ -123,7 +123,7 @@ def test_marks_of_a_booking_apply_to_its_model_on_matching_nodes() -> None:
     assert select_pod_marks(booked, OTHER, NEW) == NO_MARKS
 
 
-def test_started_replica_carries_the_marks_of_its_slices() -> None:
+def test_started_replica_carries_the_annotations_of_its_capacity_order() -> None:
     (started,) = (one for one in plan(lent(), T0 + 2.0).actions if isinstance(one, StartReplica))
     assert started.replica.slices == NEW
     assert started.replica.marks == SAYS

@@ -68,7 +68,7 @@ def started(loop: SteppedLoop) -> list[str]:
 
 
 @pytest.mark.parametrize("bad", [{3}, {0}, {99}, {3, 4, 57}, set(range(CULPRITS_MAX))])
-def test_culprits_are_found_with_few_trials(bad: set[int]) -> None:
+def test_faulty_models_are_found_with_few_trials(bad: set[int]) -> None:
     trials = 0
 
     def works(out: Collection[int]) -> bool:
@@ -80,7 +80,7 @@ def test_culprits_are_found_with_few_trials(bad: set[int]) -> None:
     assert trials <= 2 + 9 * len(bad)
 
 
-def test_number_of_found_culprits_is_bounded() -> None:
+def test_number_of_faulty_models_found_at_once_is_bounded() -> None:
     assert len(find_culprits(range(100), lambda out: len(out) > CULPRITS_MAX)) == CULPRITS_MAX
     assert find_culprits(range(100), lambda _: False) == ()
     assert find_culprits([], lambda _: False) == ()
@@ -97,7 +97,7 @@ def test_a_fault_is_described_in_one_printable_line() -> None:
     assert describe_error(ExceptionGroup("", [caught.value])) == said
 
 
-def test_fault_is_attributed_to_the_model_that_was_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fault_is_attributed_to_the_model_whose_evaluation_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     """To evict `big` raises; only when `b` needs its room."""
     big = model("big", 20)
     inject(monkeypatch, "autoscaler.placement.model.bins:evictable_s", concerns("big"))
@@ -109,7 +109,7 @@ def test_fault_is_attributed_to_the_model_that_was_evaluated(monkeypatch: pytest
 # --- the masked World -------------------------------------------------------------------------------------------------
 
 
-def test_replica_of_a_quarantined_model_keeps_its_slice_unevicted() -> None:
+def test_replica_of_a_quarantined_model_is_not_evicted() -> None:
     big = model("big", 20)
     waits = [gateway(levels=[level("b", 1, wait_s=99.0)])]
     before = world([big, B], [device("gpu0", 24)], [replica(big, "r")], waits, USED)
@@ -121,7 +121,7 @@ def test_replica_of_a_quarantined_model_keeps_its_slice_unevicted() -> None:
     assert [one.slices for one in hidden.replicas.values()] == [("gpu0",)]
 
 
-def test_a_quarantined_model_keeps_its_start_and_drain_times() -> None:
+def test_quarantined_model_keeps_its_start_and_drain_time_limits() -> None:
     slow = model("slow", 10, start=Start(seconds_max=7200), drain_seconds_max=5000)
     (stand_in,) = mask_quarantined(
         assume_quarantined(world([slow], DEVICES, [replica(slow, "r")]), [slow.name])
@@ -129,7 +129,7 @@ def test_a_quarantined_model_keeps_its_start_and_drain_times() -> None:
     assert (stand_in.spec.start.seconds_max, stand_in.spec.drain_seconds_max) == (7200, 5000)
 
 
-def test_a_masked_world_keeps_the_tenants_of_a_model() -> None:
+def test_quarantined_model_keeps_its_tenants() -> None:
     own = model("own", 10, tenants=("acme",))
     hidden = mask_quarantined(assume_quarantined(world([own], DEVICES, [replica(own, "r")]), [own.name]))
     (stand_in,) = hidden.models.values()
@@ -142,7 +142,9 @@ def test_a_masked_world_keeps_the_tenants_of_a_model() -> None:
 
 
 @pytest.mark.parametrize("point", [one for one in POINTS if one.startswith("autoscaler.")])
-def test_a_fault_at_any_point_affects_only_its_model(point: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exception_at_any_point_affects_only_the_model_that_caused_it(
+    point: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     faults = inject(monkeypatch, point, concerns("b"))
     loop = stepped(replica(B, "rb", ["gpu1"]))
     for _ in range(3):
@@ -229,7 +231,7 @@ def test_a_changed_document_ends_the_quarantine_and_forgets_the_fault(monkeypatc
     assert started(loop) == ["b"]
 
 
-def test_wake_ends_the_quarantine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operator_wake_ends_the_quarantine_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
     faults = inject(monkeypatch, "autoscaler.demand.desired_replicas:compute_desired_replicas", concerns("b"))
     loop = stepped()
     loop.step(called(B))
@@ -239,7 +241,7 @@ def test_wake_ends_the_quarantine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert loop.loop.world.faults[B.name].times == 1  # a fault within half an hour doubles the next quarantine
 
 
-def test_deferred_observations_are_folded_when_the_quarantine_ends(
+def test_deferred_observations_are_applied_when_the_quarantine_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     faults = inject(monkeypatch, "autoscaler.fold.replicas:apply_replica_observation", concerns("b"))
@@ -271,7 +273,7 @@ def test_faulty_document_keeps_the_previous_document_in_force(monkeypatch: pytes
     assert loop.step(Tick()).models[B.name].spec.paused
 
 
-def test_fault_without_a_culprit_keeps_the_last_plan_and_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fault_caused_by_no_model_keeps_the_last_plan_and_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = stepped()
     faults = inject(monkeypatch, "autoscaler.provisioning.provisioner:provision_capacity", lambda *_: True)
     after = loop.step(called(A))
@@ -284,7 +286,7 @@ def test_fault_without_a_culprit_keeps_the_last_plan_and_is_retried(monkeypatch:
     assert started(loop) == ["a"]
 
 
-def test_an_observation_that_cannot_be_folded_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_observation_that_fails_to_apply_is_retried_later(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = stepped()
     faults = inject(monkeypatch, "autoscaler.fold.gateway_reports:register_gateway", lambda *_: True)
     after = loop.step(GatewaySeen(gateway=GatewayId("g2")), called(A))
@@ -308,7 +310,7 @@ def test_slots_used_by_a_faulty_model_do_not_count_as_free(monkeypatch: pytest.M
     assert (after.gateways[GatewayId("g1")].uses, after.loads[A.name].waiting) == ({use.replica: use}, 1)
 
 
-def test_newer_observation_replaces_an_older_one_that_failed_to_fold(
+def test_newer_observation_replaces_an_older_one_that_failed_to_apply(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Else a replica that is gone would come back when the older observation is folded."""
@@ -392,7 +394,7 @@ def test_driver_error_for_one_model_does_not_affect_the_others(order: str, monke
     assert order != "stop" or [one.id for one in loop.driver.stopped] == ["rb"]
 
 
-def test_a_driver_reports_a_fault_by_an_observation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fault_reported_by_a_driver_is_recorded_for_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
     faults = inject(monkeypatch, "autoscaler.demand.desired_replicas:compute_desired_replicas", lambda *_: False)
     loop = stepped()
     after = loop.step(FaultSeen(model=B.name, reason="KeyError: 7"), FaultSeen(model=ModelName(""), reason="OSError"))
@@ -420,7 +422,7 @@ def test_failing_listener_does_not_stop_the_loop(monkeypatch: pytest.MonkeyPatch
     assert (loop.loop.world.degraded, after.faults) == ("", {})
 
 
-def test_memory_errors_are_not_contained(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_error_is_not_caught_by_the_control_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     def exhausted(*_: object) -> None:
         raise MemoryError
 
@@ -453,7 +455,7 @@ def test_failed_driver_task_is_retried_after_a_doubling_delay() -> None:
 @pytest.mark.parametrize(
     "error", [MemoryError(), ExceptionGroup("", [ValueError(), ExceptionGroup("", [MemoryError()])])]
 )
-def test_a_memory_error_ends_a_task_of_a_driver(error: Exception) -> None:
+def test_memory_error_ends_a_driver_task_without_a_retry(error: Exception) -> None:
     with pytest.raises(type(error)):
         virtual.run(fails(1, error))
 

@@ -86,7 +86,7 @@ REPORTS = st.lists(st.tuples(st.sampled_from(("g1", "g2")), st.integers(0, 3), s
 
 @given(REPORTS)
 @settings(derandomize=True, deadline=None, max_examples=examples(100))
-def test_folding_merged_reports_equals_folding_all_reports(steps: list[tuple[str, int, int]]) -> None:
+def test_merged_reports_give_the_same_demand_as_all_single_reports(steps: list[tuple[str, int, int]]) -> None:
     """Demand, use and service; only peaks between two of them are not seen."""
     batch: list[Observation] = []
     admitted = dict.fromkeys(("g1", "g2"), 0)

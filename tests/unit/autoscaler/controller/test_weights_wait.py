@@ -63,7 +63,7 @@ class Driver:
         await one
 
 
-async def test_start_waits_for_its_weights_or_proceeds_at_once_without_any() -> None:
+async def test_start_waits_until_its_weights_are_delivered() -> None:
     driver = Driver()
     (task,) = driver.begin()
     assert driver.begin() == [], "it is on its way"
@@ -125,7 +125,7 @@ async def test_agent_report_of_delivered_weights_ends_the_wait() -> None:
     assert await task == Laid("copies/x/files", "a.gguf")
 
 
-async def test_start_waits_a_limited_time_for_the_cluster_mount_facts() -> None:
+async def test_start_fails_if_mount_support_of_the_cluster_stays_unknown() -> None:
     there = {"replicas": (ReplicaId("a1"),), "folder": "copies/x/files"}
     at, told = replace(said(**there), mounting=None), list[str]()
     supply = AgentNodeSupply(lambda: at, lambda: T0)
@@ -144,7 +144,7 @@ async def test_start_waits_a_limited_time_for_the_cluster_mount_facts() -> None:
         await late
 
 
-def test_file_artifact_needs_no_wait_and_a_cpu_model_has_an_obstacle() -> None:
+def test_start_with_a_file_artifact_does_not_wait_for_weights() -> None:
     supply = AgentNodeSupply(said, lambda: T0)
     of_file = replace(ADA, spec=replace(ADA.spec, artifact="file:///a"))
     assert supply(ONE, of_file, lambda _: None) is None

@@ -20,7 +20,7 @@ def supply(facts: ClusterFacts | None = None) -> AgentNodeSupply:
     return AgentNodeSupply(lambda: at, lambda: 0.0)
 
 
-def test_model_that_allows_unsafe_weights_has_no_obstacle() -> None:
+def test_model_that_allows_unsafe_weights_is_not_blocked_from_starting() -> None:
     assert supply().obstacle(model("oci://r.io/a:1", allow_unsafe=True)) == ""
     assert supply().brings(model("oci://r.io/a:1", allow_unsafe=True))
 
@@ -32,7 +32,7 @@ def test_adapters_are_delivered_even_if_the_model_weights_are_local() -> None:
     assert supply()(replica(one, "r"), model("file:///m"), lambda _: None) is None
 
 
-def test_adapter_obstacle_names_the_adapter_or_its_artifact() -> None:
+def test_reason_that_blocks_an_adapter_names_the_adapter_or_its_artifact() -> None:
     on_cpu = model("file:///m", adapters=LORA, gpu=Gpu(count=0))
     assert supply().obstacle(on_cpu).startswith("oci://r.io/lora:1 is brought to one node")
     nowhere = supply(ClusterFacts()).obstacle(model("pvc://claim", adapters=LORA))

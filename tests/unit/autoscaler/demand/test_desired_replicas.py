@@ -40,7 +40,7 @@ def test_single_queued_request_wakes_a_model_at_once() -> None:
     assert (answer.count, answer.urgent, answer.reason) == (1, True, "1 waiting, tenant acme")
 
 
-def test_flood_at_zero_starts_the_needed_replicas_up_to_the_maximum() -> None:
+def test_burst_at_zero_replicas_starts_the_needed_number_up_to_the_maximum() -> None:
     flood = [gateway(levels=[level("a", 1000)])]
     assert ask(model("a", slots=8, high=4), gateways=flood).count == 4
     assert ask(model("a", slots=400, high=4), gateways=flood).count == 3
@@ -64,20 +64,20 @@ def test_replica_count_does_not_grow_without_queued_requests() -> None:
     assert (answer.count, answer.next_s) == (2, None), "both serve, one in the place of the other"
 
 
-def test_replica_counts_with_its_granted_slots() -> None:
+def test_desired_replicas_use_the_actual_slot_count_of_each_replica() -> None:
     a = model("a", slots=4, high=2)
     calls = [gateway(levels=[level("a", 1, 3, wait_s=60)])]
     assert ask(a, replicas=[replica(a, "r1")], gateways=calls).count == 1
     assert ask(a, replicas=[replica(a, "r1", slots=3)], gateways=calls).count == 2
 
 
-def test_starting_replica_counts_as_supply() -> None:
+def test_starting_replica_counts_as_capacity_for_queued_requests() -> None:
     a = model("a", slots=4, high=4)
     supply = [replica(a, "r1"), replica(a, "r2", state=S.STARTING)]
     assert ask(a, replicas=supply, gateways=[gateway(levels=[level("a", 4, 4, wait_s=60)])]).count == 2
 
 
-def test_backlog_served_before_a_start_would_finish_starts_nothing() -> None:
+def test_backlog_that_ends_before_a_start_would_finish_starts_no_replica() -> None:
     a = model("a", slots=4, high=4)
     done = Total(model=ModelName("a"), tenant=TenantName("acme"), finished=100, busy_slot_us=100_000_000)
     quick = gateway(levels=[level("a", 20, 4, wait_s=5)], totals={(a.name, TenantName("acme")): done})
@@ -85,7 +85,7 @@ def test_backlog_served_before_a_start_would_finish_starts_nothing() -> None:
     assert (answer.count, "done in about 5 s, a start takes 8 s" in answer.reason) == (1, True)
 
 
-def test_scale_down_waits_until_the_peak_of_the_idle_window_fits() -> None:
+def test_scale_down_waits_until_fewer_replicas_cover_the_recent_peak() -> None:
     a = model("a", slots=4, high=3, idle_seconds=60.0)
     supply = [replica(a, name, created_s=T0 - 2000) for name in ("r1", "r2", "r3")]
     told = [gateway(levels=[level("a", 0, 2)])]
@@ -168,7 +168,7 @@ def test_new_leader_without_gateways_delays_scale_down_by_ten_seconds() -> None:
 
 
 @pytest.mark.case("4")
-def test_start_without_queued_requests_completes_and_is_held() -> None:
+def test_started_replica_is_kept_for_a_while_after_its_requests_are_gone() -> None:
     a = model("a", idle_seconds=1.0)
     left = History(starts_s=(4.0,), last_activity_s=T0 - 20, hold_until_s=T0 + 30)
     assert ask(a, replicas=[replica(a, "r1", state=S.STARTING)], history=left).count == 1
@@ -188,13 +188,13 @@ def test_rejected_cold_request_is_demand_for_one_start() -> None:
     assert ask(a, history=had_it).count == 0
 
 
-def test_replica_minimum_and_pause_are_respected() -> None:
+def test_idle_model_keeps_replicas_min_and_a_paused_model_gets_zero() -> None:
     a = model("a", low=2, high=3)
     assert (ask(a).count, ask(a).reason, ask(a).urgent) == (2, "replicas.min is 2", False)
     assert ask(model("a", paused=True, low=2, high=2), gateways=[gateway(levels=[level("a", 9)])]).count == 0
 
 
-def test_each_regret_doubles_the_auto_idle_timeout_up_to_its_bound() -> None:
+def test_each_premature_stop_doubles_the_auto_idle_timeout_up_to_a_bound() -> None:
     a = model("a")
     for regrets, window_s in ((0, 60), (1, 120), (3, 480), (4, 900), (16, 900)):
         history = History(last_activity_s=T0, regrets=regrets)

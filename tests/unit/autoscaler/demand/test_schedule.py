@@ -37,7 +37,7 @@ def at(of: Model, before_s: float, *offers: Offer, **fields: Any) -> World:
     return offered(begin, *offers) if offers else begin
 
 
-def test_window_counts_from_early_start_until_drain_time_before_its_end() -> None:
+def test_schedule_window_starts_and_ends_early_by_start_and_drain_time() -> None:
     a = planned()
     drain_s = a.spec.drain_seconds_max
     counts = {left_s: compute_replica_floor(at(a, left_s), a, T0).least
@@ -47,7 +47,7 @@ def test_window_counts_from_early_start_until_drain_time_before_its_end() -> Non
     assert not is_inactive(at(a, 3600.0), a), "else nobody would look when it begins"
 
 
-def test_floor_reason_names_the_window_and_the_time_until_its_start() -> None:
+def test_reason_for_the_minimum_names_the_window_and_time_until_its_start() -> None:
     a = planned()
     assert compute_replica_floor(at(a, 100.0), a, T0).reason == (
         "replicas.schedule keeps 2 in the window of `0 9 * * *` (UTC), which begins in 100 s"
@@ -69,7 +69,7 @@ def test_unknown_wall_clock_disables_windows_and_sets_a_recheck() -> None:
     assert compute_desired_replicas(begin, a, T0).next_s == T0 + LOOK_S
 
 
-def test_floor_reports_the_time_of_its_next_change() -> None:
+def test_scheduled_minimum_reports_when_it_changes_next() -> None:
     a = planned()
     assert compute_replica_floor(at(a, 130.0), a, T0).next_s == pytest.approx(T0 + 10.0), "it counts 120 s before"
     assert compute_replica_floor(at(a, 1.0), a, T0).next_s == pytest.approx(T0 + 1.0)
@@ -83,7 +83,7 @@ def test_small_clock_jitter_is_ignored_and_a_clock_change_is_applied() -> None:
     assert told(begin, ClockSeen(unix_offset_s=offset_s + 3600.0)).unix_offset_s == offset_s + 3600.0
 
 
-def test_window_capacity_is_ordered_from_the_cheapest_offer_in_time() -> None:
+def test_cheapest_offer_that_arrives_before_the_window_is_ordered() -> None:
     a = planned(replace(WINDOW, min=1))
     slow = cloud(expected_s=900.0, price_per_hour=0.5, confidence=1.0)
     fast = offer(price_per_hour=4.0, confidence=1.0)
@@ -95,14 +95,14 @@ def test_window_capacity_is_ordered_from_the_cheapest_offer_in_time() -> None:
     assert all("replicas.schedule keeps 1" in one.reason for one in late if isinstance(one, AcquireLease))
 
 
-def test_unusable_offers_do_not_make_a_window_count_earlier() -> None:
+def test_unusable_slow_offers_do_not_advance_the_start_of_a_window() -> None:
     a = planned(replace(WINDOW, min=1))
     a = replace(a, spec=replace(a.spec, gpu=replace(a.spec.gpu, models=("A100",))))
     others = cloud("h100", product="H100", expected_s=None), cloud("little", memory_bytes=8 * GI, expected_s=900.0)
     assert compute_replica_floor(at(a, 600.0, *others), a, T0) == compute_replica_floor(at(a, 600.0), a, T0)
 
 
-def test_fast_offer_is_ordered_late_though_a_queue_is_requested_early() -> None:
+def test_fast_offer_is_ordered_late_despite_an_earlier_queued_order() -> None:
     """Else it stood idle, and was paid for, from then on."""
     a = planned(replace(WINDOW, min=1))
     both = cloud("dws", expected_s=None, queued=True, price_per_hour=8.0), offer(price_per_hour=4.0)
@@ -118,14 +118,14 @@ def test_fast_offer_is_ordered_late_though_a_queue_is_requested_early() -> None:
     assert ordered == [[], [], [("rack", 1)]], "the queue did not give it by then"
 
 
-def test_current_minimum_is_ordered_without_waiting_for_the_window() -> None:
+def test_capacity_for_replicas_min_is_ordered_before_the_window() -> None:
     a = planned(replace(WINDOW, min=3), low=1)
     both = cloud("dws", expected_s=None, queued=True, price_per_hour=8.0), offer(devices_max=4, price_per_hour=4.0)
     assert orders(plan(at(a, 3300.0, *both), T0).actions)[:1] == [("rack", 1)], "replicas.min is 1, and it is missing"
     assert [one for one in orders(plan(at(a, 3300.0, *both), T0).actions) if one[0] == "rack"] == [("rack", 1)]
 
 
-def test_expensive_offer_is_not_ordered_while_the_cheapest_has_time() -> None:
+def test_expensive_offer_is_not_ordered_while_a_cheaper_offer_is_in_time() -> None:
     a = planned(replace(WINDOW, min=1))
     slow, quick = cloud(expected_s=1000.0, price_per_hour=20.0), offer(expected_s=120.0, price_per_hour=1.0)
     assert orders(plan(at(a, 3100.0, slow, quick), T0).actions) == []

@@ -88,7 +88,9 @@ async def test_engine_with_ipv6_address_is_probed_over_ipv6() -> None:
 
 @pytest.mark.parametrize("host", ["10.0.0.7", "fd00::7"])
 @pytest.mark.parametrize(("tls_name", "name"), [(None, None), ("", "HOST"), ("m.example", "m.example")])
-def test_formatted_engine_address_is_parsed_by_gateways(host: str, tls_name: str | None, name: str | None) -> None:
+def test_gateway_parses_host_port_and_tls_name_from_engine_address(
+    host: str, tls_name: str | None, name: str | None
+) -> None:
     told = parse_address(probes.format_engine_address(host, 80, tls_name))
     assert told[:3] == (host, 80, host if name == "HOST" else name)
 
@@ -123,7 +125,7 @@ async def test_plaintext_engine_that_should_use_tls_is_not_ready() -> None:
         assert await probe_engine(HOST, server.sockets[0].getsockname()[1], "/", tls_name=HOST) is False
 
 
-async def test_probe_of_closed_port_returns_without_waiting(listener: socket.socket) -> None:
+async def test_probe_of_a_closed_port_fails_immediately(listener: socket.socket) -> None:
     port = listener.getsockname()[1]
     listener.close()
     coroutine = probe_engine(HOST, port, "/")
@@ -155,7 +157,7 @@ async def test_full_accept_queue_fails_probe_after_one_timeout(monkeypatch: pyte
             other.close()
 
 
-def test_probes_share_their_rate_fairly() -> None:
+def test_ten_engines_get_equal_shares_of_the_total_probe_rate() -> None:
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
         pace, turns = Pace(loop.time), dict.fromkeys(range(10), 0)
@@ -176,7 +178,7 @@ def test_probes_share_their_rate_fairly() -> None:
     run(scenario())
 
 
-def test_recently_started_engine_is_probed_more_often() -> None:
+def test_probe_interval_is_longer_from_two_seconds_after_engine_start() -> None:
     assert (probe_interval_s(0.0), probe_interval_s(1.99), probe_interval_s(2.0)) == (
         FAST_EVERY_S,
         FAST_EVERY_S,
@@ -188,7 +190,7 @@ def test_recently_started_engine_is_probed_more_often() -> None:
     )
 
 
-def test_follower_probes_at_the_rate_for_ready_engines() -> None:
+def test_follower_probes_starting_engines_as_rarely_as_ready_ones() -> None:
     pace = Pace(lambda: 0.0)
     assert (pace.every_s(0.0), pace.every_s(0.0, listens=True)) == (FAST_EVERY_S, LISTENS_EVERY_S)
     pace.leads = False

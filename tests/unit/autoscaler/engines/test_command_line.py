@@ -28,7 +28,7 @@ def start(of: Model, *available: str) -> LaunchCommand:
     return build_launch_command(of, None, "127.0.0.1", 9000, {name: f"/bin/{name}" for name in available})
 
 
-def test_llama_cpp_prefers_the_wheel() -> None:
+def test_llama_cpp_model_prefers_xllamacpp_to_llama_server_on_cpu() -> None:
     got = start(model("llama.cpp", context_tokens=512, args=("--threads=1",)), "llama-server", "xllamacpp")
     ours = f"/bin/xllamacpp -I -u {LAUNCHER} --model /w/m.gguf --host 127.0.0.1 --port 9000 --slots 8 --alias m"
     assert got == LaunchCommand(
@@ -48,7 +48,7 @@ def test_llama_cpp_prefers_the_wheel() -> None:
         (0, True, ("xllamacpp", "llama-server"), "/bin/xllamacpp"),
     ],
 )
-def test_llama_server_is_preferred_over_the_wheel_on_gpus(
+def test_llama_server_is_preferred_over_xllamacpp_on_gpus(
     count: int, available: tuple[str, ...], program: str, *, gpus: bool
 ) -> None:
     """The wheel as `pip` installs it has no CUDA. A Model that wants no GPU starts fastest with it."""
@@ -66,7 +66,7 @@ def test_llama_server_is_preferred_over_the_wheel_on_gpus(
         ("echo libcuda.so.1: cannot open shared object file >&2; exit 1", False),
     ],
 )
-def test_wheel_is_queried_for_cpu_only_computation(tmp_path: Path, devices: str, cpu_only: bool) -> None:
+def test_xllamacpp_that_lists_only_cpu_devices_counts_as_cpu_only(tmp_path: Path, devices: str, cpu_only: bool) -> None:
     """One that cannot even be loaded is no news: its starts fail with the reason."""
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\n{devices}\n")
@@ -75,12 +75,12 @@ def test_wheel_is_queried_for_cpu_only_computation(tmp_path: Path, devices: str,
 
 
 @pytest.mark.standard
-def test_locked_wheel_computes_on_the_cpu_only() -> None:
+def test_installed_xllamacpp_version_counts_as_cpu_only() -> None:
     assert computes_on_cpu_only(sys.executable)
     assert not computes_on_cpu_only("/nonexistent/python")
 
 
-def test_llama_cpp_uses_llama_server_when_the_wheel_is_missing() -> None:
+def test_llama_cpp_uses_llama_server_when_xllamacpp_is_missing() -> None:
     got = start(model("llama.cpp", context_tokens=512, args=("--mlock",), gpu=Gpu(count=0)), "llama-server")
     assert " ".join(got.argv) == (
         "/bin/llama-server --model /w/m.gguf --host 127.0.0.1 --port 9000 --alias m --parallel 8 --offline --metrics"
@@ -102,7 +102,7 @@ def test_unknown_launcher_flag_is_rejected_before_the_start() -> None:
         start(model("llama.cpp", args=("--mlock",)), "xllamacpp")
 
 
-def test_tls_with_the_wheel_server_is_rejected_before_the_start() -> None:
+def test_tls_with_the_xllamacpp_server_is_rejected_before_the_start() -> None:
     spoken = model("llama.cpp", tls=EngineTls())
     with pytest.raises(
         EngineError, match=r"^Model m: spec\.tls: the llama extra's server speaks no TLS: use llama-server"
@@ -121,7 +121,7 @@ def test_engine_on_shared_device_gets_a_memory_fraction_flag(engine: EngineName,
     assert flag not in build_launch_command(of, None, "h", 1, there, gpus=True).argv
 
 
-def test_vllm_serves_a_folder_or_a_revision_of_the_hub() -> None:
+def test_vllm_command_names_the_local_folder_or_the_hub_revision() -> None:
     assert " ".join(start(model("vllm", artifact="file:///w", context_tokens=8192), "vllm").argv) == (
         "/bin/vllm serve /w --host 127.0.0.1 --port 9000 --served-model-name m --max-num-seqs 8 --max-model-len 8192"
     )
@@ -131,7 +131,7 @@ def test_vllm_serves_a_folder_or_a_revision_of_the_hub() -> None:
     )
 
 
-def test_sglang_is_started_as_a_module() -> None:
+def test_sglang_is_started_as_a_python_module() -> None:
     assert " ".join(start(model("sglang", artifact="hf://org/n", args=("--x",)), "sglang").argv) == (
         "/bin/sglang -m sglang.launch_server --model-path org/n --host 127.0.0.1 --port 9000 --served-model-name m"
         " --max-running-requests 8 --x"
@@ -216,7 +216,7 @@ def test_adapter_not_on_the_node_is_rejected() -> None:
         start(model("vllm", artifact="file:///m", adapters=adapters), "vllm")
 
 
-def test_every_engine_with_programs_has_slots_and_install_hint() -> None:
+def test_every_engine_with_programs_has_an_install_hint() -> None:
     for name, engine in ENGINES.items():
         assert default_slots(name) >= 1
         assert bool(engine.programs) == bool(engine.install)

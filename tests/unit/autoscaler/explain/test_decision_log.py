@@ -30,7 +30,7 @@ def test_full_log_drops_the_oldest_rows() -> None:
     assert [r.at_s for r in log.latest(9)] == [4.0, 3.0, 2.0]
 
 
-def test_rows_are_found_by_model() -> None:
+def test_decision_log_returns_the_rows_of_one_model() -> None:
     log = Log()
     log.extend([row(1.0, "a"), row(2.0, "b"), row(3.0, "a")])
     assert [r.at_s for r in log.of_model(ModelName("a"))] == [1.0, 3.0]
@@ -68,7 +68,7 @@ def test_rejection_of_an_impossible_start_is_logged_once_per_minute() -> None:
     assert len(log.refuse(impossible, 1.0 + REFUSED_EVERY_S)) == 1
 
 
-def test_model_that_waits_for_room_is_not_logged_as_rejected() -> None:
+def test_model_that_waits_for_a_device_is_not_logged_as_rejected() -> None:
     log = Log()
     assert log.refuse(unmet(never=False), 1.0) == ()
     assert len(log) == 0

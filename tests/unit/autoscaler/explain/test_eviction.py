@@ -78,7 +78,7 @@ def test_rejected_eviction_names_its_victim_and_the_reason(begin: World, why_not
     assert f"Eviction of a (r on gpu0), which takes 4 s to start again: {why_not}." in told(begin).sentences
 
 
-def test_busy_replica_is_not_evicted_for_a_model_that_is_served() -> None:
+def test_busy_replica_is_not_evicted_for_a_model_with_a_ready_replica() -> None:
     several = model("b", 20, high=2, slots=1)
     calls = [gateway(levels=[level("a", 0, 1), level("b", 1, 1, wait_s=3)], uses=[use("r", 1), use("s", 1)])]
     on = [replica(A, "r", ready_s=T0 - 100), replica(several, "s", ["gpu1"], ready_s=T0 - 100)]
@@ -93,7 +93,7 @@ def test_eviction_step_without_victims_gives_the_missing_memory() -> None:
     assert step.why_not == "needs 20Gi on one device; the largest has 1Gi"
 
 
-def test_no_eviction_or_offer_is_chosen_if_room_exists_or_comes() -> None:
+def test_no_eviction_or_offer_is_chosen_if_a_device_is_or_becomes_free() -> None:
     calls = [gateway(levels=[level("b", 1)])]
     roomy = offered(world([B], [device()], gateways=calls, leading_since_s=T0 - 500), *MORE)
     assert first(roomy).why_not == "there is room for it"

@@ -60,14 +60,14 @@ def test_refused_offer_is_explained_with_its_remaining_backoff() -> None:
     assert said == "Offer of rack: A100 on w1: the pool is empty; it is left alone for 50 s."
 
 
-def test_provider_error_is_explained_and_expired_offers_are_rejected() -> None:
+def test_explain_shows_the_error_of_a_silent_provider() -> None:
     begin = told(surge(offer()), ProviderTroubled(provider="rack", says="gives no answer (TimeoutError)", listing=True))
     assert "Provider rack gives no answer (TimeoutError)." in explained(begin)
     (step,) = rungs(begin, now_s=T0 + 200)
     assert step.why_not == "its provider has said nothing for a while"
 
 
-def test_closed_provider_is_explained_until_the_next_offer() -> None:
+def test_reason_of_a_provider_without_offers_is_shown_until_it_offers() -> None:
     closed = OffersSeen(provider="rack", offers=(), closed="there is no NodePool g4")
     begin = told(surge(offer()), closed)
     assert "Provider rack offers nothing: there is no NodePool g4." in explained(begin)
@@ -87,7 +87,7 @@ def test_explain_mentions_no_offers_without_providers() -> None:
     assert not releases(plan(surge(), T0).actions)
 
 
-def test_undelivered_order_is_the_only_chosen_step() -> None:
+def test_explain_chooses_no_other_offer_while_an_order_is_undelivered() -> None:
     after, _ = acted(surge(offer(), cloud()))
     first, second = rungs(after, now_s=T0 + 12)
     assert (first.says, first.chosen, first.under_way) == ("rack: 1 x A100 on w1, ordered 12 s ago", True, True)
@@ -108,7 +108,7 @@ def test_queued_order_without_an_estimate_does_not_block_other_offers() -> None:
     assert (added.chosen, added.under_way) == (True, False), "nobody waits for a queue alone"
 
 
-def test_both_orders_of_a_hedge_are_under_way() -> None:
+def test_explain_shows_both_hedged_orders_as_under_way() -> None:
     unsure = offer(confidence=0.2)
     hedged = offered(surge(), unsure, cloud(confidence=0.5), hedges=("rack", "cloud"))
     after, _ = acted(hedged)

@@ -28,7 +28,7 @@ def tell(made: World, name: str = "b", log: Log | None = None) -> Explanation:
     return explain_model(made, plan(made, T0), log or Log(), ModelName(name), T0)
 
 
-def test_explain_names_the_holder_of_a_slice_and_its_residency_end() -> None:
+def test_explain_names_the_model_on_a_slice_and_its_residency_end() -> None:
     calls = [gateway(levels=[level("a", 1, 1), level("b", 2, wait_s=3)], uses=[use("r", 1)])]
     known = {"a": History(starts_s=(4.0,), last_activity_s=T0)}
     told = tell(world([A, B], [device()], [replica(A, "r", ready_s=T0 - 10)], calls, known))
@@ -75,7 +75,7 @@ def test_explain_mentions_learnt_placement_while_a_start_is_needed() -> None:
         assert not any("learnt" in sentence for sentence in tell(rebuild_indices(other, T0)).sentences)
 
 
-def test_explain_gives_the_reason_of_a_replica_and_its_start_times() -> None:
+def test_explain_gives_the_start_reason_and_start_times_of_a_replica() -> None:
     known = {"b": History(starts_s=(3.0, 5.0), last_activity_s=T0 - 12)}
     runs = replica(B, "r", reason="wake b: 3 waiting, tenant acme")
     told = tell(world([B], [device()], [runs], histories=known))
@@ -96,7 +96,7 @@ def test_explain_gives_the_soonest_deadline_of_queued_requests() -> None:
     assert told.sentences[1] == "The soonest of 3 waiting must be answered within 13 s."
 
 
-def test_explain_reports_an_engine_that_is_silent_with_requests() -> None:
+def test_explain_reports_an_engine_that_sends_nothing_during_a_request() -> None:
     def sentences(*ages: float | None, in_use: int = 1) -> tuple[str, ...]:
         uses = [replace(use("r", in_use), last_byte_age_s=age_s) for age_s in ages]
         calls = [gateway(f"g{n}", [level("b", 0, 1)], [each], T0 - 2) for n, each in enumerate(uses)]
@@ -262,7 +262,7 @@ def test_running_model_is_not_reported_as_fitting_no_device() -> None:
     assert "no device" not in row.why
 
 
-def test_rejection_for_lack_of_a_device_is_a_recent_decision() -> None:
+def test_rejection_for_lack_of_a_device_is_listed_as_a_recent_decision() -> None:
     log = Log()
     log.refuse([Unmet(model=ModelName("huge"), reason="needs 30Gi on one device", never=True)], T0 - 3)
     said = "its Calls were refused, 3 s ago: it fits on no device: needs 30Gi on one device"

@@ -27,7 +27,7 @@ def at(*copies: tuple[str, str], why: str = "") -> World:
     return replace(world([M], [device()]), copies=there, unbrought={LORA: why} if why else {})
 
 
-def test_weights_are_described_as_here_absent_or_failed_with_reason() -> None:
+def test_explain_describes_weights_as_present_absent_or_failed() -> None:
     assert describe_weights(at(), M) == [
         f"Its weights ({OWN}) are on no node yet: they come for a start.",
         f"The weights of its adapter x ({LORA}) are on no node yet: they come for a start.",

@@ -75,7 +75,7 @@ def test_repeated_order_keeps_its_id_and_updates_the_send_time() -> None:
     assert (lease(again).asked_s, lease(again).sent_s) == (T0, T0 + 20)
 
 
-def test_refused_order_is_removed_and_its_offer_barred_with_backoff() -> None:
+def test_refused_capacity_order_puts_its_offer_in_exponential_backoff() -> None:
     at, now_s = ordered(), T0
     for times in range(1, 7):
         at = told(at, LeaseRefused(id=lease(at).id, reason="no quota"), now_s=now_s)
@@ -88,7 +88,7 @@ def test_refused_order_is_removed_and_its_offer_barred_with_backoff() -> None:
         at = told(at, Acted(action=action), now_s=now_s)
 
 
-def test_refusal_of_a_listed_order_is_ignored() -> None:
+def test_refusal_of_an_order_already_listed_by_its_provider_is_ignored() -> None:
     seen = shown(ordered(), T0 + 1)
     assert told(seen, LeaseRefused(id=lease(seen).id, reason="exists"), now_s=T0 + 2).capacity == seen.capacity
 
@@ -102,7 +102,7 @@ def test_order_is_delivered_when_its_slices_are_listed_and_observed() -> None:
     assert there.capacity.learnt[KIND] == LeadTimeStats(took_s=(30.0,), came=1)
 
 
-def test_idle_gap_is_recorded_when_an_order_is_used_again() -> None:
+def test_reuse_of_ordered_capacity_records_its_idle_time() -> None:
     here = arrived(ordered(), T0 + 30)
     one = replica(A, "r1", ["new0"])
     for name, from_s, to_s in (("r1", T0 + 40, T0 + 50), ("r2", T0 + 75, T0 + 80)):
@@ -128,7 +128,7 @@ def test_released_order_is_removed_when_absent_from_a_later_list() -> None:
     assert lease(still).leaving
 
 
-def test_uncommitted_release_is_cancelled_when_the_order_is_delivered() -> None:
+def test_withdrawal_of_an_undelivered_order_is_cancelled_on_delivery() -> None:
     going = release(shown(ordered(), T0 + 1), T0 + 12, uncommitted=True)
     assert not lease(going).coming(T0 + 12)
     came = arrived(going, T0 + 20)
@@ -137,7 +137,7 @@ def test_uncommitted_release_is_cancelled_when_the_order_is_delivered() -> None:
     assert not came.capacity.barred, "to be taken back is no failure"
 
 
-def test_order_is_lost_only_when_absent_from_two_lists() -> None:
+def test_order_is_lost_only_if_absent_from_two_lists_of_its_provider() -> None:
     here = arrived(ordered(), T0 + 30)
     once = none(here, T0 + 40)
     assert lease(once).missing == 1
@@ -146,7 +146,7 @@ def test_order_is_lost_only_when_absent_from_two_lists() -> None:
     assert not none(once, T0 + 50).capacity.leases
 
 
-def test_committed_order_withdrawn_by_its_provider_bars_the_offer() -> None:
+def test_order_withdrawn_by_its_provider_puts_the_offer_in_backoff() -> None:
     at = shown(ordered(), T0 + 20, committed=True)
     at = shown(at, T0 + 900, committed=True, phase="leaving")
     gone = none(none(at, T0 + 910), T0 + 920)
@@ -157,12 +157,12 @@ def test_committed_order_withdrawn_by_its_provider_bars_the_offer() -> None:
     assert (barred.until_s, barred.why) == (T0 + 980, "what was ordered of it was gone before it came")
 
 
-def test_list_older_than_the_last_known_list_is_ignored() -> None:
+def test_order_list_older_than_the_last_one_is_ignored() -> None:
     seen = shown(ordered(), T0 + 20)
     assert told(seen, LeasesSeen(provider="rack", leases=(), began_s=T0 + 10), now_s=T0 + 21) == seen
 
 
-def test_listing_error_is_cleared_by_the_next_list() -> None:
+def test_order_listing_error_is_cleared_by_the_next_successful_list() -> None:
     at = told(
         ordered(), ProviderTroubled(provider="rack", says="gives no answer (TimeoutError)", listing=True), now_s=T0 + 1
     )
@@ -170,11 +170,11 @@ def test_listing_error_is_cleared_by_the_next_list() -> None:
     assert not shown(at, T0 + 2).capacity.trouble
 
 
-def test_order_that_was_never_listed_is_not_lost() -> None:
+def test_order_not_yet_listed_by_its_provider_is_not_lost() -> None:
     assert lease(none(ordered(), T0 + 30)).listed is None
 
 
-def test_unknown_listed_order_is_a_stray_except_for_a_new_leader() -> None:
+def test_unknown_order_in_a_list_is_a_stray_unless_the_leader_is_new() -> None:
     late = Listed(name="other", offer=offer(), devices=1)
     at = surge(offer())
     (stray,) = told(
@@ -187,7 +187,7 @@ def test_unknown_listed_order_is_a_stray_except_for_a_new_leader() -> None:
     assert lease(told(at, LeasesSeen(provider="rack", leases=(going,), began_s=T0 + 5), now_s=T0 + 5)).leaving
 
 
-def test_new_leader_keeps_only_listed_orders() -> None:
+def test_new_leader_keeps_only_orders_that_the_provider_has_listed() -> None:
     unseen = told(ordered(), LeadingSeen(epoch=2), now_s=T0 + 1)
     assert not unseen.capacity.leases
     assert not unseen.capacity.listed_s
@@ -205,7 +205,7 @@ def test_partially_delivered_order_shrinks_to_the_listed_devices() -> None:
     assert lease(half).devices == 1
 
 
-def test_lead_times_of_the_former_leader_replace_known_lead_times() -> None:
+def test_recorded_lead_times_are_merged_into_the_known_lead_times() -> None:
     at = arrived(ordered(), T0 + 30)
     other = OfferKind("cloud", "A100", "")
     assert at.capacity.learnt == {KIND: LeadTimeStats(took_s=(30.0,), came=1)}
@@ -223,7 +223,7 @@ def test_number_of_learnt_lead_time_entries_is_bounded() -> None:
     assert KIND in after.capacity.learnt
 
 
-def test_order_lost_before_delivery_bars_its_offer_for_the_next_offer() -> None:
+def test_next_offer_is_ordered_if_an_order_is_lost_before_delivery() -> None:
     """Karpenter deletes a NodeClaim itself where a spot market has nothing."""
     spot, sure = cloud("spot", price_per_hour=0.3, bought="spot"), cloud("sure", price_per_hour=1.0)
     at = shown(acted(surge(spot, sure))[0], T0 + 1, "cloud")
@@ -262,7 +262,7 @@ def test_provider_error_is_reported_until_the_same_query_succeeds(listing: bool)
 
 
 @pytest.mark.parametrize("others", [(), ("g0",)])
-def test_reserved_place_is_idle_until_its_replica_starts(others: tuple[str, ...]) -> None:
+def test_reserved_capacity_is_idle_until_its_replica_starts(others: tuple[str, ...]) -> None:
     of = cloud("place", room=True, queued=True, expected_s=60.0)
     begin = acted(surge(of))[0]
     slices = (*begin.slices.values(), *(device(name, 16, "n9", product="A100") for name in ("g0", "g1")))
@@ -304,7 +304,7 @@ def test_new_leader_keeps_a_failed_order_in_use_by_a_replica() -> None:
     assert not left.capacity.learnt, "how long it took nobody here knows"
 
 
-def test_failed_order_is_not_released_while_a_replica_starts_there() -> None:
+def test_failed_order_is_not_released_while_a_replica_starts_on_it() -> None:
     here = half(waits(arrived(acted(surge(cloud()))[0], T0 + 100, "cloud", node="n9"), T0 + 101), T0 + 101)
     assert [type(one) for one in plan(here, T0 + 101).actions] == [StartReplica]
     idle = half(quiet(here, T0 + 102), T0 + 102)

@@ -70,7 +70,7 @@ def test_replica_moves_from_pending_to_gone_along_the_transition_table() -> None
         (S.READY, DrainReplica(replica=ReplicaId("unknown"), reason="")),
     ],
 )
-def test_intent_without_a_transition_raises_illegal_intent_error(state: S, action: Action) -> None:
+def test_action_not_allowed_in_a_replica_state_raises_illegal_intent_error(state: S, action: Action) -> None:
     at = world([DOC], [device()], replicas=[replica(DOC, "r", state=state)])
     with pytest.raises(IllegalIntentError):
         fold(at, [Acted(action=action)], T0)
@@ -110,20 +110,20 @@ def test_observed_replica_of_an_unknown_model_is_adopted(sight: Seen, state: S) 
     assert not at.histories
 
 
-def test_clean_observation_of_an_unknown_replica_is_ignored() -> None:
+def test_cleanup_observation_of_an_unknown_replica_is_ignored() -> None:
     at, _ = after(world([DOC], [device()]), Tick())
     assert fold(at, [seen(Seen.CLEAN)], T0) == (at, ())
 
 
 @pytest.mark.parametrize("state", [state for state in S if state is not S.GONE])
 @pytest.mark.parametrize("sight", Seen)
-def test_no_observation_raises_in_any_state(state: S, sight: Seen) -> None:
+def test_observation_raises_no_error_in_any_replica_state(state: S, sight: Seen) -> None:
     at = world([DOC], [device()], replicas=[replica(DOC, "r", state=state)])
     at, _ = after(at, seen(sight))
     assert (R in at.replicas) is (sight is not Seen.CLEAN)
 
 
-def test_vanished_starting_replica_is_gone_and_counts_as_a_failed_try() -> None:
+def test_starting_replica_that_vanishes_counts_as_a_failed_start() -> None:
     at = world([DOC], [device()], replicas=[replica(DOC, "r", state=S.STARTING, started_s=T0 - 1.0)])
     at, moves = after(at, seen(Seen.CLEAN))
     assert [m.after for m in moves] == [S.FAILED, S.SCRUBBING, S.GONE]
@@ -145,7 +145,7 @@ def test_ready_observation_does_not_undo_a_stop_or_a_failure() -> None:
         assert at.replicas[R].state is state
 
 
-def test_memory_growth_restarts_the_start_lock_of_the_device() -> None:
+def test_memory_growth_of_a_starting_replica_is_recorded_with_its_time() -> None:
     at = world([DOC], [device()], replicas=[replica(DOC, "r", state=S.STARTING)])
     at, _ = after(at, seen(Seen.STARTING, grew=True), now_s=T0 + 7.0)
     assert at.replicas[R].grown_s == T0 + 7.0
@@ -161,7 +161,7 @@ def try_once(at: World, now_s: float, reason: str = "out of memory") -> World:
     return at
 
 
-def test_failed_starts_retry_quickly_then_back_off_longer_each_episode() -> None:
+def test_failed_starts_are_retried_quickly_then_after_a_doubling_backoff() -> None:
     at, now_s = world([DOC], [device()]), T0
     for pause_s in (60.0, 120.0, 240.0):
         at = try_once(at, now_s)
@@ -180,7 +180,7 @@ def test_failed_starts_retry_quickly_then_back_off_longer_each_episode() -> None
     assert at.histories[M].episodes == 3
 
 
-def test_retry_past_the_end_of_its_episode_becomes_a_backoff() -> None:
+def test_retry_beyond_the_start_time_limit_becomes_a_backoff() -> None:
     """It would be the first of another, for the same Calls: so on and on, and no back-off ever."""
     at = try_once(try_once(world([DOC], [device()]), T0), T0)
     at, _ = after(at, StartReplica(replica=pending(), reason=""), seen(Seen.STARTING), now_s=T0 + 0.5)
@@ -190,7 +190,7 @@ def test_retry_past_the_end_of_its_episode_becomes_a_backoff() -> None:
     assert (history.tries, history.episodes, history.refused_until_s) == (0, 1, failed_s + 60.0)
 
 
-def test_old_failure_does_not_count_in_a_new_episode() -> None:
+def test_start_failure_an_hour_ago_does_not_count_against_a_new_start() -> None:
     """It had no second try, for nobody waited any more: a start an hour later has its own time and its own tries."""
     at = try_once(world([DOC], [device()]), T0)
     late_s = T0 + 3600.0
@@ -209,17 +209,17 @@ def ready_after_two_failures() -> World:
     return at
 
 
-def test_drain_of_a_ready_replica_ends_the_failure_episode() -> None:
+def test_drain_of_a_ready_replica_resets_the_failed_start_count() -> None:
     at, _ = after(ready_after_two_failures(), DrainReplica(replica=R, reason="idle"), now_s=T0 + 1.5)
     assert (at.histories[M].tries, at.histories[M].first_try_s, at.histories[M].episodes) == (0, None, 0)
 
 
-def test_replica_failure_after_its_residency_ends_the_failure_episode() -> None:
+def test_late_failure_of_a_ready_replica_resets_the_failed_start_count() -> None:
     at, _ = after(ready_after_two_failures(), seen(Seen.EXITED, reason="SIGSEGV"), now_s=T0 + 60.0)
     assert (at.histories[M].tries, at.histories[M].retry_at_s, at.histories[M].episodes) == (0, 0.0, 0)
 
 
-def test_engine_that_exits_right_after_ready_backs_off() -> None:
+def test_engine_exit_right_after_ready_counts_as_a_failed_start() -> None:
     """At its first Call, say: ready each time, and still one more failed start each time."""
     at, _ = after(ready_after_two_failures(), seen(Seen.EXITED, reason="SIGSEGV"), seen(Seen.CLEAN), now_s=T0 + 1.2)
     assert (at.histories[M].tries, at.histories[M].retry_at_s) == (3, T0 + 2.2)
@@ -228,7 +228,7 @@ def test_engine_that_exits_right_after_ready_backs_off() -> None:
     assert at.histories[M].refused_until_s == T0 + 2.4 + 60.0
 
 
-def test_start_that_exceeds_the_time_limit_fails_the_episode() -> None:
+def test_start_that_exceeds_its_time_limit_fails_and_backs_off() -> None:
     at, _ = after(world([DOC], [device()]), StartReplica(replica=pending(), reason=""), seen(Seen.STARTING))
     at, moves = after(at, FailReplica(replica=R, reason="start took longer than 100 s"), now_s=T0 + 100.0)
     assert moved(moves) == ["starting --broke--> failed"]
@@ -277,7 +277,7 @@ def to_zero(at: World, now_s: float) -> World:
     return at
 
 
-def test_early_restart_after_idle_stop_adds_a_regret_and_late_one_resets() -> None:
+def test_idle_stop_followed_by_an_early_restart_counts_as_premature() -> None:
     at = to_zero(world([DOC], [device()]), T0)
     at = to_zero(at, T0 + 100.0)
     assert at.histories[M].regrets == 1
@@ -295,7 +295,7 @@ def test_eviction_is_not_recorded_as_an_idle_stop() -> None:
     assert at.histories[M].stopped_idle_s is None
 
 
-def test_peaks_cover_the_idle_window_in_at_most_thirteen_rows() -> None:
+def test_demand_peaks_of_the_idle_timeout_are_kept_in_at_most_13_rows() -> None:
     at = world([DOC], gateways=[])
     for second in range(300):
         waiting = 9 if second == 250 else 1
@@ -308,7 +308,7 @@ def test_peaks_cover_the_idle_window_in_at_most_thirteen_rows() -> None:
 # --- the rest ---------------------------------------------------------------------------------------------------------
 
 
-def test_batch_without_changes_returns_the_same_world() -> None:
+def test_observations_without_changes_return_the_same_world_object() -> None:
     at, _ = after(world([DOC], [device()]), seen(Seen.READY), Synced(), GatewaySeen(gateway=G1))
     batch: list[Observation] = [
         seen(Seen.READY),
@@ -321,7 +321,7 @@ def test_batch_without_changes_returns_the_same_world() -> None:
     assert fold(at, batch, T0 + 1.0)[0] is at
 
 
-def test_version_rises_by_one_only_for_a_batch_relevant_to_gateways() -> None:
+def test_world_version_rises_by_one_per_batch_that_affects_gateways() -> None:
     at = world([DOC], [device()])
     one, _ = after(at, seen(Seen.READY), seen(Seen.READY, "r2"), seen(Seen.UNREADY))
     assert one.version == at.version + 1
@@ -364,7 +364,7 @@ def test_fold_does_not_modify_its_input_world() -> None:
     assert (at.replicas, at.by_model, at.loads, at.gateways) == before
 
 
-def test_failed_start_on_a_removed_node_does_not_count_as_try() -> None:
+def test_start_lost_with_its_node_does_not_count_as_a_failed_start() -> None:
     at, _ = after(world([DOC], [device()]), StartReplica(replica=pending(), reason=""), seen(Seen.STARTING))
     at, _ = after(at, SlicesSeen(slices=()), seen(Seen.EXITED, reason="its node n0 is lost"), now_s=T0 + 5.0)
     assert at.replicas[R].state is S.FAILED

@@ -48,7 +48,7 @@ def test_demand_of_a_silent_gateway_expires_after_ten_seconds() -> None:
     assert not at.gateways[G1].gone
 
 
-def test_service_of_a_model_removed_in_the_batch_restarts_at_zero() -> None:
+def test_used_slot_time_restarts_at_zero_when_a_model_is_removed() -> None:
     """Its Replica drains, and what that serves is still reported."""
     acme = TenantName("acme")
     at, _ = after(world([DOC], gateways=[]), reported(1, totals=(total(busy_slot_us=2_000_000),)))
@@ -57,7 +57,7 @@ def test_service_of_a_model_removed_in_the_batch_restarts_at_zero() -> None:
 
 
 @pytest.mark.parametrize("seen_s", [T0 + math.pi * number for number in range(20)])
-def test_demand_expires_exactly_at_the_planned_wake_time(seen_s: float) -> None:
+def test_demand_expires_exactly_at_the_scheduled_recheck_time(seen_s: float) -> None:
     """Not with the next Tick, up to a second later, because a float's last digit is missing."""
     at, _ = after(world([DOC], gateways=[]), reported(1, levels=[level("m", running=3)]), now_s=seen_s)
     due_s = next_change_s(at, seen_s + 9.0)
@@ -66,7 +66,7 @@ def test_demand_expires_exactly_at_the_planned_wake_time(seen_s: float) -> None:
     assert at.loads == {}
 
 
-def test_larger_last_byte_age_is_stored_without_a_new_slot_division() -> None:
+def test_larger_last_byte_age_does_not_trigger_a_slot_division() -> None:
     """Else every report of a busy gateway would have `shares` look at all of its Models again."""
     held = ReplicaUse(replica=R, hold=1, in_use=1, last_byte_age_s=2.0)
     at, _ = after(world([DOC], [device()], [replica(DOC, "r")], gateways=[]), reported(1, uses=(held,)))
@@ -115,7 +115,7 @@ def test_report_is_redundant_if_only_time_has_passed(change: dict[str, object], 
     assert not is_redundant_report(gone, OLDER), "it lives after all"
 
 
-def test_service_growth_is_redundant_unless_requests_wait_for_the_model() -> None:
+def test_report_of_only_more_slot_time_is_redundant_if_no_request_waits() -> None:
     """Whose turn is next goes by that: a hold moves before the Slot is free."""
     served = (total(admitted=3, busy_slot_us=50_000),)
     for waiting, same in ((1, False), (0, True)):
@@ -125,7 +125,7 @@ def test_service_growth_is_redundant_unless_requests_wait_for_the_model() -> Non
         assert is_redundant_report(at, reported(2, levels=levels, uses=(HELD,), totals=served).report) is same
 
 
-def test_newer_version_is_redundant_without_a_pending_drain_or_allocation() -> None:
+def test_report_of_a_newer_version_is_redundant_unless_a_change_is_pending() -> None:
     first = reported(1, levels=[level("m", waiting=3, wait_s=1.0)], uses=(HELD,), totals=(total(admitted=3),))
     later = replace(OLDER, version=2)
     at, _ = after(world([DOC], [device()], [replica(DOC, "r")], gateways=[]), first)
@@ -143,7 +143,7 @@ def test_report_contents_are_dated_by_its_arrival_time() -> None:
     assert (at.gateways[G1].seen_s, at.loads[M].oldest_s) == (T0, T0 - 4.0)
 
 
-def test_service_is_the_counter_growth_within_one_boot() -> None:
+def test_used_slot_time_is_the_counter_growth_within_one_gateway_boot() -> None:
     acme = TenantName("acme")
     at, _ = after(world([DOC], gateways=[]), reported(1, totals=(total(busy_slot_us=2_000_000),)))
     at, _ = after(at, reported(2, totals=(total(busy_slot_us=5_000_000),)))
@@ -165,7 +165,7 @@ def test_returning_tenant_starts_level_with_least_served_active_tenant(had_s: fl
     assert at.attained[M][TenantName("acme")] == starts_s
 
 
-def test_tenants_that_return_to_an_idle_model_start_level() -> None:
+def test_tenants_that_return_to_an_idle_model_get_equal_service_totals() -> None:
     """Both come back to a Model that was idle, in either order: they start level."""
     busy, acme = TenantName("busy"), TenantName("acme")
     idle = replace(world([DOC], gateways=[]), attained={M: {busy: 100.0, acme: 1.0}})
@@ -195,14 +195,14 @@ def test_decreased_counters_are_treated_as_restarted() -> None:
     assert at.attained[M][TenantName("acme")] == 5.0
 
 
-def test_idle_time_counts_from_the_last_finish_on_any_gateway() -> None:
+def test_idle_time_counts_from_the_last_finished_request_on_any_gateway() -> None:
     at, _ = after(world([DOC], gateways=[]), reported(1, totals=(total(finished=1, idle_s=20.0),)))
     assert at.histories[M].last_activity_s == T0 - 20.0
     at, _ = after(at, reported(1, name="g2", totals=(total(finished=1, idle_s=50.0),)))
     assert at.histories[M].last_activity_s == T0 - 20.0
 
 
-def test_dead_gateway_is_removed_later_and_its_late_report_is_ignored() -> None:
+def test_late_report_of_a_dead_gateway_is_ignored() -> None:
     at, _ = after(world([DOC], gateways=[]), reported(1, levels=[level("m", waiting=3)]))
     at, _ = after(at, GatewayGone(gateway=G1), reported(2, levels=[level("m", waiting=3)]), now_s=T0 + 1.0)
     assert at.gateways[G1].gone
@@ -211,7 +211,7 @@ def test_dead_gateway_is_removed_later_and_its_late_report_is_ignored() -> None:
     assert at.gateways == {}
 
 
-def test_dead_gateway_is_revived_only_by_acting_on_newer_routes() -> None:
+def test_dead_gateway_is_alive_again_only_after_it_applies_newer_routes() -> None:
     """However late: else it would be known, silent and never proven dead again, and nothing would ever be idle."""
     at, _ = after(world([DOC], gateways=[]), reported(1, levels=[level("m", waiting=3)], version=1))
     dead, _ = after(at, GatewayGone(gateway=G1))
@@ -222,7 +222,7 @@ def test_dead_gateway_is_revived_only_by_acting_on_newer_routes() -> None:
     assert alive.loads[M].waiting == 3
 
 
-def test_report_of_another_boot_with_an_older_epoch_is_ignored() -> None:
+def test_report_of_another_boot_with_an_older_leader_epoch_is_ignored() -> None:
     """The leader never saw the older boot, so only the epoch tells."""
     at, _ = after(world([DOC], gateways=[]), reported(1, boot="b2"))
     assert fold(at, [reported(99, boot="b1", epoch=0)], T0)[0] is at
@@ -246,7 +246,7 @@ def test_death_of_a_former_boot_does_not_affect_the_current_boot() -> None:
     assert fold(at, [GatewayGone(gateway=G1, boot="b1")], T0)[0] is at
 
 
-def test_gateway_joins_the_epoch_with_its_first_report_in_the_epoch() -> None:
+def test_gateway_joins_a_leader_epoch_with_its_first_report_in_it() -> None:
     at, _ = after(world([DOC], gateways=[]), GatewaySeen(gateway=G1))
     assert not at.gateways[G1].in_epoch
     assert not at.handed_over
@@ -280,7 +280,7 @@ def test_report_drops_allocations_older_than_the_acknowledged_one(version: int, 
     assert reconcile_grants({R: grants((2, 4), (5, 2), (8, 1))}, {R: use}, version).get(R) == left
 
 
-def test_slots_held_under_a_former_leader_are_adopted_unchanged() -> None:
+def test_slots_allocated_by_a_former_leader_are_kept_as_reported() -> None:
     assert reconcile_grants({}, {R: ReplicaUse(replica=R, hold=3)}, 7) == {R: grants((0, 3))}
     assert reconcile_grants({R: grants((0, 3))}, {R: ReplicaUse(replica=R, hold=2)}, 7) == {R: grants((0, 2))}
     assert reconcile_grants({R: grants((0, 3))}, {}, 7) == {}

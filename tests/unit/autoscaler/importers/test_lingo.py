@@ -72,7 +72,7 @@ def test_port_is_taken_from_the_service() -> None:
     assert [note.key for note in taken.notes] == ["port"]
 
 
-def test_result_states_that_no_change_is_needed() -> None:
+def test_result_says_that_a_lingo_workload_needs_no_change() -> None:
     (taken,) = lingo.convert_workloads([("f", EMBED.replace("kind: Deployment", "kind: StatefulSet"))])
     assert taken.what == "StatefulSet embed"
     assert "nothing needs to change" in taken.about[0]

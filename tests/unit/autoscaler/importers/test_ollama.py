@@ -69,7 +69,7 @@ def test_modelfile_based_on_an_ollama_model_is_converted() -> None:
     assert written(kept)["artifact"] == "file:///blobs/sha256-ab"
 
 
-def test_modelfile_grammar_is_parsed() -> None:
+def test_modelfile_is_parsed_into_its_instructions() -> None:
     assert parse_modelfile(MODELFILE) == [
         Instruction("FROM", "./pirate.gguf"),
         Instruction("PARAMETER", "num_ctx 8192"),
@@ -126,7 +126,7 @@ def manifest(*kinds: str) -> str:
     return json.dumps({"schemaVersion": 2, "config": {"digest": "sha256:config"}, "layers": layers})
 
 
-def test_stored_model_is_converted() -> None:
+def test_model_in_the_ollama_store_is_converted_to_llama_cpp() -> None:
     found = ollama.parse_manifest(
         "manifest", manifest("model", "template", "params", "projector", "adapter", "license")
     )

@@ -58,7 +58,7 @@ class Busy(Api):
     [(0.0, 1.0, TRIES_MAX), (12.0, 0.0, 3), (29.0, 10.0, 1), (9.0, 8.0, 2), (READ_S_MAX, 0.0, 1)],
     ids=["patience", "slow", "no-time-for-a-pause", "slow-and-patience", "hangs"],
 )
-async def test_all_attempts_share_one_deadline(
+async def test_all_attempts_of_a_request_share_one_deadline(
     takes_s: float, retry_after_s: float, tries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     api, loop = Busy(takes_s, retry_after_s), asyncio.get_running_loop()
@@ -110,7 +110,7 @@ class Slow(Api):
     [(20.0, 1000.0, 20.0), (59.0, 1000.0, 59.0), (500.0, 1000.0, WRITE_S_MAX), (20.0, 18.0, 18.0)],
     ids=["20-s-of-webhooks", "59-s-of-webhooks", "hangs", "leadership-is-lost"],
 )
-def test_write_may_last_until_leadership_or_write_limit_ends(
+def test_write_times_out_when_leadership_or_its_time_limit_ends(
     takes_s: float, leads_until_s: float, ends_s: float
 ) -> None:
     async def write() -> None:
@@ -136,7 +136,7 @@ def test_a_write_is_not_sent_without_leadership() -> None:
     virtual.run(write())
 
 
-async def test_request_that_gets_no_turn_in_time_fails_unsent(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_request_that_the_rate_limiter_delays_too_long_fails_unsent(monkeypatch: pytest.MonkeyPatch) -> None:
     api = Busy(0.0, 0.0)
 
     async def turn(method: str) -> None:

@@ -41,7 +41,7 @@ def depth(value: Any) -> int:
 
 
 @pytest.mark.parametrize("inside", ["1", '"]]}}"', '"\\"]}\\\\"', '[{"b":"{["}]'])
-def test_object_depth_is_bounded_regardless_of_string_content(inside: str) -> None:
+def test_object_nested_too_deeply_is_unreadable_whatever_its_strings(inside: str) -> None:
     most = DEPTH_MAX - 1 - inside.startswith("[") * 2
     assert isinstance(decoding.read_object(model(nested(most, inside))), dict)
     assert decoding.read_object(model(nested(most + 1, inside))) == Unreadable("Model", "n", "m", "7", TOO_DEEP)
@@ -85,7 +85,7 @@ def test_invalid_json_object_is_unreadable(text: bytes) -> None:
     assert found.name == "m"
 
 
-def test_object_of_a_watch_event_has_a_bounded_size() -> None:
+def test_too_large_object_in_a_watch_event_is_unreadable() -> None:
     large = model(json.dumps("x" * decoding.BYTES_MAX))
     _, found = decoding.read_event(b'{"type":"ADDED","object":' + large + b"}")
     assert isinstance(found, Unreadable)

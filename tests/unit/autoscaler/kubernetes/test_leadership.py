@@ -112,7 +112,7 @@ def test_renewal_keeps_the_epoch_and_extends_the_deadline() -> None:
     assert (one.epoch(9.9), one.epoch(10.0)) == (4, None)
 
 
-def test_failed_renewal_is_retried_after_a_read_without_extension() -> None:
+def test_failed_renewal_is_retried_only_after_reading_the_lease() -> None:
     one = led()
     one.failed()
     assert one.must_look(3.0)
@@ -192,7 +192,7 @@ def test_deleted_lease_is_acquired_only_after_last_holder_expired() -> None:
     assert one.write(130.0) == Write(None, ME, 4, D, acquires=True)
 
 
-def test_missing_lease_with_reported_epoch_is_acquired_after_duration() -> None:
+def test_missing_lease_with_known_epoch_is_acquired_after_lease_duration() -> None:
     one = ElectionCandidate(ME, D)
     one.saw(None, 99.0)
     assert one.write(100.0, (6,)) is None
@@ -317,7 +317,7 @@ def test_at_most_one_candidate_leads_and_epochs_only_increase(script: list[Turn]
         assert all(epoch == last_epoch for epoch in leaders())
 
 
-def test_new_epoch_exceeds_an_epoch_known_only_to_an_agent() -> None:
+def test_epoch_of_a_new_leader_exceeds_one_known_only_to_a_node_agent() -> None:
     """The Lease was deleted, and no gateway is there: else the agent would wait for a leader that it heard already."""
     there = fold(world(gateways=()), [NodeReported(report=NodeReport(node="n1", boot="b", sequence=1, epoch=7))], T0)[0]
     assert list_reported_epochs(there) == {7}
@@ -330,7 +330,7 @@ def test_new_epoch_exceeds_an_epoch_known_only_to_an_agent() -> None:
 
 
 @pytest.mark.parametrize(("said", "believed"), [((7, 3), 3), ((7, 7, 3), 7), ((9, 8, 3), 8), ((7,), 7), ((), 0)])
-def test_epoch_reported_by_only_one_of_several_agents_is_ignored(said: tuple[int, ...], believed: int) -> None:
+def test_epoch_reported_by_only_one_of_several_node_agents_is_ignored(said: tuple[int, ...], believed: int) -> None:
     reports = [NodeReport(node=f"n{number}", boot="b", sequence=1, epoch=epoch) for number, epoch in enumerate(said)]
     there = fold(world(gateways=()), [NodeReported(report=one) for one in reports], T0)[0]
     assert max(list_reported_epochs(there), default=0) == believed

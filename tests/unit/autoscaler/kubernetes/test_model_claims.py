@@ -101,7 +101,7 @@ def seconds(until_s: float) -> Iterator[float]:
     yield from (second / 2 for second in range(int(2 * until_s)))
 
 
-async def test_models_are_not_served_before_the_holder_is_known() -> None:
+async def test_models_are_not_served_before_their_lease_was_read() -> None:
     server = Server()
     house = House(server, BLUE, model("a"))
     server.raises = [UnreachableError("GET: no")]
@@ -111,7 +111,7 @@ async def test_models_are_not_served_before_the_holder_is_known() -> None:
     assert (house.told, house.serves) == (1, {model("a")[0]})
 
 
-async def test_known_namespaces_are_served_while_another_is_looked_up() -> None:
+async def test_other_namespaces_are_served_while_a_new_one_awaits_its_lease() -> None:
     server = Server()
     house = House(server, BLUE, model("a"))
     await house.at(0.0)
@@ -127,7 +127,7 @@ async def test_known_namespaces_are_served_while_another_is_looked_up() -> None:
     assert house.serves == {model("a")[0], model("b")[0]}
 
 
-async def test_one_installation_serves_each_model_and_the_other_names_holder() -> None:
+async def test_only_one_of_two_installations_serves_a_model() -> None:
     server = Server()
     models = (model("a"), model("b", GREEN), model("c", "red/x"))
     blue, green = House(server, BLUE, *models), House(server, GREEN, *models)
@@ -140,7 +140,7 @@ async def test_one_installation_serves_each_model_and_the_other_names_holder() -
 
 
 @pytest.mark.parametrize("seed", range(8))
-async def test_model_is_never_served_twice_and_removed_holder_is_replaced(seed: int) -> None:
+async def test_two_installations_never_serve_one_model_despite_random_restarts(seed: int) -> None:
     """Two processes of one installation and one of another, which come, restart and go at random."""
     dice, server, models = random.Random(seed), Server(), (model("a"), model("b"))
     make = {"blue 1": BLUE, "blue 2": BLUE, "green": GREEN}
@@ -196,7 +196,7 @@ async def test_models_are_served_after_grace_time_if_lease_write_fails(
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
-async def test_starting_process_waits_until_lease_holder_is_readable(status: int) -> None:
+async def test_starting_process_serves_nothing_until_the_lease_is_readable(status: int) -> None:
     """Another installation may serve the Models: without its Lease both would."""
     server = Server()
     await House(server, GREEN, model("a")).at(0.0)
@@ -211,7 +211,7 @@ async def test_starting_process_waits_until_lease_holder_is_readable(status: int
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 409, 429, 500, 503])
-async def test_known_holder_is_kept_during_api_server_errors(status: int) -> None:
+async def test_serving_installation_does_not_change_during_api_errors(status: int) -> None:
     server = Server()
     blue, green = House(server, BLUE, model("a")), House(server, GREEN, model("a"))
     await blue.at(0.0)
@@ -226,7 +226,7 @@ async def test_known_holder_is_kept_during_api_server_errors(status: int) -> Non
     assert blue.serves == {model("a")[0]}
 
 
-async def test_holder_serves_after_restart_without_renewing_the_lease() -> None:
+async def test_lease_holder_serves_after_restart_without_renewing_the_lease() -> None:
     server = Server()
     await House(server, BLUE, model("a")).at(0.0)
     server.refuses = ApiError(500, "InternalError", "failed calling webhook")
@@ -235,7 +235,7 @@ async def test_holder_serves_after_restart_without_renewing_the_lease() -> None:
     assert again.serves == {model("a")[0]}
 
 
-async def test_deleted_lease_is_taken_by_first_installation_to_look() -> None:
+async def test_deleted_lease_is_acquired_by_first_installation_to_poll() -> None:
     server = Server()
     blue, green = House(server, BLUE, model("a")), House(server, GREEN, model("a"))
     await blue.at(0.0)
@@ -251,7 +251,7 @@ TITLES = st.sampled_from(["", BLUE, GREEN])
 
 
 @given(TITLES, st.floats(0, 1000), st.floats(0, 1000))
-def test_claim_is_taken_only_when_free_or_expired(holder: str, since_s: float, now_s: float) -> None:
+def test_lease_is_acquired_only_when_free_or_expired(holder: str, since_s: float, now_s: float) -> None:
     does = Claim(holder, "x", CLAIM_S, since_s).next(BLUE, now_s)
     if holder == BLUE:
         assert does == ("renew" if now_s - since_s >= RENEW_S else "keep")
@@ -260,6 +260,6 @@ def test_claim_is_taken_only_when_free_or_expired(holder: str, since_s: float, n
 
 
 @given(st.sampled_from([None, BLUE, GREEN]), TITLES)
-def test_exactly_one_installation_serves_once_a_holder_is_known(named: str | None, holder: str) -> None:
+def test_exactly_one_installation_serves_a_model_with_a_known_owner(named: str | None, holder: str) -> None:
     serving = [me for me in (BLUE, GREEN) if not explain_not_served(named, holder, me, "a")]
     assert len(serving) == (2 if named is None and not holder else 1)

@@ -39,7 +39,7 @@ class Told:
 
 
 @pytest.mark.parametrize("late_s", [0.0, TOGETHER_S / 2, TOGETHER_S, 2 * TOGETHER_S])
-def test_optional_kinds_are_reported_once_despite_late_listing(late_s: float) -> None:
+def test_kinds_listed_at_different_times_are_reported_in_one_callback(late_s: float) -> None:
     """Be it in the very moment in which all of it was found to be there."""
 
     async def scenario() -> None:

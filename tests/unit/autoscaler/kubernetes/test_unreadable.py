@@ -43,7 +43,7 @@ class House:
             yield dict(event_log.build_event_manifest(due, "e", "us", str))
 
 
-def test_an_object_that_several_watches_cannot_read_counts_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_object_unreadable_in_several_watches_is_counted_once(caplog: pytest.LogCaptureFixture) -> None:
     objects, heard = UnreadableObjects(), list[str]()
     objects.listeners.append(lambda one: heard.append(one.reason))
     for watch in ("a", "b", "a"):
@@ -66,7 +66,7 @@ def test_long_reason_is_truncated() -> None:
     assert [len(one.reason) for one in objects] == [REASON_CHARACTERS_MAX]
 
 
-def test_a_leader_writes_one_event_for_each_object_and_reason() -> None:
+def test_leader_writes_one_event_per_unreadable_object_and_reason() -> None:
     house = House()
     house.unreadable.add("a", claim("before"), "/a")
     house.step(leads=False)

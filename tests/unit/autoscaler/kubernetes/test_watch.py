@@ -156,7 +156,7 @@ def shown(one: Replica) -> tuple[object, ...]:
 
 @settings(derandomize=True, deadline=None, max_examples=examples(40))
 @given(st.lists(st.integers(0, len(LIFE)), min_size=1, max_size=3), st.data())
-def test_world_matches_fresh_list_after_any_event_order(ends: list[int], data: Any) -> None:
+def test_replica_states_match_a_fresh_list_after_any_event_order(ends: list[int], data: Any) -> None:
     """Case 28: events twice and in any order; the end of each pod's life is among them."""
     events, truth = lives(ends)
     again = data.draw(st.lists(st.sampled_from(events), max_size=4))
@@ -204,7 +204,7 @@ async def test_expired_version_restarts_list_and_reports_deleted_objects(streams
         await until(lambda: server.lists == 2 and known(watched) == {"b": "b1"})
 
 
-async def test_api_server_restored_from_backup_is_accepted() -> None:
+async def test_watch_accepts_older_versions_after_api_server_restore() -> None:
     server = Server()
     server.truth, server.version = {"a": thing("a", 900, "new")}, 900
     restored = [ApiError(410, "Expired", "too large resource version")]

@@ -145,7 +145,7 @@ async def test_models_apply_without_tenant_access_and_missing_access_is_logged(
     assert SECRET not in " ".join(said)
 
 
-async def test_duplicate_tenant_key_is_reported_once_per_occurrence(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_duplicate_tenant_key_is_reported_again_only_if_it_reappears(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr(cluster_documents, "write_stderr", said.append)
     api = cast("Api", Server())

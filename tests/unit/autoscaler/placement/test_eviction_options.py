@@ -40,7 +40,7 @@ def everywhere(ways: EvictionSearch, asked: PlacementRequest) -> Iterator[SliceI
     return map(ways._yard.id_of, np.flatnonzero(ways._possible(asked)).tolist())
 
 
-def test_multi_device_eviction_search_equals_a_search_of_all_slices() -> None:
+def test_multi_device_eviction_search_matches_a_search_of_all_slices() -> None:
     seen = Counter[str]()
     for seed in range(400):
         rng = Random(seed)
@@ -64,7 +64,7 @@ def test_multi_device_eviction_search_equals_a_search_of_all_slices() -> None:
     assert min(seen[what] for what in ("placed", "evicts", "unmet")) > 20, seen
 
 
-def test_cached_failure_of_a_similar_request_does_not_change_the_result() -> None:
+def test_cached_failure_of_a_similar_replica_does_not_change_the_result() -> None:
     known = Counter[bool]()
     real = EvictionSearch._one
 
@@ -96,7 +96,7 @@ def test_cached_failure_of_a_similar_request_does_not_change_the_result() -> Non
     assert known[True] > 100, known
 
 
-def test_failed_search_is_repeated_after_another_eviction_frees_room() -> None:
+def test_failed_search_is_repeated_after_another_eviction_frees_memory() -> None:
     wants = [want("a", 4, force=EvictionLevel.IDLE), want("b", 4), want("c", 4, force=EvictionLevel.IDLE)]
     there = shelf(device("g0", 24), on("x", 22, busy=True))
     found = run(wants, [there])

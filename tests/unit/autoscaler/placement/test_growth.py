@@ -79,7 +79,7 @@ def grants(packing: PackResult) -> list[tuple[str, float]]:
 # --- the rule ---------------------------------------------------------------------------------------------------------
 
 
-def test_growth_grants_unusable_memory_in_whole_steps() -> None:
+def test_replica_grows_in_whole_steps_into_memory_no_other_can_use() -> None:
     assert grants(run([want("a")], [shelf(device("g0", 24))])) == [("a", 20)]
     assert grants(run([want("a")], [shelf(device("g0", 24), on("x", 9))])) == [("a", 15)]
     assert grants(run([want("a", step=2 * GI)], [shelf(device("g0", 24), on("x", 9))])) == [("a", 14)]
@@ -88,7 +88,7 @@ def test_growth_grants_unusable_memory_in_whole_steps() -> None:
     assert grants(run([want("a", step=1)], [shelf(odd)])) == [("a", 15)], "whole MiB, as pods ask for it"
 
 
-def test_growth_reserves_only_memory_that_later_requests_could_fill() -> None:
+def test_growth_leaves_only_memory_that_later_replicas_could_use() -> None:
     hole = [shelf(device("g0", 24))]
     assert grants(run([want("a")], hole, {kind(14): 1})) == [("a", 10)]
     assert grants(run([want("a")], hole, {kind(6): 1})) == [("a", 18)], "one of 6"
@@ -100,13 +100,13 @@ def test_growth_reserves_only_memory_that_later_requests_could_fill() -> None:
     assert grants(run([want("a")], hole, {want("a").kind: 1})) == [("a", 20)], "which is this one itself"
 
 
-def test_growth_counts_memory_that_leaving_replicas_free() -> None:
+def test_growth_considers_memory_that_draining_replicas_will_free() -> None:
     leaving = shelf(device("g0", 24), on("x", 10, leaving=True))
     assert grants(run([want("a")], [leaving])) == [("a", 14)]
     assert grants(run([want("a")], [leaving], {kind(12): 1})) == [("a", 12)], "it fits when x has left"
 
 
-def test_no_growth_if_a_waiting_request_could_use_the_device() -> None:
+def test_replica_does_not_grow_if_a_waiting_one_could_use_the_device() -> None:
     shelves = [shelf(device("g0", 24), on("x", 9)), shelf(device("g1", 8))]
     made = run([want("a"), want("b", 20, more_gi=0, unserved_since_s=9.0)], shelves)
     assert (grants(made), [one.want.model for one in made.unmet]) == ([("a", 10)], ["b"])
@@ -114,14 +114,14 @@ def test_no_growth_if_a_waiting_request_could_use_the_device() -> None:
     assert grants(never) == [("a", 15)], "no Device could ever hold it"
 
 
-def test_dedicated_slice_is_granted_whole_unless_from_a_dra_driver() -> None:
+def test_replica_gets_all_memory_of_a_dedicated_slice_unless_it_is_dra() -> None:
     own = device("g0", 16, shared=False)
     assert grants(run([want("a")], [shelf(own)], {kind(1): 9})) == [("a", 16)]
     for shared in (True, False):
         assert grants(run([want("a")], [shelf(replace(own, kind="dra", shared=shared))])) == [("a", 10)]
 
 
-def test_elastic_request_with_reduced_memory_gets_no_growth() -> None:
+def test_replica_placed_with_reduced_memory_does_not_grow() -> None:
     yard = SliceIndex([shelf(device("g0", 12))])
     yard.budget = lambda: counted(50, 10 * GI)
     made = pack([want("a", 4, spare_bytes=2 * GI)], yard, frozenset(), RestartCosts(), T0)
@@ -137,7 +137,7 @@ def test_growth_leaves_the_memory_that_learned_demand_would_use() -> None:
     assert whole.memory_bytes == 30 * GI, "nothing of that size fits beside it"
 
 
-def test_needed_memory_is_the_least_that_keeps_expected_use() -> None:
+def test_memory_reserved_from_growth_covers_the_learned_demand() -> None:
     stock = NodeArrays([NodeCapacity("n", (SliceClass(1000), SliceClass(1000)))], build_untrained_estimate({400: 1.0}))
     part = stock.part(np.array([0]))
 
@@ -153,7 +153,7 @@ def test_needed_memory_is_the_least_that_keeps_expected_use() -> None:
     assert lrv.compute_needed_milli(build_untrained_estimate({400: 1.0}).tables, shut, 0) == 0
 
 
-def test_filled_bytes_keeps_all_memory_if_too_many_sums_exist() -> None:
+def test_all_memory_is_reserved_if_demand_has_too_many_combinations() -> None:
     assert filled_bytes(10**6, [Taker(one, one, 9) for one in range(1001, 1100)]) == 10**6
     assert filled_bytes(10, []) == 0
     assert filled_bytes(10, [Taker(4, 4, 9)]) == 8
@@ -166,7 +166,7 @@ TAKERS = st.lists(st.builds(Taker, st.integers(1, 30), st.just(0), st.integers(0
 
 @settings(deadline=None, max_examples=examples(200))
 @given(TAKERS, st.integers(0, 60))
-def test_filled_bytes_equals_the_largest_sum_that_fits(takers: list[Taker], left: int) -> None:
+def test_fillable_memory_is_the_largest_sum_of_replicas_that_fits(takers: list[Taker], left: int) -> None:
     rigid = [one._replace(most_bytes=one.least_bytes) for one in takers]
     sums = [
         sum(count * one.least_bytes for count, one in zip(counts, rigid, strict=True))
@@ -243,7 +243,7 @@ def asked(*models: Model, gi: float = 24, replicas: Sequence[Replica] = ()) -> W
     return world(models, [device("gpu0", gi)], replicas, [gateway(levels=[level(models[0].name, 1)])])
 
 
-def test_grown_replica_has_more_slots_and_explain_reports_the_grant() -> None:
+def test_explain_reports_memory_and_slots_of_a_grown_replica() -> None:
     a = growing(context_tokens=2048)
     one = started(asked(a, gi=17.5))
     assert (one.memory_bytes, one.slots, one.spec_hash) == (16 * GI, 7, a.spec_hash())
@@ -263,7 +263,7 @@ def test_grown_replica_has_more_slots_and_explain_reports_the_grant() -> None:
     assert plan(then, T0).actions == ()
 
 
-def test_growth_leaves_room_for_another_model_on_the_device() -> None:
+def test_growth_leaves_memory_for_another_model_on_the_device() -> None:
     a, b = growing(context_tokens=2048), model("b", 7)
     first = started(asked(a, b))
     assert first.memory_bytes == 16 * GI
@@ -296,7 +296,7 @@ def test_usage_of_a_grown_replica_is_not_learned_as_model_demand() -> None:
 # --- engines and documents --------------------------------------------------------------------------------------------
 
 
-def test_growth_extends_the_context_if_the_document_sets_none() -> None:
+def test_growth_extends_the_context_if_the_model_sets_no_length() -> None:
     a = growing()
     assert compute_growth(a) == Growth(int(6 * GI), 256 * GI // 4096), "all of the model's own context for each slot"
     assert told_of(a, replica(a, "r", memory_bytes=12 * GI)) == Given(None, 12 * GI, 4, 16384)
@@ -371,7 +371,7 @@ def test_command_placeholder_receives_the_granted_memory() -> None:
     assert f"--memory={14 * GI}" in launched(own, told).argv
 
 
-def test_invalid_growth_is_rejected_with_its_path() -> None:
+def test_invalid_growth_setting_is_rejected_with_the_field_path() -> None:
     file = {"engine": "llama.cpp", "artifact": "file:///a.gguf"}
     assert document(**file, gpu={"growth": 50}).spec.gpu == Gpu(growth_percent=50)
     for spec, says in (
@@ -386,7 +386,7 @@ def test_invalid_growth_is_rejected_with_its_path() -> None:
         assert says in str(error.value)
 
 
-def test_successive_plans_never_exceed_the_device_memory() -> None:
+def test_replicas_grown_by_successive_plans_never_exceed_device_memory() -> None:
     """Each starts beside what the others were given."""
     models = [growing(f"m{at}", 6, context_tokens=2048) for at in range(3)]
     at = world(models, [device("gpu0", 24)], gateways=[gateway(levels=[level(one.name, 1) for one in models])])

@@ -268,7 +268,7 @@ def grades(yard: SliceIndex, expected: RestartCosts, asked: Sequence[PlacementRe
 
 @settings(derandomize=True, deadline=None, max_examples=examples(60))
 @given(st.integers(0, 1 << 30))
-def test_updated_slice_index_packs_as_a_rebuilt_one(seed: int) -> None:
+def test_updated_slice_index_gives_the_same_packing_as_a_rebuilt_one(seed: int) -> None:
     rng, now_s, survey = Random(seed), T0, IndexCache()
     copies = frozenset({Copy(artifact="oci://r.io/a", node=NodeId("n1"))})
     one = world(MODELS, SLICES, gateways=[gateway("g")])
@@ -287,7 +287,7 @@ def test_updated_slice_index_packs_as_a_rebuilt_one(seed: int) -> None:
 
 @settings(derandomize=True, deadline=None, max_examples=examples(60))
 @given(st.integers(0, 1 << 30))
-def test_reused_planner_plans_as_a_new_one(seed: int) -> None:
+def test_reused_planner_makes_the_same_plans_as_a_new_one(seed: int) -> None:
     rng, now_s, planner = Random(seed), T0, Planner()
     one = world(MODELS, SLICES, gateways=[gateway("g")])
     for _ in range(40):
@@ -298,7 +298,7 @@ def test_reused_planner_plans_as_a_new_one(seed: int) -> None:
         assert planner.plan(one, now_s) == expected, "nor does it depend on having been asked"
 
 
-def test_returning_node_without_devices_reuses_the_slice_index() -> None:
+def test_slice_index_is_kept_when_a_node_without_devices_returns() -> None:
     size, survey = Beside(8000, 32 * GI), IndexCache()
     small, large = (HostResources(cpu, 32 * GI, cpu, 32 * GI) for cpu in (size.cpu_milli, 64_000))
     full, cpu_only = (

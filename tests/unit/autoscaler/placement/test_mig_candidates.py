@@ -23,7 +23,7 @@ from tests.kit.recut import PRODUCT, SMALL, asked, beside, cores, cuttable, many
 from tests.kit.worlds import T0, device, gateway, level, model, world
 
 
-def test_no_repartition_for_a_request_that_lacks_only_cpu() -> None:
+def test_no_gpu_is_repartitioned_for_a_replica_that_lacks_only_cpu() -> None:
     asks = many(["mid"], **cores(6))
     short = world(slices=slices(_1g_10gb="7"), cuttable={"n1": cuttable()}, hosts=beside(8, 4), **asks)
     for later_s in (0.0, NODE_EVERY_S + 1, 2 * NODE_EVERY_S + 1):
@@ -39,7 +39,7 @@ def test_no_repartition_for_a_request_that_lacks_only_cpu() -> None:
     assert order(replace(bare, hosts=beside(8, 8))) is not None
 
 
-def test_model_without_enough_cpu_on_any_node_stays_unplaceable() -> None:
+def test_model_that_needs_more_cpu_than_any_node_has_is_unplaceable() -> None:
     at = world(slices=slices(_1g_10gb="7"), cuttable={"n1": cuttable()}, hosts=beside(8, 8), **many(["x"], **cores(64)))
     (unmet,) = plan(at, T0).unmet
     assert (order(at), unmet.never, "cut anew" in unmet.reason) == (None, True, False)
@@ -56,7 +56,7 @@ def test_node_is_repartitioned_for_as_many_replicas_as_its_cpu_allows() -> None:
     assert [name for name, reason in told.items() if "it fits there then" in reason] == ["a", "b"]
 
 
-def test_no_repartition_if_a_free_partition_fits_the_request() -> None:
+def test_no_repartition_if_a_free_partition_is_large_enough() -> None:
     """Whatever else keeps the PlacementRequest from it."""
     at = town(there=slices(_3g_40gb="2"))
     want = build_placement_request(at.models[ModelName("big")], 0, T0 - WAIT_S, EvictionLevel.BUSY, "")
@@ -64,7 +64,7 @@ def test_no_repartition_if_a_free_partition_fits_the_request() -> None:
     assert plan_repartition((Unplaced(want, "why"),), town(there=slices(_1g_10gb="7")), T0).order is not None
 
 
-def test_no_repartition_that_would_change_nothing() -> None:
+def test_node_is_not_repartitioned_into_its_current_layout() -> None:
     """The cut that is there has less than its profile promises, or is ill."""
     there = [replace(one, healthy=False) for one in slices(_7g_80gb="1")]
     at = town(there=there, want_gi=70.0)
@@ -84,7 +84,7 @@ def test_no_model_is_unplaceable_if_a_node_can_be_repartitioned() -> None:
     assert list_unplaceable_models(at) == {}
 
 
-def test_requests_that_fit_no_node_do_not_block_a_repartition() -> None:
+def test_models_that_fit_no_node_do_not_block_a_repartition() -> None:
     huge = many([f"a{number:03}" for number in range(WANTS_MAX)], 90.0)
     big = many(["big"], 30.0)
     waits = [*huge["gateways"], replace(big["gateways"][0], id="g2")]
@@ -130,13 +130,13 @@ def test_tainted_node_is_not_repartitioned_and_the_reason_names_the_taint() -> N
     assert "could be cut anew for it, but its node is tainted key:NoSchedule" in why(at)
 
 
-def test_last_repartition_attempt_may_still_succeed() -> None:
+def test_model_is_unplaceable_only_after_the_last_repartition_try_fails() -> None:
     at = town(cuttable(state="pending", **asked(TRIES_MAX)))
     assert (list_unplaceable_models(at), "it fits there then" in why(at)) == ({}, True)
     assert list_unplaceable_models(town(cuttable(state="failed", **asked(TRIES_MAX)))).keys() == {"big"}
 
 
-def test_elastic_request_gets_a_full_size_profile_or_else_a_smaller_one() -> None:
+def test_replica_with_elastic_memory_prefers_a_full_size_mig_profile() -> None:
     """It asks for 80Gi, which no profile has, and makes do with 72Gi."""
 
     def elastic(memory_gi: float, percent: int) -> World:

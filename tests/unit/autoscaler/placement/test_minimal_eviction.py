@@ -269,7 +269,7 @@ def holds(found: Batch, answer: PackResult, before: PackResult) -> None:
 
 @LONG
 @given(SEEDS)
-def test_no_victim_of_a_batch_can_be_spared(seed: int) -> None:
+def test_sparing_any_victim_would_leave_a_replica_unplaced(seed: int) -> None:
     found = batch(seed)
     answer = found.packed()
     assert spareable(answer, Every(found.shelves, found.hosts)) == []
@@ -298,7 +298,7 @@ def in_turn(one: PlacementRequest) -> tuple[float, float, str, int]:
 
 @QUICK
 @given(SEEDS)
-def test_elastic_request_keeps_its_granted_memory_when_moved(seed: int) -> None:
+def test_elastic_replica_keeps_its_allocated_memory_when_moved(seed: int) -> None:
     found = batch(seed, elastic=True)
     answer, before = found.packed(), found.before()
     granted = {one.want: one.memory_bytes for one in before.placements}
@@ -311,7 +311,7 @@ def test_elastic_request_keeps_its_granted_memory_when_moved(seed: int) -> None:
 
 @QUICK
 @given(SEEDS, st.randoms(use_true_random=False))
-def test_result_ignores_input_order_and_input_is_unchanged(seed: int, rng: Random) -> None:
+def test_minimal_eviction_result_is_independent_of_input_order(seed: int, rng: Random) -> None:
     found, other = batch(seed), batch(seed)
     answer = found.packed()
     rng.shuffle(other.wants)
@@ -325,7 +325,7 @@ def test_result_ignores_input_order_and_input_is_unchanged(seed: int, rng: Rando
 
 @QUICK
 @given(SEEDS, st.sampled_from(["STEPS_MAX", "MOVERS_MAX", "PLACES_MAX"]), st.integers(0, 5))
-def test_result_beyond_search_bounds_is_valid_but_may_not_be_minimal(seed: int, bound: str, most: int) -> None:
+def test_victims_are_valid_if_the_search_reaches_its_limits(seed: int, bound: str, most: int) -> None:
     found = batch(seed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(minimal_eviction if bound == "STEPS_MAX" else minimal_eviction_input, bound, most)
@@ -359,7 +359,7 @@ def test_search_steps_stay_within_steps_max(monkeypatch: pytest.MonkeyPatch) -> 
 # --- by name ----------------------------------------------------------------------------------------------------------
 
 
-def test_request_is_placed_elsewhere_to_spare_a_victim() -> None:
+def test_replica_is_placed_elsewhere_to_spare_a_victim() -> None:
     """Alone each is right where it goes first: a where the least is lost, then b where only x can make room."""
     shelves = [shelf(device("g0", 12)), shelf(device("g1", 24), on("x", 14, busy=True))]
     first = want("a", 10, priority=1)
@@ -397,7 +397,7 @@ def test_immediate_placement_is_not_delayed_to_spare_a_victim() -> None:
     assert (placed(free), victims(free)) == ([("a", "g1"), ("b", "g0")], [])
 
 
-def test_result_names_the_request_each_victim_is_evicted_for() -> None:
+def test_result_names_the_replica_each_victim_is_evicted_for() -> None:
     """First d has g2, so that x goes for a and y for b; with d on what is left of g1, a has g2, and b waits for x."""
     shelves = [shelf(device("g0"), on("x", 20)), shelf(device("g1"), on("y", 20, priority=1)), shelf(device("g2", 10))]
     wants = [want("d", 4, priority=3), want("a", 10, priority=2, unserved_since_s=0), want("b", 22, priority=2)]
@@ -407,7 +407,7 @@ def test_result_names_the_request_each_victim_is_evicted_for() -> None:
     assert [(one.reason, one.promised) for one in answer.unmet] == [("makes room on g0: x is to leave", True)]
 
 
-def test_multi_device_request_evicts_only_necessary_replicas() -> None:
+def test_two_device_victim_is_evicted_alone_for_a_two_device_replica() -> None:
     """Who has two Devices makes room for one that needs two: nobody else goes, however cheap."""
     both = on("both", 24, 100, others=1, busy=True)
     shelves = [shelf(device("g0"), on("idle", 4)), shelf(device("g1"), both), shelf(device("g2"), both)]

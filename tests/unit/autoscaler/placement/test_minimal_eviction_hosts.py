@@ -168,7 +168,7 @@ def all_going(shelves: list[Bin], *ids: str) -> list[Evictee]:
     return [Evictee(one, (SliceId(id),)) for id in ids for one in there[SliceId(id)]]
 
 
-def test_waiting_request_cannot_use_cpu_that_a_later_request_frees() -> None:
+def test_waiting_replica_cannot_use_cpu_that_a_later_replica_frees() -> None:
     """On n0 are 4 cores: a takes 2, x has 2, whom c alone may evict. Only behind c may b be there."""
     x, y = on("x", 20, beside=cores(2), kept=True, priority=1), on("y", 20)
     shelves = [shelf(device("g0", 24, "n0")), shelf(device("g1", 24, "n0"), x), shelf(device("p", 24, "p"), y)]
@@ -180,7 +180,7 @@ def test_waiting_request_cannot_use_cpu_that_a_later_request_frees() -> None:
         assert (puts is not None) == found
 
 
-def test_cpu_victim_is_assigned_to_the_request_that_lacks_cpu() -> None:
+def test_eviction_for_cpu_is_assigned_to_the_replica_that_lacks_cpu() -> None:
     """F has q, so that x stays; y goes for b and not for a, who is first; z and w are of no use to either."""
     y, z, w, x = on("y", 2, beside=cores(2)), on("z", 20), on("w", 10, beside=cores(2)), on("x", 20)
     shelves = [
@@ -198,7 +198,7 @@ def test_cpu_victim_is_assigned_to_the_request_that_lacks_cpu() -> None:
     assert [[one.model for one in put.victims] for put in puts] == [[], ["y"], ["z"], ["w"], []]
 
 
-def test_request_cannot_move_to_a_node_without_cpu_at_its_turn() -> None:
+def test_replica_cannot_move_to_a_node_whose_cpu_is_freed_only_later() -> None:
     """When x has gone n0 has CPU for both; but a is first, and may evict y alone."""
     x = on("x", 4, beside=cores(3), kept=True, priority=1)
     shelves = [
@@ -214,7 +214,7 @@ def test_request_cannot_move_to_a_node_without_cpu_at_its_turn() -> None:
         ) == found
 
 
-def test_search_is_skipped_if_an_unmoved_request_needs_victim_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_is_skipped_if_a_replica_that_stays_needs_victim_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(minimal_eviction_input, "MOVERS_MAX", 1)
     shelves = [shelf(device("g0", 12, "n0")), shelf(device("g1", 24, "n1"), on("x", 2, beside=cores(2)))]
     held = [

@@ -29,14 +29,14 @@ def tight(many: int = PLACES_MAX) -> list[Bin]:
     return [shelf(device(f"t{at:02}", 12)) for at in range(many)]
 
 
-def test_tightest_slices_are_considered_first() -> None:
+def test_slices_with_the_least_free_memory_are_considered_first() -> None:
     roomy = [shelf(device(f"a{at:02}", 24)) for at in range(PLACES_MAX)]
     assert looked_at(want("a", 10), [*roomy, *tight()], now=True) == ["here", *(one.slice.id for one in tight())]
     found = looked_at(want("a", 10), [*roomy, *tight(3)], now=True)
     assert (len(found), found[:4]) == (1 + PLACES_MAX, ["here", "t00", "t01", "t02"])
 
 
-def test_immediate_request_skips_locked_slices_and_slices_free_later() -> None:
+def test_replica_starting_now_considers_only_slices_that_are_free_now() -> None:
     coming = [shelf(device(f"c{at:02}", 12), on(f"x{at}", 10, leaving=True)) for at in range(PLACES_MAX)]
     locked = [shelf(device(f"l{at:02}", 12), locked=True) for at in range(PLACES_MAX)]
     free = shelf(device("z", 24))
@@ -45,13 +45,13 @@ def test_immediate_request_skips_locked_slices_and_slices_free_later() -> None:
         assert len(looked_at(want("a", 10), [*others, free], now=False)) == 1 + PLACES_MAX, "it waits anyway"
 
 
-def test_slices_that_a_batch_occupies_do_not_count_toward_places_max() -> None:
+def test_slices_already_assigned_do_not_count_toward_places_max() -> None:
     on_ = tuple(f"h{at:02}" for at in range(PLACES_MAX))
     roomier = [shelf(device(f"r{at:02}", 90)) for at in range(PLACES_MAX)]
     assert len(looked_at(want("a", 10), roomier, now=True, at=on_)) == 2 * PLACES_MAX
 
 
-def test_multi_device_request_considers_only_nodes_with_enough_devices() -> None:
+def test_multi_device_replica_considers_only_nodes_with_enough_devices() -> None:
     alone = [shelf(device(f"a{at:02}", 80, f"n{at:02}")) for at in range(PLACES_MAX)]
     both = [shelf(device(f"z{at}", 80, "z")) for at in range(2)]
     two = want("a", 0, devices=2)
@@ -63,7 +63,7 @@ def test_multi_device_request_considers_only_nodes_with_enough_devices() -> None
     )
 
 
-def test_request_never_moves_to_a_forbidden_node_to_spare_a_victim() -> None:
+def test_replica_never_moves_to_a_forbidden_node_to_spare_a_victim() -> None:
     """On g1 is room for a, and with a there b would need nobody's."""
     shelves = [shelf(device("g0", 12)), shelf(device("g1", 24, "n1"), on("x", 14, busy=True))]
     assert victims(run([want("a", 10, priority=1), want("b", 12)], shelves)) == []

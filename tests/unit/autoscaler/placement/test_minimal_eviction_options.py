@@ -47,7 +47,7 @@ def places(
     return {str(one.want.model): str(put.slices[0]) for one, put in zip(held, puts, strict=True)}
 
 
-def test_equal_room_with_different_tenants_is_not_equivalent() -> None:
+def test_devices_with_equal_free_memory_differ_if_their_tenants_differ() -> None:
     """Whether a and b are on g0 and g1 or on g1 and g0 decides whether c may be on g0."""
     shared = [device("g0", 20, "n", kind=TIMESLICE), device("g1", 20, "m", kind=TIMESLICE)]
     shelves = [*map(shelf, shared), shelf(device("p", 20, "n"), on("x", 20))]
@@ -100,7 +100,7 @@ def test_equal_devices_differ_after_one_receives_a_replica() -> None:
 
 
 @pytest.mark.parametrize("leaving", [False, True])
-def test_immediate_request_avoids_domain_of_a_leaving_conflicting_tenant(*, leaving: bool) -> None:
+def test_replica_starting_now_avoids_a_device_another_tenant_is_leaving(*, leaving: bool) -> None:
     there = [on("y", 2, trust=ZETA, leaving=leaving)] if leaving else []
     other = shelf(device("g1", 12, kind=TIMESLICE), *there)
     other.trusts = frozenset(one.trust for one in there)
@@ -110,7 +110,7 @@ def test_immediate_request_avoids_domain_of_a_leaving_conflicting_tenant(*, leav
 
 
 @pytest.mark.parametrize(("leaving", "stuck"), [(True, False), (True, True), (False, False)])
-def test_promised_request_waits_only_for_leaving_conflicting_tenants(*, leaving: bool, stuck: bool) -> None:
+def test_waiting_replica_may_move_to_a_device_another_tenant_is_leaving(*, leaving: bool, stuck: bool) -> None:
     other = shelf(device("g1", 12, kind=TIMESLICE), on("y", 2, trust=ZETA, leaving=leaving, stuck=stuck))
     other.trusts = frozenset({ZETA})
     shelves = [shelf(device("g0", 24)), other, shelf(device("p", 24, "p"), on("x", 20))]
@@ -123,7 +123,7 @@ def test_promised_request_waits_only_for_leaving_conflicting_tenants(*, leaving:
 
 
 @pytest.mark.parametrize("free", [False, True])
-def test_unmoved_request_keeps_its_victim_unless_the_slice_has_room(
+def test_victim_is_spared_without_a_move_if_both_replicas_fit_its_slice(
     monkeypatch: pytest.MonkeyPatch, *, free: bool
 ) -> None:
     monkeypatch.setattr("autoscaler.placement.minimal_eviction_input.MOVERS_MAX", 0)
@@ -131,7 +131,7 @@ def test_unmoved_request_keeps_its_victim_unless_the_slice_has_room(
     assert places([Has(want("a", 10), "p")], shelves) == ({"a": "p"} if free else None)
 
 
-def test_domains_with_equal_room_but_other_tenants_are_not_equivalent() -> None:
+def test_isolation_domains_with_different_tenants_are_not_equivalent() -> None:
     shared = [device(f"g{at}", 20, kind="dra") for at in range(2)]
     shelves = [*map(shelf, shared), shelf(device("p", 20, "p"), on("x", 20))]
     held = [
@@ -141,7 +141,7 @@ def test_domains_with_equal_room_but_other_tenants_are_not_equivalent() -> None:
     assert places(held, shelves) == {"a": "g0", "b": "g1", "c": "g1", "d": "g0"}
 
 
-def test_half_device_is_not_equivalent_to_an_equally_large_device() -> None:
+def test_half_device_is_not_equivalent_to_a_whole_device_of_its_size() -> None:
     """On the other half nobody can start while another does."""
     halves = [replace(device(f"h{at}", 12), device=DeviceId("h")) for at in range(2)]
     shelves = [shelf(one) for one in (*halves, device("l", 12), device("q", 24))]
@@ -155,14 +155,14 @@ def test_half_device_is_not_equivalent_to_an_equally_large_device() -> None:
     assert (found["c"], found["d"][0], {found["a"][0], found["b"][0]}) == ("q", "h", {"h", "l"})
 
 
-def test_devices_are_not_equivalent_if_another_request_avoids_one() -> None:
+def test_devices_are_not_equivalent_if_a_replica_avoids_one_of_them() -> None:
     shelves = [shelf(device(f"g{at}", node=f"n{at}")) for at in range(2)]
     shelves.append(shelf(device("p", node="p"), on("x", 20)))
     held = [Has(want("a", 20), "g1"), Has(want("b", 20, avoids=(NodeId("n0"),)), "p")]
     assert places(held, shelves) == {"a": "g0", "b": "g1"}
 
 
-def test_large_and_small_devices_with_equal_room_are_not_equivalent() -> None:
+def test_partly_used_device_is_not_equivalent_to_a_smaller_empty_one() -> None:
     """B needs a whole one."""
     shelves = [shelf(device("g0", 24), on("y", 12, kept=True)), shelf(device("g1", 12)), shelf(device("g2", 12, "n2"))]
     shelves.append(shelf(device("p", 12, "p"), on("x", 12)))
@@ -172,7 +172,7 @@ def test_large_and_small_devices_with_equal_room_are_not_equivalent() -> None:
 
 
 @pytest.mark.parametrize("leaving", [False, True])
-def test_nodes_whose_other_devices_differ_in_room_are_not_equivalent(*, leaving: bool) -> None:
+def test_nodes_differ_if_their_other_devices_have_unequal_free_memory(*, leaving: bool) -> None:
     """Now, or soon."""
     there = [on("z", 60, leaving=True)] if leaving else []
     shelves = [
@@ -184,7 +184,7 @@ def test_nodes_whose_other_devices_differ_in_room_are_not_equivalent(*, leaving:
     assert places(held, shelves, {"n0": 4, "n1": 4, "p": 4}) == {"a": "g0", "b": "g3", "c": "g2"}
 
 
-def test_equal_room_with_a_starting_replica_is_not_equivalent() -> None:
+def test_device_with_a_starting_replica_is_not_equivalent_to_one_without() -> None:
     """Only g0 is open to c, who starts as a does: a goes to g1, and b, who waits, to g0."""
     shelves = [shelf(device("g0", 20, "n0")), shelf(device("g1", 10, "n1")), shelf(device("q", 24, "n0"))]
     shelves.append(shelf(device("p", 24, "p"), on("x", 20)))
@@ -195,7 +195,7 @@ def test_equal_room_with_a_starting_replica_is_not_equivalent() -> None:
     assert places(held, shelves) == {"a": "g1", "b": "g0", "c": "g0", "d": "q"}
 
 
-def test_equal_room_with_less_cpu_is_not_equivalent() -> None:
+def test_devices_with_equal_free_memory_differ_if_free_cpu_differs() -> None:
     shelves = [shelf(device("g0", 20, "n0")), shelf(device("g1", 10, "n1"))]
     shelves.append(shelf(device("p", 10, "p"), on("x", 10)))
     held = [Has(asks("a", 1), "g1"), Has(asks("b", 3), "g0"), Has(asks("c", 3, avoids=(NodeId("n1"),)), "p")]
@@ -203,7 +203,7 @@ def test_equal_room_with_less_cpu_is_not_equivalent() -> None:
     assert places(held, shelves, {"n0": 3, "n1": 4, "p": 4}) is None
 
 
-def test_devices_differ_if_different_requests_may_evict_their_replicas() -> None:
+def test_devices_differ_if_their_victims_need_different_priorities() -> None:
     """Only a may evict y. That c finds room in either case does not make them one."""
     shelves = [
         shelf(device("g0", 24), on("y", 20, kept=True, priority=1)), shelf(device("g1", 24), on("z", 20)),
@@ -217,7 +217,7 @@ def test_devices_differ_if_different_requests_may_evict_their_replicas() -> None
     assert [(*put.slices, *(one.model for one in put.victims)) for put in puts] == [("g0", "y"), ("g1", "z"), ("q",)]
 
 
-def test_request_that_has_room_evicts_no_replica() -> None:
+def test_replica_that_fits_without_eviction_is_assigned_no_victim() -> None:
     shelves = [shelf(device("g0", 24), on("z", 10)), shelf(device("p", 24, "p"), on("x", 20))]
     held = [Assigned(want("a", 10), (SliceId("g0"),), now=False), Assigned(want("b", 14), (SliceId("p"),), now=False)]
     victims = [Evictee(shelves[at].incumbents[0], (shelves[at].slice.id,)) for at in (1, 0)]
@@ -226,7 +226,7 @@ def test_request_that_has_room_evicts_no_replica() -> None:
     assert [[one.model for one in put.victims] for put in puts] == [[], ["z"]]
 
 
-def test_immediate_request_avoids_devices_where_another_starts() -> None:
+def test_replica_starting_now_avoids_a_device_where_another_starts() -> None:
     for locked in (False, True):
         shelves = [shelf(device("g0", 24)), shelf(device("g1", 12), locked=locked)]
         shelves.append(shelf(device("p", 24, "p"), on("x", 20)))
@@ -236,7 +236,7 @@ def test_immediate_request_avoids_devices_where_another_starts() -> None:
         assert places(waits, shelves) == {"a": "g1", "b": "g0", "c": "g1"}, "it waits anyway"
 
 
-def test_request_is_not_moved_to_a_node_with_too_little_cpu() -> None:
+def test_replica_is_not_moved_to_a_node_with_too_little_cpu() -> None:
     for cores in (1, 2):
         shelves = [shelf(device("g0", 24)), shelf(device("g1", 12, "n1")), shelf(device("p", 24, "p"), on("x", 20))]
         held = [Has(asks("a", 2), "g0"), Has(want("b", 20), "p")]

@@ -37,7 +37,7 @@ def filled(*free: float) -> list[Bin]:
     ]
 
 
-def test_search_takes_no_step_if_total_room_is_insufficient(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_takes_no_step_if_total_free_memory_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
     wants = [want("a", 11), want("b", 11, ordinal=1), want("c", 6, ordinal=2)]
     answer, steps = counted(monkeypatch, wants, filled(11, 11.5))
     assert (victims(answer), steps) == (["x0"], [0])
@@ -51,7 +51,7 @@ def test_search_does_not_repeat_equivalent_states(monkeypatch: pytest.MonkeyPatc
     assert 6 <= sum(steps) < 6 * 2**6
 
 
-def test_victim_spared_with_another_is_not_searched_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_victims_on_one_device_are_spared_by_one_search(monkeypatch: pytest.MonkeyPatch) -> None:
     both = on("x", 1, busy=True), on("y", 1, busy=True), on("stays", 12, kept=True, priority=9)
     shelves = [shelf(device("g0", 12)), shelf(device("g1", 24), *both)]
     answer, steps = counted(monkeypatch, [want("a", 10, priority=1), want("b", 12)], shelves)
@@ -60,7 +60,7 @@ def test_victim_spared_with_another_is_not_searched_again(monkeypatch: pytest.Mo
     assert victims(run([want("a", 10, priority=1), want("b", 12)], shelves)) == ["x", "y"], "without the search"
 
 
-def test_search_is_skipped_if_an_unmoved_request_needs_the_victim(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_is_skipped_if_a_replica_that_stays_needs_the_eviction(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(minimal_eviction_input, "MOVERS_MAX", 1)
     wants = [want("a", 8, priority=1), want("b", 20)]
     shelves = [shelf(device("g0", 12), on("y", 6)), shelf(device("g1", 24), on("x", 20))]

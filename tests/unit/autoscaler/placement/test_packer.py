@@ -71,7 +71,7 @@ def victims(packing: PackResult) -> list[str]:
     return [victim.model for victim in packing.victims]
 
 
-def test_best_fit_takes_the_slice_with_the_least_left() -> None:
+def test_best_fit_takes_the_slice_with_the_least_memory_left() -> None:
     assert placed(run([want("a")], [shelf(device("g0", 80)), shelf(device("g1", 24))])) == [("a", "g1")]
 
 
@@ -81,7 +81,7 @@ def test_node_with_a_model_copy_is_preferred_to_a_tight_fit() -> None:
     assert placed(run([want("a", artifact="oci://a")], slices, copies)) == [("a", "g1")]
 
 
-def test_products_are_globs_in_order_of_preference() -> None:
+def test_first_product_glob_that_matches_a_free_device_is_preferred() -> None:
     slices = [shelf(device("g0", product="NVIDIA L40S")), shelf(device("g1", product="NVIDIA H100 80GB"))]
     assert placed(run([want("a", products=("*h100*", "*l40s*"))], slices)) == [("a", "g1")]
     assert placed(run([want("a", products=("*l40s*",))], slices)) == [("a", "g0")]
@@ -90,7 +90,7 @@ def test_products_are_globs_in_order_of_preference() -> None:
     assert nowhere.reason == "needs a device named like *mi300*; there are: NVIDIA H100 80GB, NVIDIA L40S"
 
 
-def test_request_exceeding_the_free_compute_percent_is_not_placed() -> None:
+def test_replica_exceeding_the_free_compute_percent_is_not_placed() -> None:
     half = on("x", 4, 70, evictable_s=T0 + 9)
     assert placed(run([want("a", compute_percent=30)], [shelf(device(), half)])) == [("a", "gpu0")]
     assert placed(run([want("a", compute_percent=31)], [shelf(device(), half)])) == []
@@ -106,7 +106,7 @@ def test_hardware_isolation_needs_an_isolated_slice_or_an_empty_device() -> None
     assert run([apart], [shelf(mig)]).placements[0].memory_bytes == 10 * GI
 
 
-def test_multi_device_request_takes_whole_free_devices_of_one_node() -> None:
+def test_multi_device_replica_gets_whole_free_devices_of_one_node() -> None:
     spread = [shelf(device("g0", node="n0")), shelf(device("g1", node="n1"))]
     big = want("a", 20, devices=2)
     assert run([big], spread).unmet[0].reason == "needs 2 whole devices of 20Gi of one node; the largest node has 1"
@@ -115,7 +115,7 @@ def test_multi_device_request_takes_whole_free_devices_of_one_node() -> None:
     assert victims(run([big], [spread[0], *beside])) == ["x"]
 
 
-def test_cpu_only_request_needs_no_slice() -> None:
+def test_cpu_only_replica_is_placed_without_a_slice() -> None:
     assert placed(run([want("a", devices=0)], [])) == [("a",)]
 
 
@@ -125,7 +125,7 @@ def test_unhealthy_slices_are_never_used() -> None:
     assert not answer.unmet[0].never
 
 
-def test_request_larger_than_every_device_is_reported_as_never_fitting() -> None:
+def test_replica_larger_than_every_device_is_reported_as_never_fitting() -> None:
     missing = run([want("a", 40)], [shelf(device(memory_gi=24))]).unmet[0]
     assert (missing.reason, missing.never) == ("needs 40Gi on one device; the largest has 24Gi", True)
     assert run([want("a")], []).unmet[0].reason == "needs 10Gi on one device; there is no device"
@@ -142,7 +142,7 @@ def test_cheapest_victim_set_is_evicted() -> None:
     assert victims(run([want("a", 20)], slices[:1])) == ["x", "y"]
 
 
-def test_replica_is_not_evicted_before_its_residency_ends() -> None:
+def test_replica_is_not_evicted_before_its_minimum_residency_ends() -> None:
     slices = [shelf(device(), on("llama-8b", 18, busy=True, evictable_s=T0 + 12))]
     answer = run([want("a", 20)], slices)
     assert (victims(answer), answer.unmet[0].never) == ([], False)
@@ -153,13 +153,13 @@ def test_replica_is_not_evicted_before_its_residency_ends() -> None:
     assert [victim.model for victim in after.victims] == ["llama-8b"]
 
 
-def test_only_a_request_of_higher_priority_evicts() -> None:
+def test_lower_priority_replica_does_not_evict_a_higher_priority_one() -> None:
     slices = [shelf(device(), on("x", 20, priority=5))]
     assert victims(run([want("a")], slices)) == []
     assert victims(run([want("a", priority=6, force=EvictionLevel.LOWER)], slices)) == ["x"]
 
 
-def test_eviction_level_limits_which_replicas_are_evicted() -> None:
+def test_eviction_level_idle_evicts_idle_but_not_busy_replicas() -> None:
     idle, busy = [shelf(device(), on("x", 20))], [shelf(device(), on("x", 20, busy=True))]
     assert [victims(run([want("a", force=force)], idle)) for force in EvictionLevel] == [[], [], ["x"], ["x"]]
     assert [victims(run([want("a", force=force)], busy)) for force in EvictionLevel] == [[], [], [], ["x"]]
@@ -167,7 +167,7 @@ def test_eviction_level_limits_which_replicas_are_evicted() -> None:
     assert victims(run([want("a")], kept)) == []
 
 
-def test_no_eviction_while_a_leaving_replica_frees_enough_room() -> None:
+def test_no_eviction_while_a_draining_replica_frees_enough_memory() -> None:
     leaving = shelf(device("g0"), on("x", 20, state=S.DRAINING, leaving=True))
     idle = shelf(device("g1"), on("y", 20))
     answer = run([want("a")], [leaving, idle])
@@ -175,7 +175,7 @@ def test_no_eviction_while_a_leaving_replica_frees_enough_room() -> None:
     assert victims(run([want("a", 20), want("b", 20)], [leaving, idle])) == ["y"]
 
 
-def test_room_of_a_stuck_leaving_replica_is_not_counted() -> None:
+def test_another_replica_is_evicted_if_a_terminating_one_is_stuck() -> None:
     stuck = shelf(device("g0"), on("x", 20, state=S.SCRUBBING, leaving=True, stuck=True))
     assert victims(run([want("a")], [stuck, shelf(device("g1"), on("y", 20))])) == ["y"]
 
@@ -189,7 +189,7 @@ def test_one_replica_at_a_time_starts_on_a_device() -> None:
     assert placed(run([want("a", 4)], [shelf(device("g0", 8), locked=True), shelf(device("g1", 80))])) == [("a", "g1")]
 
 
-def test_requests_are_ordered_by_priority_then_waiting_time_then_name() -> None:
+def test_replicas_are_placed_by_priority_then_waiting_time_then_name() -> None:
     wants = [want("c", 20, unserved_since_s=5), want("b", 20, unserved_since_s=5), want("a", 20, unserved_since_s=9)]
     assert placed(run(wants, [shelf(device())])) == [("b", "gpu0")]
     assert placed(run([*wants, want("z", 20, priority=1)], [shelf(device())])) == [("z", "gpu0")]
@@ -302,7 +302,9 @@ def test_result_is_independent_of_input_order(wants: list[PlacementRequest], she
 
 @QUICK
 @given(wanted(), benches())
-def test_extra_empty_device_never_unplaces_a_request(wants: list[PlacementRequest], shelves: list[Bin]) -> None:
+def test_replica_that_fits_still_fits_with_one_more_empty_device(
+    wants: list[PlacementRequest], shelves: list[Bin]
+) -> None:
     """For one PlacementRequest at a time: best fit of several may be reordered by a Device that fits one of them
     better.
     """
@@ -364,7 +366,7 @@ def test_invalid_slices_do_not_prevent_placement_on_valid_ones() -> None:
         SliceIndex([shelf(device("g0")), shelf(device("g0"))])
 
 
-def test_ties_among_many_slices_prefer_near_cheap_and_small_ones() -> None:
+def test_tie_among_many_slices_is_broken_by_weights_price_or_size() -> None:
     """More than are compared with each other."""
     many = 3 * TIES_MAX
 
@@ -380,7 +382,7 @@ def test_ties_among_many_slices_prefer_near_cheap_and_small_ones() -> None:
     assert victims(run([want("a")], large)) == ["x100"]
 
 
-def test_all_devices_of_a_victim_are_counted_as_freed() -> None:
+def test_both_devices_of_a_two_device_victim_count_as_freed() -> None:
     """Of two Devices one is enough; who comes later waits for the other, and takes nobody else."""
     both = on("cheap", 20, others=1)
     slices = [shelf(device("g0"), both), shelf(device("g1"), both), shelf(device("g2"), on("y", 20))]
@@ -397,7 +399,7 @@ def test_devices_that_differ_by_one_mib_count_as_one_size() -> None:
     assert placed(run([want("a")], [shelf(holed, on("x", 5121 / 1024)), shelf(whole)])) == [("a", "g0")]
 
 
-def test_selector_must_match_all_slices_of_a_node() -> None:
+def test_node_is_excluded_if_the_selector_misses_one_of_its_slices() -> None:
     zone = (("zone", "z1"),)
     slices = [shelf(device("g0", labels={"zone": "z1"}, labels_known=True)), shelf(device("g1", labels_known=True))]
     assert placed(run([want("a", selector=zone)], slices)) == []

@@ -53,7 +53,7 @@ def planned(memory_gi: float, *there: str) -> Plan:
 
 
 @pytest.mark.parametrize("memory_gi", [1, 3, 20, 78])
-def test_one_replica_is_evicted_if_only_the_holder_limit_is_reached(memory_gi: float) -> None:
+def test_one_replica_is_evicted_if_only_the_device_pod_limit_is_reached(memory_gi: float) -> None:
     made = planned(memory_gi, "low0", "low1")
     assert kinds(made) == ["drain low0"], "the other may stay, and all that nobody has is there for who comes"
     assert [one.reason for one in made.unmet] == ["makes room on n0/g: low0 is to leave"]
@@ -61,11 +61,11 @@ def test_one_replica_is_evicted_if_only_the_holder_limit_is_reached(memory_gi: f
     assert starts[:1] == ["high"], "it is placed beside the other"
 
 
-def test_two_replicas_are_evicted_if_one_frees_too_little() -> None:
+def test_two_replicas_are_evicted_if_one_frees_too_little_memory() -> None:
     assert kinds(planned(79, "low0", "low1")) == ["drain low0", "drain low1"]
 
 
-def test_freed_holder_place_is_promised_only_once() -> None:
+def test_pod_slot_freed_by_an_eviction_is_promised_to_one_replica() -> None:
     card = taken(CARD, on("x", 2), on("y", 2))
     assert victims(run([want("a", 3), want("b", 3)], [card])) == ["x", "y"]
     three = run([want("a", 3), want("b", 3), want("c", 3)], [card])
@@ -76,18 +76,18 @@ def test_freed_holder_place_is_promised_only_once() -> None:
     )
 
 
-def test_request_waiting_for_a_leaving_holder_evicts_no_other_replica() -> None:
+def test_replica_waiting_for_a_draining_one_evicts_no_other_replica() -> None:
     leaving = on("x", 2, state=S.DRAINING, leaving=True)
     answer = run([want("a", 20)], [taken(CARD, leaving, on("y", 2))])
     assert (victims(answer), answer.unmet[0].reason) == ([], "waits on n0/g until x has left")
 
 
-def test_last_holder_place_is_given_once_and_the_next_request_evicts() -> None:
+def test_second_replica_evicts_if_the_first_takes_the_last_pod_slot() -> None:
     answer = run([want("a", 3), want("b", 3)], [taken(CARD, on("x", 2))])
     assert (placed(answer), victims(answer)) == ([("a", "n0/g")], ["x"])
 
 
-def test_free_memory_without_a_holder_place_requires_an_eviction() -> None:
+def test_free_memory_without_a_free_pod_slot_requires_an_eviction() -> None:
     """Who goes for the large one leaves bytes for both, and one place: for the small one another goes."""
     card = taken(replace(CARD, holders_max=3), on("x", 2), on("y", 40), on("z", 2))
     answer = run([want("a", 60, priority=1), want("b", 3)], [card])
@@ -153,7 +153,7 @@ def expected(answer: PackResult, ids: Iterable[SliceId]) -> dict[SliceId, list[P
 
 @QUICK
 @given(wanted(), cards())
-def test_holder_limit_and_memory_are_never_exceeded(wants: list[PlacementRequest], shelves: list[Bin]) -> None:
+def test_device_pod_limit_and_memory_are_never_exceeded(wants: list[PlacementRequest], shelves: list[Bin]) -> None:
     answer = run(wants, shelves)
     gone = {one.replica for one in answer.victims}
     now, soon = Counter(one.slices[0] for one in answer.placements), expected(answer, [s.slice.id for s in shelves])

@@ -70,7 +70,7 @@ def test_reason_names_the_missing_cpu_and_memory() -> None:
     )
 
 
-def test_request_exceeding_cpu_of_every_node_is_reported_as_never() -> None:
+def test_replica_exceeding_cpu_of_every_node_is_reported_as_never_fitting() -> None:
     answer = run([asks("a", 9)], [shelf(device("g0"))], {N0: 8}).unmet[0]
     assert (answer.reason, answer.never) == (
         "needs 9 cores of one node beside 10Gi on one device; none that has such devices has more than 8 cores",
@@ -106,14 +106,14 @@ def test_cpu_victim_is_spared_if_a_later_victim_frees_enough() -> None:
     assert victims(run([asks("a", 2, 12), asks("b", 3, 12)], slices, {N0: 7})) == ["y"]
 
 
-def test_request_waits_for_the_cpu_of_a_leaving_replica() -> None:
+def test_new_replica_waits_for_the_cpu_of_a_draining_replica() -> None:
     slices = [shelf(device("g0", node="n0"), on("x", 1, beside=cores(4), leaving=True)), shelf(device("g1", node="n0"))]
     answer = run([asks("a", 3, 24)], slices, {N0: 4})
     assert victims(answer) == []
     assert (answer.unmet[0].reason, answer.unmet[0].promised) == ("waits on g0 until x has left", True)
 
 
-def test_coming_cpu_is_promised_only_once() -> None:
+def test_cpu_of_a_draining_replica_is_promised_only_once() -> None:
     leaver = on("x", 1, beside=cores(4), leaving=True)
     slices = [
         shelf(device("g0", node="n0"), leaver), shelf(device("g1", node="n0")), shelf(device("g2", node="n0")),
@@ -124,7 +124,7 @@ def test_coming_cpu_is_promised_only_once() -> None:
     assert all(one.promised for one in run(small, slices, {N0: 4}).unmet)
 
 
-def test_multi_device_request_counts_its_cpu_once() -> None:
+def test_multi_device_replica_needs_its_cpu_once_not_per_device() -> None:
     slices = [shelf(device(f"g{n}", node="n0")) for n in range(2)]
     slices.append(shelf(device("g2", node="n0"), on("x", 1, beside=cores(3)), on("y", 1, beside=cores(3))))
     answer = run([asks("a", 4, 24, devices=2)], slices, {N0: 8})
@@ -132,7 +132,7 @@ def test_multi_device_request_counts_its_cpu_once() -> None:
     assert placed(run([asks("a", 2, 24, devices=2)], slices, {N0: 8})) == [("a", "g0", "g1")]
 
 
-def test_request_without_cpu_is_placed_on_a_node_with_negative_cpu() -> None:
+def test_replica_without_cpu_request_fits_a_node_with_overcommitted_cpu() -> None:
     slices = [shelf(device("g0", node="n0"), on("x", 1, beside=cores(9)))]
     assert placed(run([want("a", 2)], slices, {N0: 8})) == [("a", "g0")]
 
@@ -241,6 +241,6 @@ def _ways(one: PlacementRequest, on_it: Bin, shelves: list[Bin], size: dict[Node
 
 
 @pytest.mark.parametrize("force", [EvictionLevel.NONE, EvictionLevel.IDLE])
-def test_request_that_may_not_evict_a_busy_replica_has_no_victims(force: EvictionLevel) -> None:
+def test_replica_that_may_not_evict_busy_replicas_evicts_none(force: EvictionLevel) -> None:
     slices = [shelf(device("g0", node="n0"), on("x", 1, beside=cores(4), busy=True))]
     assert victims(run([asks("a", 3)._replace(force=force)], slices, {N0: 4})) == []

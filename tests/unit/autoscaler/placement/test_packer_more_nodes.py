@@ -74,7 +74,7 @@ def placed(packing: PackResult) -> set[int]:
 
 @settings(derandomize=True, deadline=None, max_examples=examples(120))
 @given(wanted(), nodes())
-def test_extra_node_unplaces_no_request_if_each_node_has_one_device(
+def test_extra_node_displaces_no_replica_if_nodes_have_one_device(
     wants: list[PlacementRequest], there: list[tuple[Bin, HostResources]]
 ) -> None:
     """Of all who wait, in the order in which they go: with the node there is always one Device more to be had than
@@ -83,7 +83,7 @@ def test_extra_node_unplaces_no_request_if_each_node_has_one_device(
     assert placed(packed(wants, there[1:])) <= placed(packed(wants, there))
 
 
-def test_extra_node_may_unplace_a_request_behind_a_multi_device_one() -> None:
+def test_extra_node_may_displace_a_replica_behind_a_multi_device_one() -> None:
     """With z there is room for both Devices of `two`, which goes before `late` and had none; `late` had one of these.
     Order of service counts more than that nobody loses: to promise both would be to keep `two` waiting for ever.
     """

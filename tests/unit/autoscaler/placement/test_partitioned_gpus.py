@@ -66,7 +66,7 @@ def starts(at: World) -> dict[str, str]:
     return {one.model: one.slices[0].rpartition("/")[2] for one in found if one is not None and one.slices}
 
 
-def test_request_for_a_whole_gpu_waits_until_its_parts_are_released() -> None:
+def test_whole_gpu_replica_waits_until_all_partitions_are_released() -> None:
     slices = there(partitionable(NODE), cut_name("1g.10gb", 0))
     assert all(one.device_bytes for one in slices), "no whole GPU is offered"
     small, large = model("small", 5, low=1), model("large", 70)
@@ -82,7 +82,7 @@ def test_request_for_a_whole_gpu_waits_until_its_parts_are_released() -> None:
     assert list_unplaceable_models(asked(quarters, model("huge", 90))).keys() == {"huge"}, "whatever its parts are"
 
 
-def test_statically_partitioned_gpu_is_never_whole() -> None:
+def test_whole_gpu_model_is_unplaceable_on_statically_partitioned_gpus() -> None:
     """As a driver without dynamic MIG publishes it: its parts alone."""
     counters, devices = partitionable(NODE)
     devices["spec"]["devices"] = [one for one in devices["spec"]["devices"] if "-1g10gb-" in one["name"]]
@@ -111,7 +111,7 @@ def test_two_small_replicas_start_in_turn_on_one_gpu() -> None:
     assert starts(asked(idle, a, b, replicas=(on,))).keys() == {"a", "b"} - {first}, "not for ever"
 
 
-def test_rest_of_a_gpu_is_available_during_a_start_on_a_part() -> None:
+def test_replica_starts_on_a_gpu_while_another_starts_on_a_part_of_it() -> None:
     """Hardware keeps them apart; else who waited for the rest would take another GPU after all."""
     first, a, b = cut_name("3g.40gb", 0), model("a", 30), model("b", 5)
     on = replica(a, "r", (f"{NODE}/{first}",), S.STARTING, created_s=T0, started_s=T0, since_s=T0)
@@ -119,7 +119,7 @@ def test_rest_of_a_gpu_is_available_during_a_start_on_a_part() -> None:
     assert begun["b"].startswith("gpu-0-mig-")
 
 
-def test_request_too_large_for_the_rest_takes_another_gpu_at_once() -> None:
+def test_replica_too_large_for_the_rest_of_a_gpu_takes_another_at_once() -> None:
     idle = there(partitionables(NODE, 2))
     for other in (model("b", 70), model("b", 30, gpu=Gpu(count=1, compute_percent=50)), model("b", 0)):
         assert starts(asked(idle, model("a", 5, gpu=Gpu(compute_percent=50)), other)).keys() == {"a", "b"}
@@ -131,7 +131,7 @@ def test_third_replica_takes_a_second_gpu_if_two_fit_the_first() -> None:
     assert len(starts(asked(idle, *many))) == 2, "two fit on the first; the third takes the second"
 
 
-def test_gpu_spared_by_a_waiting_request_is_given_to_another_request() -> None:
+def test_gpu_not_used_by_a_waiting_replica_is_given_to_another() -> None:
     """In the same plan: else it would wait as long as they do. Of two GPUs one is cut for both small ones."""
     idle = there(partitionables(NODE, 2))
     a, b, c = model("a", 5), model("b", 30), model("c", 70)
@@ -148,7 +148,7 @@ def test_gpu_spared_by_a_waiting_request_is_given_to_another_request() -> None:
     assert [one.model for one in made.unmet] == ["b"]
 
 
-def test_model_with_a_replica_does_not_wait_for_a_gpu_part() -> None:
+def test_second_replica_of_a_model_does_not_wait_for_a_gpu_part() -> None:
     idle = there(partitionables(NODE, 2))
     b = model("b", 5, low=2, high=2)
     on = replica(b, "r", ("elsewhere/gpu-0",))
@@ -167,13 +167,13 @@ def waits_for_first(at: World) -> bool:
     return told is not None and "starts on x/gpu-0 first" in told.reason
 
 
-def test_request_waits_for_the_rest_of_a_gpu_on_another_node() -> None:
+def test_replica_waits_for_the_rest_of_a_gpu_to_keep_another_gpu_whole() -> None:
     """So that one stays whole."""
     idle = on_nodes("x", "y")
     assert waits_for_first(asked(idle, FIRST, model("b", 5), replicas=(began("x/gpu-0"),)))
 
 
-def test_request_does_not_wait_if_another_gpu_is_preferred_anyway() -> None:
+def test_replica_does_not_wait_for_a_part_if_it_prefers_another_gpu() -> None:
     """The weights are on the other node, or the other GPU is cheaper: that comes first."""
     idle, b = on_nodes("x", "y", y={"karpenter.sh/capacity-type": "spot"}), model("b", 5, artifact="file:///b")
     on = (began("x/gpu-0"),)
@@ -190,14 +190,14 @@ def test_request_does_not_wait_if_another_gpu_is_preferred_anyway() -> None:
     assert waits_for_first(asked(on_nodes("x", "y"), FIRST, b, replicas=on, settings=Settings(prices=prices)))
 
 
-def test_request_does_not_wait_for_a_stranded_first_replica() -> None:
+def test_replica_does_not_wait_for_a_start_whose_pod_cannot_schedule() -> None:
     """It claims nothing there, so nothing is offered."""
     idle, b = on_nodes("x", "y"), model("b", 5)
     assert waits_for_first(asked(idle, FIRST, b, replicas=(began("x/gpu-0"),)))
     assert not waits_for_first(asked(idle, FIRST, b, replicas=(began("x/gpu-0", stranded_s=T0),)))
 
 
-def test_request_does_not_wait_for_an_unsuitable_gpu() -> None:
+def test_replica_does_not_wait_for_a_part_of_an_unsuitable_gpu() -> None:
     idle, on = on_nodes("x", "y", x={"zone": "a"}, y={"zone": "b"}), (began("x/gpu-0"),)
     for b, why in (
         (model("b", 5, pod=Pod(node_selector={"zone": "b"})), "its node has another label"),
@@ -213,7 +213,7 @@ def test_request_does_not_wait_for_an_unsuitable_gpu() -> None:
 
 
 @pytest.mark.parametrize(("cpu_milli", "waits"), [(4000, True), (500, False)])
-def test_request_does_not_wait_for_a_node_with_too_little_cpu(cpu_milli: int, *, waits: bool) -> None:
+def test_replica_does_not_wait_for_a_node_with_too_little_cpu(cpu_milli: int, *, waits: bool) -> None:
     b = model("b", 5, resources=Resources(requests={"cpu": "2"}))
     hosts = {NodeId("x"): HostResources(cpu_milli, GI, cpu_milli, GI), NodeId("y"): HostResources(9000, GI, 9000, GI)}
     assert waits_for_first(asked(on_nodes("x", "y"), FIRST, b, replicas=(began("x/gpu-0"),), hosts=hosts)) == waits
@@ -221,7 +221,7 @@ def test_request_does_not_wait_for_a_node_with_too_little_cpu(cpu_milli: int, *,
     assert waits_for_first(one), "on the same node it takes that anyway"
 
 
-def test_only_a_start_on_a_whole_gpu_makes_other_requests_wait() -> None:
+def test_replica_does_not_wait_if_no_other_one_starts_on_a_gpu() -> None:
     idle, b = on_nodes("x", "y"), model("b", 5)
     ready = replace(began("x/gpu-0"), state=S.READY, ready_s=T0)
     assert not waits_for_first(asked(idle, FIRST, b, replicas=(ready,))), "it has its part by now"
@@ -229,7 +229,7 @@ def test_only_a_start_on_a_whole_gpu_makes_other_requests_wait() -> None:
     assert not waits_for_first(asked(idle, FIRST, b, replicas=(cpu_only,)))
 
 
-def test_request_takes_an_offered_part_instead_of_waiting() -> None:
+def test_replica_takes_an_offered_gpu_part_instead_of_waiting() -> None:
     """Nor does who begins on such a part keep anybody waiting: its GPU's rest is offered."""
     part, small = cut_name("3g.40gb", 0), model("small", 30, low=1)
     slices, b = there(partitionables(NODE, 2), part), model("b", 5)
@@ -239,7 +239,7 @@ def test_request_takes_an_offered_part_instead_of_waiting() -> None:
     assert "b" in starts(asked(slices, small, b, replicas=(begins,)))
 
 
-def test_start_on_an_offered_part_makes_no_request_wait() -> None:
+def test_start_on_an_offered_gpu_part_makes_no_replica_wait() -> None:
     """The rest of that GPU is not what is left of a whole one."""
     taken = cut_name("3g.40gb", 0)
     slices, b = there(partitionables(NODE, 2), taken), model("b", 5)
@@ -250,7 +250,7 @@ def test_start_on_an_offered_part_makes_no_request_wait() -> None:
     assert starts(at)["b"] == "gpu-1"
 
 
-def test_gpu_that_is_offered_whole_is_not_rejoinable() -> None:
+def test_gpu_already_offered_whole_is_not_listed_as_rejoinable() -> None:
     parts, whole = there(partitionable(NODE), cut_name("1g.10gb", 0)), there(partitionable(NODE))
     assert [one.slice.id for one in list_rejoinable_gpus(world([], parts))] == [one.id for one in whole]
     assert list_rejoinable_gpus(world([], [*parts, *whole])) == ()

@@ -84,7 +84,9 @@ NEVER = [
 
 
 @pytest.mark.parametrize(("asked", "there", "reason"), NOW)
-def test_reason_names_the_current_shortage(asked: PlacementRequest, there: list[Bin], reason: str) -> None:
+def test_reason_for_an_unplaced_replica_names_the_scarce_resource(
+    asked: PlacementRequest, there: list[Bin], reason: str
+) -> None:
     (missing,) = run([asked], there).unmet
     assert (missing.reason, missing.never) == (reason, False)
 

@@ -67,7 +67,7 @@ def test_virtual_slices_take_labels_from_their_node_or_the_offer() -> None:
     assert all(one.labels == {"pool": "g4"} for one in parts)
 
 
-def test_devices_for_returns_the_fewest_devices_that_fit() -> None:
+def test_order_size_is_the_fewest_devices_that_fit_the_replica() -> None:
     two = model("a", 16, gpu=Gpu(count=2))
     at = ground(NOTHING)
     assert devices_for(at, want(), offer(devices_max=4)) == 1
@@ -81,7 +81,7 @@ def test_devices_for_returns_the_fewest_devices_that_fit() -> None:
 
 @pytest.mark.parametrize("free", range(3))
 @pytest.mark.parametrize("lacks", range(1, 6))
-def test_devices_for_tries_each_count_up_to_the_offer_maximum(lacks: int, free: int) -> None:
+def test_no_order_size_if_a_replica_needs_more_devices_than_the_offer_has(lacks: int, free: int) -> None:
     """(node, k) for k = 1, 2, ... up to 4, and the first that fits is it."""
     there = [device(f"w1-{number}", 16, "w1", product="A100") for number in range(free)]
     at = ground(world([A], [*there, device("cpu", 1, "w1")]))
@@ -89,7 +89,7 @@ def test_devices_for_tries_each_count_up_to_the_offer_maximum(lacks: int, free: 
     assert devices_for(at, wanted, offer(devices_max=4)) == (lacks if lacks <= 4 else None)
 
 
-def test_devices_for_returns_none_if_the_offer_is_unsuitable() -> None:
+def test_no_order_size_if_the_offered_devices_do_not_suit_the_replica() -> None:
     at = ground(NOTHING)
     assert devices_for(at, want(model("a", 17)), offer(devices_max=4)) is None
     assert devices_for(at, want(model("a", 16, gpu=Gpu(models=("*h100*",)))), offer(devices_max=4)) is None
@@ -98,7 +98,7 @@ def test_devices_for_returns_none_if_the_offer_is_unsuitable() -> None:
     assert devices_for(at, picky._replace(selector=(("zone", "z"),)), offer()) == 1
 
 
-def test_each_request_is_matched_to_one_order_soonest_first() -> None:
+def test_pending_replicas_are_matched_to_separate_orders_earliest_first() -> None:
     both = [want(ordinal=0), want(ordinal=1)]
     first, second = lease(offer(), "x"), lease(cloud(), "y")
     assert set(match_requests_to_orders(ground(NOTHING), both, [first, second]).values()) == {first.id, second.id}
@@ -108,7 +108,7 @@ def test_each_request_is_matched_to_one_order_soonest_first() -> None:
     assert not match_requests_to_orders(ground(NOTHING), both, [])
 
 
-def test_devices_of_two_orders_on_one_node_serve_one_request() -> None:
+def test_two_device_replica_uses_two_orders_only_if_on_the_same_node() -> None:
     two = want(model("a", 16, gpu=Gpu(count=2)))
     assert match_requests_to_orders(ground(NOTHING), [two], [lease(offer(), "x"), lease(offer(), "y")])
     elsewhere = lease(offer(node="w2", name="w2"), "y")
@@ -123,14 +123,14 @@ def test_delivered_devices_are_no_longer_missing_from_an_order() -> None:
     assert [each.id for each in slices_of(one, got)] == ["new0"]
 
 
-def test_added_node_belongs_to_its_order_with_all_devices() -> None:
+def test_all_devices_of_a_delivered_node_belong_to_its_order() -> None:
     at = world([A], [device("g0", 16, "n1"), device("g1", 16, "n1"), device("other", 16, "n2")])
     node = lease(cloud(), devices=2, listed=here(cloud(), node="n1"))
     assert [one.id for one in slices_of(at, node)] == ["g0", "g1"]
     assert not slices_of(at, lease(cloud()))
 
 
-def test_slices_of_released_orders_are_withheld() -> None:
+def test_slices_of_an_order_being_released_are_withheld_from_placement() -> None:
     at = world([A], [device("new0", 16, "w1"), device("own", 16, "w1")])
     going = replace(lease(offer(), listed=here(offer(), "new0")), release_s=T0)
     capacity = replace(at.capacity, leases={going.id: going})
@@ -147,7 +147,7 @@ def test_simulation_does_not_modify_its_input() -> None:
 
 
 @given(st.data())
-def test_bounding_similar_requests_does_not_change_the_match(
+def test_limit_on_similar_pending_replicas_does_not_change_the_match(
     data: st.DataObject,
 ) -> None:
     number = st.integers
@@ -170,7 +170,7 @@ def test_bounding_similar_requests_does_not_change_the_match(
         assert match_requests_to_orders(at, wants, leases) == found
 
 
-def test_matching_a_hundred_orders_packs_each_request_once() -> None:
+def test_matching_100_replicas_to_100_orders_packs_each_at_most_once() -> None:
     wants = [want(model(f"m{at:03}", 16)) for at in range(100)]
     leases = [lease(cloud(name=f"c{at:03}"), f"x{at:03}") for at in range(100)]
     looked: list[int] = []

@@ -66,7 +66,7 @@ def test_requests_at_scale_zero_start_a_replica_with_a_reason() -> None:
     assert start.replica.id == f"a-{A.spec_hash()}-{start.replica.intent}"
 
 
-def test_same_decision_keeps_its_intent_until_the_epoch_changes() -> None:
+def test_equal_input_gives_an_equal_plan_until_the_leader_epoch_changes() -> None:
     made = world([A], [device()], gateways=[gateway(levels=[level("a", 3)])])
     assert plan(made, T0) == plan(made, T0)
     assert plan(made, T0).actions != plan(replace(made, epoch=2), T0).actions
@@ -101,7 +101,7 @@ def test_hanging_start_locks_its_device_for_a_limited_time() -> None:
     assert kinds(plan(grew, T0 + 120)) == []
 
 
-def test_idle_replica_drains_and_stops_after_acknowledgement() -> None:
+def test_idle_replica_drains_and_stops_once_gateways_acknowledge() -> None:
     idle = History(last_activity_s=T0 - 60)
     begin = world([A], [device()], [replica(A, "r")], histories={"a": idle})
     made = plan(begin, T0)
@@ -172,7 +172,7 @@ def test_start_over_its_time_limit_fails_and_is_stopped() -> None:
     assert kinds(plan(after, T0 + 1)) == ["stop r"]
 
 
-def test_retry_uses_only_the_remaining_time_of_its_episode() -> None:
+def test_retried_start_fails_at_the_time_limit_of_the_first_attempt() -> None:
     a = model("a", start=Start(seconds_max=30.0))
     again = replica(a, "r", state=S.STARTING, started_s=T0 - 5)
     tried = {"a": History(tries=1, first_try_s=T0 - 30)}
@@ -201,7 +201,7 @@ def test_replicas_of_deleted_and_paused_models_drain() -> None:
     assert kinds(plan(world([paused], [device()], [replica(paused, "r")]), T0)) == ["drain r"]
 
 
-def test_changed_spec_surges_if_a_second_replica_fits() -> None:
+def test_changed_spec_starts_the_new_replica_first_if_both_fit() -> None:
     a = model("a", 10)
     old = replica(a, "old", spec_hash="before")
     calls = [gateway(levels=[level("a", 0, 1)], uses=[use("old", 1)])]
@@ -263,7 +263,9 @@ def test_rollout_of_one_replica_starts_one_successor() -> None:
         (2, 3, ["drain old0"]),
     ],
 )
-def test_rollout_starts_as_many_replicas_as_surge_and_room_allow(surge: int, devices: int, first: list[str]) -> None:
+def test_rollout_starts_as_many_replicas_as_surge_and_capacity_allow(
+    surge: int, devices: int, first: list[str]
+) -> None:
     begin = rolling(surge, devices)
     made = plan(begin, T0)
     assert kinds(made) == first
@@ -275,7 +277,7 @@ def test_rollout_starts_as_many_replicas_as_surge_and_room_allow(surge: int, dev
         assert drains == [f"drain old{i}" for i in range(new)], "one old one goes for each new one"
 
 
-def test_failing_changed_spec_halts_the_rollout_and_keeps_the_old_one() -> None:
+def test_old_replica_stays_if_replicas_of_the_changed_spec_fail() -> None:
     old = replica(A, "old", spec_hash="before")
     failed = {"a": History(last_activity_s=T0, episodes=1, failure="no such file", refused_until_s=T0 + 9)}
     calls = [gateway(levels=[level("a", 0, 1)], uses=[use("old", 1)])]
@@ -293,7 +295,7 @@ def test_replica_with_gpu_count_two_gets_two_devices() -> None:
     assert start.replica.slices == ("gpu0", "gpu1")
 
 
-def test_minimum_replicas_start_without_requests_and_without_eviction() -> None:
+def test_minimum_replicas_start_without_requests_but_evict_no_replica() -> None:
     kept = model("k", 20, low=1)
     assert kinds(plan(world([kept], [device()]), T0)) == ["start k"]
     assert (
@@ -352,7 +354,7 @@ def test_applying_plans_repeatedly_converges_to_no_actions(begin: World) -> None
 
 @settings(derandomize=True, deadline=None, max_examples=examples(200))
 @given(worlds())
-def test_plan_never_stops_unacknowledged_drains_or_overcommits_a_slice(begin: World) -> None:
+def test_plan_never_stops_a_draining_replica_before_acknowledgement(begin: World) -> None:
     made = plan(begin, T0)
     for action in made.actions:
         if isinstance(action, StopReplica) and begin.replicas[action.replica].state is S.DRAINING:

@@ -59,7 +59,7 @@ def waiting(*models: Model, slices: Sequence[Slice], replicas: Sequence[Replica]
     return world(models, slices, replicas, [gateway(levels=[level(models[0].name, 1)])])
 
 
-def test_elastic_replica_fills_a_gap_with_fewer_slots_and_same_spec() -> None:
+def test_elastic_replica_with_less_memory_gets_fewer_slots() -> None:
     a, b, full = elastic(context_tokens=2048), model("b", 14, low=1), elastic("full", replicas=KEPT)
     held = [replica(b, "rb"), replica(full, "rf", on=["gpu1"])]
     at = waiting(a, b, full, slices=[device("gpu0", 23.5), device("gpu1", 10)], replicas=held)
@@ -80,7 +80,7 @@ def test_elastic_replica_fills_a_gap_with_fewer_slots_and_same_spec() -> None:
     assert f"{one.id} was granted 9.5Gi of 10Gi, with 3 of 4 slots." in fit.sentences
 
 
-def test_running_replicas_determine_the_elastic_budget() -> None:
+def test_no_memory_reduction_if_a_running_replica_already_has_less() -> None:
     """Who was cut and runs, and nobody who has all: none to spare for the next."""
     a, b = elastic(context_tokens=2048), elastic("b", context_tokens=2048, replicas=KEPT)
     x = model("x", 11, low=1)
@@ -90,7 +90,7 @@ def test_running_replicas_determine_the_elastic_budget() -> None:
         assert [type(action) for action in made.actions] == [StartReplica] * fits
 
 
-def test_elastic_context_shrinks_if_the_document_sets_none() -> None:
+def test_elastic_replica_gets_a_shorter_context_if_the_model_sets_none() -> None:
     a = elastic()
     cut = replica(a, "r", memory_bytes=9 * GI)
     assert (compute_slots(a, 9 * GI), told_of(a, cut).shared_context_tokens) == (4, 8192 - 1024)
@@ -101,7 +101,7 @@ def test_elastic_context_shrinks_if_the_document_sets_none() -> None:
     assert told.shared_context_tokens == 4096
 
 
-def test_no_memory_is_spared_if_the_engine_cannot_shrink() -> None:
+def test_memory_is_never_reduced_if_the_engine_cannot_use_less() -> None:
     assert spare_bytes(elastic(context_tokens=2048, gpu=Gpu(elastic_percent=50))) == 5 * GI
     one_slot = replace(elastic(context_tokens=2048), slots=1)
     unread = replace(elastic(), cache=None)
@@ -166,7 +166,7 @@ def after(argv: Sequence[str], flag: str) -> str | None:
     return argv[argv.index(flag) + 1] if flag in argv else None
 
 
-def test_llama_cpp_gets_fewer_slots_or_less_context() -> None:
+def test_llama_cpp_with_less_memory_gets_fewer_slots_or_less_context() -> None:
     fixed, free = elastic(context_tokens=2048), elastic()
     ours = launched(fixed, Given(slots=3), "xllamacpp").argv
     assert (after(ours, "--slots"), after(ours, "--context-tokens")) == ("3", "2048")

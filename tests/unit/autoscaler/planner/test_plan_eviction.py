@@ -66,7 +66,7 @@ def test_start_for_a_rejected_request_is_kept_until_its_demand_expires() -> None
     assert [all_wanted(gone, at_s)[A.name].count for at_s in (end_s - 1.0, end_s)] == [1, 0]
 
 
-def test_coming_room_avoids_a_second_eviction() -> None:
+def test_no_second_eviction_while_a_drain_already_frees_enough_memory() -> None:
     c = model("c", 20)
     going = replica(A, "ra", ["gpu0"], S.DRAINING, drain=drain(victim_of="b"))
     made = [going, replica(c, "rc", ["gpu1"])]
@@ -76,7 +76,7 @@ def test_coming_room_avoids_a_second_eviction() -> None:
 
 
 @pytest.mark.case("9")
-def test_two_busy_models_on_one_slice_alternate_by_residency() -> None:
+def test_two_busy_models_on_one_slice_alternate_after_min_residency() -> None:
     """Both always have Calls: each is served in turn, and neither is evicted before its residency is over."""
     a, b = model("a", 20, slots=4), model("b", 20, slots=4)
 

@@ -52,7 +52,7 @@ def drained(at: World) -> list[str]:
 
 
 @pytest.mark.parametrize("high", [1, 2])
-def test_growth_leaves_room_for_a_victim_of_the_same_plan(high: int) -> None:
+def test_growth_leaves_memory_for_a_replica_evicted_in_the_same_plan(high: int) -> None:
     """V makes room for w on the one card that w may have; the other one has room for a and for v."""
     v, w = model("v", 12, high=high, idle_seconds=9e5), model("w", 20, priority=5, gpu=Gpu(models=("*H100*",)))
     cards = [device("gpu0", 24, "n0", product="L4"), device("gpu1", 24, "n1", product="NVIDIA-H100")]
@@ -61,7 +61,7 @@ def test_growth_leaves_room_for_a_victim_of_the_same_plan(high: int) -> None:
     assert (drained(at), got_gi(at)) == (["rv"], [12])
 
 
-def test_growth_leaves_room_for_a_drained_idle_replica() -> None:
+def test_growth_leaves_memory_for_a_drained_idle_replica_to_return() -> None:
     b = model("b", 7, idle_seconds=9e5)
     for one, of, leaves in (
         (replica(b, "rb", on=["gpu1"]), b, []),
@@ -73,7 +73,7 @@ def test_growth_leaves_room_for_a_drained_idle_replica() -> None:
         assert (drained(at), got_gi(at)) == (leaves, [20 if stays else 16])
 
 
-def test_possible_starts_are_the_replicas_below_each_maximum() -> None:
+def test_each_model_may_start_replicas_up_to_its_maximum() -> None:
     a, b = model("a", 4, high=3), model("b", 4, high=2)
     whole, two = model("c", 0), model("d", 4, gpu=Gpu(count=2))
     surging = [replica(one, f"{one.name}{at}") for one in [model("f", 4)] for at in range(2)]
@@ -117,7 +117,7 @@ def test_possible_starts_are_recounted_only_for_changed_models(
         assert planner.plan(at, T0) == Planner().plan(at, T0)
 
 
-def test_possible_starts_are_recounted_after_orders_or_settings_change() -> None:
+def test_operator_orders_and_settings_update_the_possible_starts() -> None:
     b = model("b", 4, high=2)
     there, keeper = world([b, model("c", 3)], [device("gpu0", node="n0")], [replica(b, "r1")]), PossibleStarts()
     pod = Pod(resources=Resources(requests={"cpu": "2"}))
@@ -133,7 +133,7 @@ def test_possible_starts_are_recounted_after_orders_or_settings_change() -> None
     assert len(keeper.now()) == 1, "a Model that is gone while Settings change"
 
 
-def test_possible_starts_account_for_leaving_and_revived_replicas() -> None:
+def test_each_leaving_replica_adds_one_possible_start() -> None:
     b = model("b", 4, high=3)
     there = [replica(b, "r1"), replica(b, "r2"), replica(b, "r3", state=S.DRAINING, drain=drain())]
     at = world([b], [device()], there)
@@ -165,7 +165,7 @@ def test_possible_starts_count_a_replacement_only_once() -> None:
 
 
 @pytest.mark.parametrize("by", ["drain", "rollout"])
-def test_replacement_grows_only_into_room_no_possible_start_needs(
+def test_replacement_grows_only_into_memory_no_possible_start_needs(
     by: str,
 ) -> None:
     """Two may be there, each of 10 of 24 GiB, and gpu0 is not for them: the second has room beside the first."""
@@ -185,7 +185,7 @@ def test_replacement_grows_only_into_room_no_possible_start_needs(
     assert got_gi(replace(at, slices={one.id: one for one in tight})) == [10], "it needs no more than it asks for"
 
 
-def test_room_for_a_replacement_is_kept_until_its_next_try() -> None:
+def test_growth_leaves_memory_for_a_failed_replacement_to_be_retried() -> None:
     """The new spec of b failed, and is tried again in a while: a starts now, and leaves it room."""
     b = model("b", 7, low=1)
     cards = [device("gpu0", 7, "n0"), device("gpu1", 24, "n1")]
@@ -231,7 +231,7 @@ def test_growth_computes_fillable_memory_once_for_equal_devices(monkeypatch: pyt
     assert sorted(asked) == [13 * GI, 14 * GI]
 
 
-def test_waiting_request_limits_growth_only_on_nodes_with_its_labels() -> None:
+def test_waiting_replica_limits_growth_only_on_nodes_it_selects() -> None:
     zones = [device(f"g{at}", 24, f"n{at}", labels={"zone": zone}, labels_known=True) for at, zone in enumerate("xyx")]
     full = [shelf(zones[0], on("b0", 14)), shelf(zones[1], on("b1", 14)), shelf(zones[2], on("b2", 14))]
     waits = want("w", 20, 0, unserved_since_s=9.0, selector=(("zone", "x"),))

@@ -70,7 +70,7 @@ def held_by(name: str, where: tuple[str, ...] = (), state: Seen = Seen.READY) ->
 # --- where it really is ----------------------------------------------------------------------------------------------
 
 
-def test_misplaced_replica_is_charged_to_its_actual_slice() -> None:
+def test_misplaced_replica_counts_as_usage_of_its_actual_slice() -> None:
     at = world((A, B), BIG, [replica(B, "b", ["n/x"])], gateways=[gateway(levels=[level("a", 1), level("b", 0, 1)])])
     now, moves = after(at, held_by("b", ("n/y",)))
     assert (now.replicas[ReplicaId("b")].slices, now.replicas[ReplicaId("b")].chosen) == (("n/y",), ("n/x",))
@@ -103,7 +103,7 @@ def test_another_slice_of_the_chosen_device_is_not_a_misplacement() -> None:
 @pytest.mark.parametrize(
     ("part_of", "told"), [({"kind": "dra", "device_bytes": 80 * GI}, False), ({}, True)], ids=["a part", "another"]
 )
-def test_part_of_a_removed_chosen_slice_is_not_a_misplacement(part_of: dict[str, Any], told: bool) -> None:
+def test_replica_on_a_part_of_the_chosen_gpu_is_not_misplaced(part_of: dict[str, Any], told: bool) -> None:
     part = device("n/x-0", 20, "n", shared=False, **part_of)
     one = replica(B, "b", ["n/x"], memory_bytes=GI)
     now, moves = after(world((B,), [part], [one]), replace(seen_of(one, Seen.READY), actual=(part.id,)))
@@ -111,7 +111,7 @@ def test_part_of_a_removed_chosen_slice_is_not_a_misplacement(part_of: dict[str,
     assert [move.verb for move in moves] == (["misplaced"] if told else [])
 
 
-def test_found_replica_is_recorded_on_its_actual_slice() -> None:
+def test_discovered_replica_is_recorded_on_its_actual_slice() -> None:
     now, _ = after(world((B,), BIG), held_by("b", ("n/y",)))
     assert (now.replicas[ReplicaId("b")].slices, now.replicas[ReplicaId("b")].chosen) == (("n/y",), ("n/x",))
 
@@ -120,7 +120,7 @@ def test_found_replica_is_recorded_on_its_actual_slice() -> None:
 
 
 @pytest.mark.case("23")
-def test_younger_replica_leaves_an_overcommitted_slice_and_restarts() -> None:
+def test_younger_replica_of_an_overcommitted_slice_restarts_elsewhere() -> None:
     there = both(("n/x", ()), ("n/x", ("n/y",)))
     assert goes(there) == {"b": "it was given n/x, and not n/y, which was chosen; n/x has no room for it: a is there"}
     assert list_crowded_slices(there) == {"n/x": "more is on it than it has: a, b are there, and not by our choice"}
@@ -131,14 +131,14 @@ def test_younger_replica_leaves_an_overcommitted_slice_and_restarts() -> None:
     assert [(one.model, one.slices) for one in starts] == [("b", ("n/y",))]
 
 
-def test_replica_is_not_excess_if_the_other_one_leaves() -> None:
+def test_no_replica_is_excess_if_another_already_leaves_the_slice() -> None:
     there = both(("n/x", ()), ("n/x", ("n/y",)))
     assert list(list_excess_replicas(there)) == ["b"]
     assert list_excess_replicas(there, {ReplicaId("a")}) == {}
 
 
 @pytest.mark.case("23")
-def test_younger_replica_leaves_even_if_the_older_one_is_misplaced() -> None:
+def test_younger_replica_is_evicted_even_if_the_older_one_is_misplaced() -> None:
     there = both(("n/x", ("n/y",)), ("n/x", ()))
     assert goes(there) == {"b": "n/x has no room for it: a is there"}
     now, moves = after(there, *plan(there, T0).actions)
@@ -155,7 +155,7 @@ def test_misplaced_replica_that_fits_stays() -> None:
     assert not list_crowded_slices(there)
 
 
-def test_overcommitted_slice_gets_no_start_until_the_excess_has_left() -> None:
+def test_no_replica_starts_on_a_slice_while_it_is_overcommitted() -> None:
     c = model("c", 5)
     there = both(("n/x", ()), ("n/x", ("n/y",)), slices=BIG[:1])
     asks = [gateway(levels=[level("a", running=1), level("b", running=1), level("c", waiting=1)])]
@@ -188,7 +188,7 @@ def hami(*held: HamiAllocation, count: int = 10) -> tuple[Slice, ...]:
 
 
 @pytest.mark.case("23")
-def test_later_usage_by_foreign_pods_evicts_our_replica_from_a_card() -> None:
+def test_replica_is_evicted_if_foreign_pods_overcommit_its_gpu() -> None:
     slices = hami(HamiAllocation(0, "GPU-aaaa", 40 * GIB, 0))
     assert [(one.theirs, one.memory_bytes) for one in slices] == [(1, 40 * GIB), (0, 80 * GIB)]
     one = replica(A, "a", [slices[0].id])
@@ -202,7 +202,7 @@ def test_later_usage_by_foreign_pods_evicts_our_replica_from_a_card() -> None:
     assert not goes(replace(there, slices={one.id: one for one in few})), "there is room for both"
 
 
-def test_unknown_claim_of_ours_does_not_count_as_foreign_usage() -> None:
+def test_our_own_claim_of_unknown_size_is_not_foreign_usage() -> None:
     slices = hami()
     counted = slices[0].counted
     for ours, many in ((True, 0), (False, 1)):
@@ -213,7 +213,7 @@ def test_unknown_claim_of_ours_does_not_count_as_foreign_usage() -> None:
 # --- as many as a card takes -----------------------------------------------------------------------------------------
 
 
-def test_hami_card_holder_limit_includes_foreign_tasks() -> None:
+def test_hami_card_pod_limit_includes_foreign_pods() -> None:
     of = [model(f"m{number}", 2, residency_seconds=1000.0) for number in range(3)]
     slices = hami(HamiAllocation(0, "GPU-aaaa", GIB, 0), count=3)[:1]
     assert (slices[0].holders_max, slices[0].theirs) == (3, 1)
@@ -229,7 +229,7 @@ def test_hami_card_holder_limit_includes_foreign_tasks() -> None:
     assert [one.replica.model for one in plan(fewer, T0).actions if isinstance(one, StartReplica)] == ["m2"]
 
 
-def test_idle_replica_is_evicted_if_only_the_holder_limit_is_reached() -> None:
+def test_idle_replica_is_evicted_if_only_the_pod_limit_is_reached() -> None:
     slices = (replace(device("n/x", 80), holders_max=1),)
     there = world((A, B), slices, [replica(A, "a", ["n/x"])], gateways=[gateway(levels=[level("b", waiting=1)])])
     assert goes(there) == {"a": goes(there)["a"]}
@@ -239,7 +239,7 @@ def test_idle_replica_is_evicted_if_only_the_holder_limit_is_reached() -> None:
 
 @settings(deadline=None, max_examples=examples(40))
 @given(st.integers(0, 1 << 30))
-def test_holder_limit_is_never_exceeded(seed: int) -> None:
+def test_device_pod_limit_is_never_exceeded(seed: int) -> None:
     rng = Random(seed)
     models = [model(f"m{number}", rng.choice((0.5, 1, 3)), high=rng.randrange(1, 4), slots=1) for number in range(8)]
     slices = [

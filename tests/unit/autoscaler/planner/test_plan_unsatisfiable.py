@@ -43,18 +43,18 @@ def obstacles(made: World) -> dict[ModelName, str]:
 # --- the plan ---------------------------------------------------------------------------------------------------------
 
 
-def test_healthy_replica_is_evicted_for_a_model_without_an_obstacle() -> None:
+def test_idle_replica_is_evicted_for_a_model_that_can_start() -> None:
     made = plan(held(), T0)
     assert (kinds(made), made.tries) == (["drain r"], ("b",))
 
 
-def test_obstacle_fails_the_start_and_evicts_no_replica() -> None:
+def test_no_replica_is_evicted_for_a_model_that_cannot_start() -> None:
     made = plan(replace(held(), obstacles=BLOCKED), T0)
     assert made.actions == (FailStart(model=B.name, reason=WHY),)
     assert made.tries == ()
 
 
-def test_blocked_start_is_reported_to_clients_and_planned_once() -> None:
+def test_clients_get_model_start_failed_if_the_model_cannot_start() -> None:
     begun = replace(held(), obstacles=BLOCKED)
     after = folded(begun, plan(begun, T0).actions)
     assert after.version > begun.version
@@ -67,7 +67,7 @@ def test_blocked_start_is_reported_to_clients_and_planned_once() -> None:
     assert again.unmet[0].reason == f"{WHY}; next try in 60 s"
 
 
-def test_retry_delay_of_a_blocked_model_does_not_grow() -> None:
+def test_retry_delay_of_a_model_that_cannot_start_does_not_grow() -> None:
     made = replace(held(), obstacles=BLOCKED)
     for round in range(4):
         now_s = T0 + round * EPISODE_AFTER_S
@@ -77,14 +77,14 @@ def test_retry_delay_of_a_blocked_model_does_not_grow() -> None:
         assert made.histories[B.name].refused_until_s == now_s + EPISODE_AFTER_S
 
 
-def test_victim_that_drains_for_a_blocked_model_is_revived() -> None:
+def test_victim_draining_for_a_model_that_cannot_start_is_revived() -> None:
     going = replica(A, "r", state=S.DRAINING, drain=drain(victim_of="b"))
     made = world([A, B], [device()], [going], waiting("a", "b"))
     assert kinds(plan(made, T0)) == []
     assert kinds(plan(replace(made, obstacles=BLOCKED), T0)) == ["failstart b", "revive r"]
 
 
-def test_blocked_scale_up_starts_no_replica_and_keeps_the_serving_one() -> None:
+def test_serving_replica_stays_if_a_second_one_cannot_start() -> None:
     b = model("b", 10, slots=1, high=2)
     made = world([b], [device()], [replica(b, "r")], [gateway(levels=[level("b", 9, 1, wait_s=60)])])
     assert kinds(plan(made, T0)) == ["start b"]
@@ -93,7 +93,7 @@ def test_blocked_scale_up_starts_no_replica_and_keeps_the_serving_one() -> None:
     assert blocked.unmet[0].reason == f"one more cannot start: {WHY}"
 
 
-def test_old_replica_serves_while_the_changed_spec_is_blocked() -> None:
+def test_old_replica_keeps_serving_while_the_changed_spec_cannot_start() -> None:
     """Without a free Slice it would drain for its successor."""
     changed = model("b", 20, args=("--new",))
     made = world([changed], [device()], [replica(B, "r")], [gateway(levels=[level("b", 0, 1)])])
@@ -104,7 +104,7 @@ def test_old_replica_serves_while_the_changed_spec_is_blocked() -> None:
     assert kept.unmet[0].reason == f"its changed spec cannot start, the old one serves: {WHY}"
 
 
-def test_blocked_model_with_minimum_replicas_is_failed_without_a_start() -> None:
+def test_minimum_replica_that_cannot_start_fails_without_an_attempt() -> None:
     kept = model("b", 20, low=1)
     made = world([kept], [device()], obstacles=BLOCKED)
     assert plan(made, T0).actions == (FailStart(model=B.name, reason=WHY),)
@@ -116,7 +116,7 @@ def test_blocked_model_with_minimum_replicas_is_failed_without_a_start() -> None
 # --- the fold ---------------------------------------------------------------------------------------------------------
 
 
-def test_obstacles_are_kept_per_model_and_removed_with_the_model() -> None:
+def test_start_obstacle_is_forgotten_when_its_model_is_deleted() -> None:
     begun = world([A, B], [device()], handed_over=True)
     seen, _ = fold(begun, (StartSeen(model=B.name, obstacle=WHY), StartSeen(model=A.name)), T0)
     assert obstacles(seen) == BLOCKED
@@ -126,7 +126,7 @@ def test_obstacles_are_kept_per_model_and_removed_with_the_model() -> None:
     assert obstacles(fold(seen, (DocumentsSeen(models=(A,)),), T0)[0]) == {}
 
 
-def test_obstacle_resets_the_tries_of_earlier_failed_starts() -> None:
+def test_start_obstacle_resets_the_count_of_failed_start_attempts() -> None:
     tried = History(tries=2, first_try_s=T0 - 1, episodes=3, failure="exit status 1", retry_at_s=T0)
     begun = world([B], [device()], gateways=waiting("b"), histories={"b": tried})
     after, _ = fold(begun, (Acted(action=FailStart(model=B.name, reason=WHY)),), T0)
@@ -137,7 +137,7 @@ def test_obstacle_resets_the_tries_of_earlier_failed_starts() -> None:
 # --- the loop ---------------------------------------------------------------------------------------------------------
 
 
-def test_driver_is_checked_for_obstacles_before_an_eviction() -> None:
+def test_driver_checks_that_a_model_can_start_before_an_eviction() -> None:
     stepped = SteppedLoop(held())
     stepped.driver.obstacles = {"b": WHY, "a": "never asked"}
     after = stepped.step()
@@ -147,7 +147,7 @@ def test_driver_is_checked_for_obstacles_before_an_eviction() -> None:
     assert (stepped.driver.started, stepped.driver.stopped) == ([], [])
 
 
-def test_all_blocked_models_are_found_in_one_step() -> None:
+def test_all_models_that_cannot_start_are_found_in_one_planner_step() -> None:
     many = [model(f"m{number}", 20) for number in range(9)]
     busy = [gateway(levels=[level(m.name, 1, wait_s=5) for m in many])]
     idle = {"a": History(last_activity_s=T0 - 5)}
@@ -158,7 +158,7 @@ def test_all_blocked_models_are_found_in_one_step() -> None:
     assert after.replicas[replica(A, "r").id].state is S.READY
 
 
-def test_start_proceeds_at_once_after_the_obstacle_is_removed() -> None:
+def test_eviction_proceeds_at_once_after_the_start_obstacle_is_removed() -> None:
     stepped = SteppedLoop(held())
     stepped.driver.obstacles = {"b": WHY}
     stepped.step()

@@ -25,7 +25,7 @@ def waiting() -> World:
     return after(begun(), seen(Seen.STARTING, waits=WHY))[0]
 
 
-def test_waiting_start_has_no_deadline() -> None:
+def test_start_of_an_unscheduled_replica_has_no_deadline() -> None:
     at = waiting()
     assert (at.replicas[R].state, at.replicas[R].started_s, at.replicas[R].waits) == (S.STARTING, None, WHY)
     assert start_deadline_s(at, at.replicas[R]) is None
@@ -46,7 +46,7 @@ def test_start_time_and_deadline_count_from_the_first_process() -> None:
     assert at.histories[M].starts_s == (3.0,)
 
 
-def test_new_leader_recognizes_a_waiting_start() -> None:
+def test_new_leader_recognizes_a_replica_that_waits_to_be_scheduled() -> None:
     at, _ = after(world([DOC], [device()]), seen(Seen.STARTING, waits=WHY))
     assert (at.replicas[R].state, at.replicas[R].started_s, at.replicas[R].waits) == (S.STARTING, None, WHY)
 

@@ -29,7 +29,7 @@ A = model("a", 1)
         (S.SCRUBBING, None),
     ],
 )
-def test_wind_down_drains_or_stops_a_replica_by_its_state(state: S, first: str | None) -> None:
+def test_wind_down_drains_running_and_stops_pending_replicas(state: S, first: str | None) -> None:
     drain = Drain(since_s=T0, reason="idle", came_from=S.READY, epoch=1, version=1) if state is S.DRAINING else None
     made = world([A], [device()], [replica(A, "r", state=state, drain=drain)])
     planned = wind_down(made, 5.0)
@@ -47,7 +47,7 @@ def test_two_wind_down_rounds_stop_all_replicas_despite_requests() -> None:
     assert not wind_down(made, 5.0).actions
 
 
-async def test_loop_wind_down_returns_when_empty_and_starts_no_replica() -> None:
+async def test_loop_starts_no_replica_after_wind_down() -> None:
     clock = asyncio.get_running_loop()
     machine = FakeMachine(clock, (device(),), lambda _replica, _model: Fate(ready_after_s=0.0, stops_in_s=0.01))
     loop = Loop(World(epoch=1, models={A.name: model("a", 1, low=1)}), FakeDriver(machine), clock.time)

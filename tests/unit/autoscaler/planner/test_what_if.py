@@ -100,7 +100,7 @@ def test_what_if_never_assigns_memory_twice_and_reports_unmet_models(rows: list[
 # --- of what runs -----------------------------------------------------------------------------------------------------
 
 
-def test_live_what_if_assigns_only_free_room() -> None:
+def test_live_what_if_assigns_only_free_memory() -> None:
     """One that runs keeps its place, and its free Slots serve first."""
     a, b = model("a", 10, high=3), model("b", 10)
     runs, calls = replica(a, "r1"), [gateway(levels=[level("a", 0, 2)], uses=[use("r1", 2)])]

@@ -43,7 +43,7 @@ PART = {"type": {"string": "mig"}, "uuid": {"string": "MIG-1"}, "parentUUID": {"
         ({}, "", True),
     ],
 )  # fmt: skip
-def test_reserved_claim_uses_its_gpu_and_an_unknown_uuid_matches_any(
+def test_gpu_of_a_reserved_resource_claim_counts_as_in_use(
     attributes: dict[str, object], sought: str, uses: bool
 ) -> None:
     async def scenario() -> None:

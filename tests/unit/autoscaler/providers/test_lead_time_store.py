@@ -105,7 +105,7 @@ def test_non_leader_neither_saves_nor_loads_lead_times(may: dict[str, bool]) -> 
     bench(scenario, kept=encode_lead_times(ONCE))
 
 
-def test_store_without_providers_makes_no_request() -> None:
+def test_no_api_request_is_made_without_capacity_providers() -> None:
     async def scenario(one: Bench) -> None:
         one.server.away = True  # to ask would fail
         one.world = World(epoch=1)

@@ -53,7 +53,7 @@ def pod(gpus: int, selector: dict[str, str] | None = None, **metadata: Any) -> d
     return {"metadata": {"name": "p", **metadata}, "spec": spec, "status": {"phase": "Pending"}}
 
 
-def test_group_offer_comes_from_labels_and_settings() -> None:
+def test_machine_group_offer_is_built_from_labels_and_settings() -> None:
     one = read(machines())
     assert (one.name, one.wanted, one.ready, one.most) == ("MachineSet default/g", 3, 1, 0)
     assert one.offer is not None
@@ -82,7 +82,7 @@ def test_gpu_count_annotation_sets_devices_per_node() -> None:
 
 
 @pytest.mark.parametrize("said", [True, False])
-def test_gpu_count_annotation_is_a_maximum_where_devices_are_attached(said: bool) -> None:
+def test_gpu_count_annotation_is_only_a_maximum_for_attachable_devices(said: bool) -> None:
     rack = ProviderSettings(name="rack", cro=Cro(model="T4"))
     kind = NodeKind(selector=T4.selector, device=T4.device, devices_max=8 if said else None)
     one = read(machines(notes={GPU_COUNT: "4"}), settings=Settings(nodes=(kind,), capacity=(rack,)))
@@ -148,7 +148,7 @@ def test_each_poll_reports_all_groups_and_claimed_devices() -> None:
     run(scenario())
 
 
-def test_absence_of_groups_is_reported_once_and_polled_rarely() -> None:
+def test_empty_list_of_machine_groups_is_reported_only_once() -> None:
     """So who is made later is known to be new."""
 
     async def scenario() -> None:
@@ -167,7 +167,7 @@ def test_absence_of_groups_is_reported_once_and_polled_rarely() -> None:
     run(scenario())
 
 
-def test_unreadable_groups_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_forbidden_machine_groups_are_logged_only_once(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         one = Looked()
         one.server.refused["GET"] = AnswerError(403, "Forbidden", "machinesets is forbidden")

@@ -38,7 +38,7 @@ def queued(*kinds: NodeKind, selector: dict[str, str] | None = None, terms: Offe
         ({"kind": "dra", "sharing": "mps"}, 1, True, False),
     ],
 )
-def test_offered_shape_follows_the_slicing_setting(
+def test_slicing_setting_defines_the_gpu_shares_of_an_offered_node(
     slicing: dict[str, Any], parts: int, shared: bool, counted: bool
 ) -> None:
     found = infer_node_shape({}, kind(**slicing))
@@ -46,12 +46,12 @@ def test_offered_shape_follows_the_slicing_setting(
     assert (found.parts, found.shared, found.counted) == (parts, shared, counted)
 
 
-def test_slicing_known_only_from_a_running_node_is_not_offered() -> None:
+def test_new_node_with_mig_or_dra_partitions_is_not_offered() -> None:
     assert infer_node_shape({}, kind(kind="mig")) is None
     assert infer_node_shape({}, kind(kind="dra", cut=True)) is None
 
 
-def test_node_labels_override_settings_for_the_shape() -> None:
+def test_gpu_node_labels_override_the_settings_entry() -> None:
     told = {"nvidia.com/gpu.product": "NVIDIA-A10G", "nvidia.com/gpu.memory": "23028", "nvidia.com/gpu.count": "4"}
     assert infer_node_shape(told, kind(2)) == ("NVIDIA-A10G", 23028 << 20, 4, 1, False, True)
     assert infer_node_shape({"nvidia.com/gpu.memory": "much", "nvidia.com/gpu.count": "-1"}, None) is None
@@ -120,7 +120,7 @@ def test_queue_offer_price_follows_purchase_type_and_owned_is_free() -> None:
     assert [one.price_per_hour for one in queued(kind(model="T4"), terms=QUEUED._replace(bought="owned"))] == [0.0]
 
 
-def test_new_node_offers_all_devices_and_booked_room_any_number() -> None:
+def test_booking_on_an_existing_node_is_offered_for_any_device_count() -> None:
     (node,), (room,) = queued(kind(4)), queued(kind(4), terms=QUEUED._replace(whole=False))
     assert (node.devices_min, node.devices_max) == (4, 4)
     assert (room.devices_min, room.devices_max) == (1, 4)

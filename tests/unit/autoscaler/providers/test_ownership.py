@@ -48,7 +48,7 @@ def test_order_of_another_installation_is_not_listed_or_released(made: Callable[
 
 
 @pytest.mark.parametrize("made", [GroupRig, NodesRig, ProvisioningRig, KueueRig, Rack])
-def test_order_name_of_another_installation_is_rejected(made: Callable[[], Rig]) -> None:
+def test_order_with_a_name_used_by_another_installation_is_rejected(made: Callable[[], Rig]) -> None:
     rig = made()
 
     async def scenario() -> None:

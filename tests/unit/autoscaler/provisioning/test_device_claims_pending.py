@@ -103,7 +103,7 @@ def test_claimed_device_is_ordered_once_by_any_leader() -> None:
     assert plan(begin, T0).actions == plan(fabric(awaited=waits(claim(D0))), T0).actions, "another leader says the same"
 
 
-def test_claim_and_replica_are_not_promised_the_same_device() -> None:
+def test_device_ordered_for_a_claim_is_not_ordered_for_a_replica() -> None:
     begin = told(
         surge(offer(devices_max=1), settings=Settings(capacity=(RACK,))), AwaitedSeen(awaited=waits(claim(D0)))
     )
@@ -141,7 +141,7 @@ def test_claim_order_is_not_withdrawn_before_providers_have_answered() -> None:
 # --- what is told -----------------------------------------------------------------------------------------------------
 
 
-def test_attached_device_is_reported_to_the_claim_and_withheld() -> None:
+def test_attached_device_is_reported_to_its_claim_and_kept_from_replicas() -> None:
     after, _ = acted(fabric(awaited=waits(claim(D0))))
     assert not said(after)
     here = arrived(after, T0 + 10)
@@ -180,7 +180,7 @@ def test_refused_or_late_device_fails_the_claim_and_is_not_reordered() -> None:
     assert said(still, late_s) == [(FAILED, "NotAttached")]
 
 
-def test_untaken_device_is_released_and_not_reordered_soon() -> None:
+def test_attached_device_that_no_pod_takes_is_released_after_a_delay() -> None:
     after, _ = acted(fabric(awaited=waits(claim(D0))))
     here = told(arrived(after, T0 + 10), AwaitedSeen(awaited=()), now_s=T0 + 10)
     others = {here.slices[id].counted: 1 for id in list_withheld_slices(here)}

@@ -22,7 +22,7 @@ TWO = Gpu(count=2)
 """Two whole Devices."""
 
 
-def test_model_too_large_for_every_device_reports_the_largest() -> None:
+def test_reason_for_a_model_too_large_for_every_device_names_the_largest() -> None:
     made = world([model("huge", 30), model("fits", 24), model("two", 2, gpu=TWO)], [device(memory_gi=24)])
     assert list_unplaceable_models(made) == {
         "huge": "needs 30Gi on one device; the largest has 24Gi",
@@ -34,7 +34,7 @@ def test_model_without_gpu_is_always_placeable() -> None:
     assert list_unplaceable_models(world([model("cpu", 30, gpu=Gpu(count=0))])) == {}
 
 
-def test_missing_devices_are_reported_as_the_reason() -> None:
+def test_model_is_unplaceable_if_there_is_no_device() -> None:
     assert list_unplaceable_models(world([model("a", 10)])) == {"a": "needs 10Gi on one device; there is no device"}
 
 
@@ -42,12 +42,12 @@ def test_no_model_is_unplaceable_before_devices_are_listed() -> None:
     assert list_unplaceable_models(world([model("a", 10)], synced=False)) == {}
 
 
-def test_full_or_unhealthy_device_still_counts() -> None:
+def test_model_that_fits_only_a_full_or_unhealthy_device_is_placeable() -> None:
     one, other = model("one", 20), model("other", 20)
     assert list_unplaceable_models(world([one, other], [device(healthy=False)], [replica(one, "r")])) == {}
 
 
-def test_new_device_or_changed_model_updates_the_result() -> None:
+def test_larger_device_or_smaller_model_makes_a_model_placeable() -> None:
     huge, small = model("huge", 30), device(memory_gi=24)
     assert list_unplaceable_models(world([huge], [small]))
     assert list_unplaceable_models(world([huge], [small, device("gpu1", 40)])) == {}

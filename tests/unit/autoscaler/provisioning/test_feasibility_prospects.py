@@ -55,7 +55,7 @@ def test_demand_larger_than_any_offer_is_rejected_at_once() -> None:
 @pytest.mark.parametrize(
     "gpu", [Gpu(count=4), Gpu(count=2, link="nvlink"), Gpu(isolation="hardware")], ids=["four", "joined", "kept apart"]
 )
-def test_unavailable_count_link_or_isolation_is_rejected_at_once(gpu: Gpu) -> None:
+def test_demand_for_unavailable_gpu_count_or_isolation_is_rejected(gpu: Gpu) -> None:
     """Though a Device of that size is on offer."""
     needs = model("a", 16, high=4, slots=1, gpu=gpu)
     begin = replace(surge(offer(parts=2, memory_bytes=32 * GI)), models={needs.name: needs})
@@ -78,7 +78,7 @@ def away(at: World, now_s: float) -> World:
     return told(waits(at, now_s), ProviderTroubled(provider="rack", says="gives no answer", listing=True), now_s=now_s)
 
 
-def test_offers_of_a_silent_provider_do_not_count_as_feasible() -> None:
+def test_demand_is_infeasible_if_its_only_provider_stops_answering() -> None:
     """Whoever leads says the same: one who began meanwhile has heard no Offer at all."""
     for later_s in (SILENT_S - 1, SILENT_S, 3600.0):
         old = plan(away(surge(LONE), T0 + later_s), T0 + later_s)
@@ -99,7 +99,7 @@ def test_orders_resume_when_a_silent_provider_answers() -> None:
     assert [(one.never, one.ready_s is not None) for one in made.unmet] == [(False, True)]
 
 
-def test_pending_order_of_a_silent_provider_counts_but_a_release_does_not() -> None:
+def test_pending_order_of_a_silent_provider_keeps_demand_feasible() -> None:
     """Nobody can have it of him before he answers."""
     slow = replace(LONE, expected_s=2000.0)
     at, _ = acted(surge(slow))

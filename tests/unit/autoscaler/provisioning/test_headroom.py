@@ -72,7 +72,7 @@ def test_headroom_larger_than_an_offer_takes_several_orders() -> None:
     assert orders(done) == [("cloud", 1)] * 3
 
 
-def test_headroom_is_limited_by_the_pool() -> None:
+def test_headroom_orders_no_more_devices_than_are_offered() -> None:
     _, done = acted(kept(offered(calm(), offer(devices_max=2)), 5))
     assert orders(done) == [("rack", 2)]
 
@@ -92,7 +92,7 @@ def test_headroom_counts_the_cost_of_every_device_of_a_node() -> None:
         assert orders(done) == [("rack", devices)]
 
 
-def test_only_open_free_devices_of_the_product_count_as_headroom() -> None:
+def test_only_free_usable_devices_of_the_gpu_model_count_as_headroom() -> None:
     free = device("gpu0", 16, "w1")
     like = replace(free, product="A100")
     assert not plan(kept(offered(calm(like), offer()), 1), T0).actions
@@ -165,7 +165,7 @@ def test_refused_headroom_offer_is_retried_after_a_delay() -> None:
     assert orders(plan(refused, T0 + 1.0 + BARRED_S[0]).actions) == [("rack", 1)]
 
 
-def test_requests_take_precedence_and_use_ordered_headroom() -> None:
+def test_waiting_requests_use_the_devices_ordered_as_headroom() -> None:
     after, _ = acted(kept(offered(calm(), offer(devices_max=1)), 1))
     made = plan(waits(after, T0 + 1.0), T0 + 1.0)
     assert not releases(made.actions)

@@ -34,13 +34,13 @@ def test_no_offers_yield_no_choice() -> None:
     assert choose_offer(()) is None
 
 
-def test_cheapest_offer_that_is_sure_enough_in_time_wins() -> None:
+def test_cheapest_offer_likely_to_arrive_in_time_is_chosen() -> None:
     slow, fast = cloud(expected_s=300.0, price_per_hour=0.5), offer(price_per_hour=5.0)
     assert first(made(slow), made(fast)) == "cloud", "there is no hurry"
     assert first(made(slow, 200.0), made(fast, 200.0)) == "rack"
 
 
-def test_price_decides_between_offers_not_limited_by_the_deadline() -> None:
+def test_cheaper_offer_is_chosen_if_the_deadline_limits_neither() -> None:
     """However far the deadline is, it takes a trace of the likelihood away."""
     dear = rate_offer(cloud(price_per_hour=2.0), 1, estimate_lead_time(cloud(), LeadTimeStats(came=8)), 540.0, 23.0)
     cheap = made(offer(price_per_hour=1.0), 517.0)
@@ -51,7 +51,7 @@ def test_price_decides_between_offers_not_limited_by_the_deadline() -> None:
     assert not made(offer(price_per_hour=1.0), 60.0).sure
 
 
-def test_likeliest_offer_wins_if_none_is_in_time() -> None:
+def test_offer_most_likely_in_time_is_chosen_if_none_is_likely_enough() -> None:
     slow, fast = cloud(expected_s=300.0, price_per_hour=0.0), offer(expected_s=100.0, price_per_hour=5.0)
     assert first(made(slow, 50.0), made(fast, 50.0)) == "rack"
     assert first(made(slow, -1.0), made(fast, -1.0)) == "rack", "and if it is over, the soonest"
@@ -118,7 +118,7 @@ def test_choice_is_optimal_and_independent_of_offer_order(
     st.floats(1.0, 2000.0),
     st.sampled_from([frozenset[str](), frozenset({"cloud"}), frozenset({"cloud", "rack"})]),
 )
-def test_lazy_trials_are_minimal_and_find_the_same_choice(
+def test_lazy_evaluation_finds_the_same_choice_with_the_fewest_trials(
     told: list[tuple[float, float, str, int]], deadline_s: float, hedges: frozenset[str]
 ) -> None:
     """The last number: how many Devices do; 0: none."""

@@ -56,7 +56,7 @@ def test_models_excluded_by_offer_attributes_do_not_use_up_trials(asks: dict[str
     assert owners(offered(behind(*crowd), *rack())) == [A.name]
 
 
-def test_trials_are_shared_among_models() -> None:
+def test_models_that_fit_no_offer_leave_trials_for_other_models() -> None:
     """That a node has no CPU left nothing tells but a try."""
     busy = Resources(requests={"cpu": "8"})
     crowd = [model(f"c{number}", 16, priority=1, pod=Pod(tolerations=MEEK, resources=busy)) for number in range(CROWD)]

@@ -51,7 +51,7 @@ def test_demand_without_providers_is_rejected_and_not_ordered() -> None:
     assert not orders(plan(begin, T0).actions)
 
 
-def test_demand_without_room_orders_a_device_and_waits() -> None:
+def test_demand_that_fits_no_free_device_orders_one_and_waits() -> None:
     made = plan(surge(offer()), T0)
     assert orders(made.actions) == [("rack", 1)]
     assert made.unmet[0].reason == "rack brings 1 x A100 on w1, in about 30 s"
@@ -75,7 +75,7 @@ def test_free_device_is_used_before_new_capacity_is_ordered() -> None:
     assert kinds(plan(free, T0)) == ["start a"]
 
 
-def test_two_replicas_share_one_ordered_node_with_room_for_both() -> None:
+def test_two_replicas_share_one_ordered_node_that_fits_both() -> None:
     both = cloud(devices_min=2, devices_max=2)
     assert orders(plan(surge(both, waiting=2), T0).actions) == [("cloud", 2)]
     assert orders(plan(surge(cloud(many=2), waiting=2), T0).actions) == [("cloud", 1), ("cloud", 1)]
@@ -102,7 +102,7 @@ def test_orders_do_not_exceed_a_pool_shared_by_nodes() -> None:
     assert [many for _, many in orders(plan(begin, T0).actions)] == [1, 1, 1]
 
 
-def test_cheapest_offer_in_time_is_taken_and_otherwise_the_likeliest() -> None:
+def test_cheapest_offer_that_meets_the_deadline_is_ordered() -> None:
     slow = cloud(expected_s=400.0, price_per_hour=0.1)
     assert orders(plan(surge(offer(), slow), T0).actions) == [("cloud", 1)], "nobody is in a hurry"
     assert orders(plan(surge(offer(), slow, waits_s=240.0), T0).actions) == [("rack", 1)]
@@ -110,7 +110,7 @@ def test_cheapest_offer_in_time_is_taken_and_otherwise_the_likeliest() -> None:
     assert orders(plan(hopeless, T0).actions) == [("cloud", 1)]
 
 
-def test_node_is_added_where_node_memory_is_short() -> None:
+def test_node_is_ordered_instead_of_a_gpu_if_host_memory_is_short() -> None:
     """Two nodes are full; who needs a GPU has one attached, who needs memory has a node."""
     hungry = model("a", 16, high=4, slots=1, resources=Resources(requests={"memory": "64Gi"}))
     told_ = gateway(levels=[level("a", 1, wait_s=60.0)])
@@ -130,7 +130,7 @@ def test_demand_is_not_rejected_before_providers_have_answered() -> None:
     assert plan(waits(begin, T0 + UNLISTED_S), T0 + UNLISTED_S).unmet[0].never
 
 
-def test_uncertain_order_is_hedged_and_the_slower_one_is_withdrawn() -> None:
+def test_uncertain_order_gets_a_second_and_the_slower_one_is_withdrawn() -> None:
     begin = surge(offer(), cloud(), waits_s=100.0)
     begin = told(begin, ProvidersSeen(providers=("cloud", "rack"), hedges=frozenset({"cloud"})))
     after, done = acted(begin)
@@ -174,7 +174,7 @@ def test_queue_order_open_for_days_stays_single_and_other_offers_are_used() -> N
 # --- when nothing may be ordered --------------------------------------------------------------------------------------
 
 
-def test_queue_wait_time_and_message_are_reported() -> None:
+def test_unmet_demand_reports_the_queue_wait_time_and_message() -> None:
     after, _ = acted(surge(cloud("queue", expected_s=None)))
     said = shown(waits(after, T0 + 7200.0), T0 + 7200.0, "cloud", says="the quota of the cloud is used up")
     (lacking,) = plan(said, T0 + 7200.0).unmet

@@ -85,7 +85,7 @@ def test_overdue_queue_order_is_kept_while_another_offer_is_taken() -> None:
 
 
 @pytest.mark.parametrize("memory_gi", [12, 16])
-def test_each_model_gets_its_own_place_in_the_queue(memory_gi: int) -> None:
+def test_each_model_gets_its_own_order_in_the_queue(memory_gi: int) -> None:
     """Else its owner, whose place was thought another's, asked once more, and one of the two was given back later."""
     calls = [level(name, 1, wait_s=60.0) for name in ("a", "z")]
     both = [replace(A, memory_bytes=memory_gi * GI), replace(A, name=ModelName("z"))]
@@ -97,7 +97,7 @@ def test_each_model_gets_its_own_place_in_the_queue(memory_gi: int) -> None:
     assert [one.order.owner for one in [*done, *acted(then)[1]] if isinstance(one, AcquireLease)] == ["z", "a"]
 
 
-def test_exhausted_quota_makes_no_request_wait() -> None:
+def test_requests_do_not_wait_for_a_queue_order_with_exhausted_quota() -> None:
     at, _ = acted(surge(queue(expected_s=300.0)))
     assert plan(later(at, T0 + 60), T0 + 60).unmet[0].lease is not None
     (unmet,) = plan(later(at, T0 + 61, dry=True, says="the quota of the cloud is used up"), T0 + 61).unmet
@@ -105,7 +105,7 @@ def test_exhausted_quota_makes_no_request_wait() -> None:
     assert "the quota of the cloud is used up" in unmet.reason
 
 
-def test_new_leader_keeps_the_place_in_the_queue() -> None:
+def test_new_leader_keeps_an_existing_queue_order() -> None:
     of = queue(expected_s=None)
     there = Listed(name="pilotlight-a-0123456789", offer=of, devices=1, owner=ModelName("a"), says="it is queued")
     at = told(surge(), ProvidersSeen(providers=("cloud",)), LeasesSeen(provider="cloud", leases=(there,), began_s=T0))
@@ -113,7 +113,7 @@ def test_new_leader_keeps_the_place_in_the_queue() -> None:
         assert not plan(later(at, now_s), now_s).actions
 
 
-def test_new_leader_waits_for_an_order_as_long_as_learned_lead_times() -> None:
+def test_new_leader_keeps_an_order_within_its_learned_lead_time() -> None:
     of = offer(expected_s=60.0)
     there = Listed(name="pilotlight-a-0123456789", offer=of, devices=1, owner=ModelName("a"), committed=True)
     seen = LeasesSeen(provider="rack", leases=(there,), began_s=T0)
@@ -142,7 +142,7 @@ def test_capacity_delivered_by_a_queue_starts_a_replica() -> None:
     assert [type(one).__name__ for one in done] == ["StartReplica"]
 
 
-def test_queue_order_that_no_request_awaits_is_not_released() -> None:
+def test_queue_order_is_kept_while_requests_wait_for_another_order() -> None:
     """What is left of its time falls below what Calls wait, and rises again."""
     of, node = queue(expected_s=700.0), offer(expected_s=600.0)
     at, done = acted(offered(surge(of), of, node))
@@ -172,7 +172,7 @@ def test_other_offers_are_used_while_a_queue_exceeds_the_wait_limit() -> None:
 
 @pytest.mark.parametrize("waiting", [0, 1])
 @pytest.mark.parametrize("leads_next", [False, True])
-def test_granted_order_that_never_arrives_is_released_after_an_hour(waiting: int, leads_next: bool) -> None:
+def test_committed_order_that_never_arrives_is_released_after_an_hour(waiting: int, leads_next: bool) -> None:
     of = queue(expected_s=None, lasts_s=7 * 86_400.0)
     at, _ = acted(surge(of))
     granted_s = T0 + DAYS_S
@@ -194,7 +194,7 @@ def test_granted_order_that_never_arrives_is_released_after_an_hour(waiting: int
     assert leads_next or after.capacity.learnt[of.kind].failed == 1
 
 
-def test_revoked_grant_returns_to_the_queue_and_is_kept() -> None:
+def test_queue_order_whose_commitment_is_revoked_is_kept() -> None:
     at, _ = acted(surge(queue(expected_s=None)))
     at = later(later(at, T0 + 60, committed=True), T0 + 120, committed=False)
     for now_s in (T0 + 120 + DUE_S[1], T0 + DAYS_S):

@@ -46,7 +46,7 @@ def test_offer_is_tried_once_per_plan_for_identical_demand(asked: list[str]) -> 
     assert sorted(asked) == ["n0", "n1", "n2"]
 
 
-def test_scheduled_window_tries_few_offers(asked: list[str]) -> None:
+def test_planning_for_a_schedule_evaluates_at_most_two_offers(asked: list[str]) -> None:
     """Else those who wait now were told that there is nothing."""
     many = [offer(name=f"n{number}", node=f"n{number}") for number in range(9)]
     ahead = ReplicaWindow(cron="0 9 * * *", seconds=28_800.0)
@@ -94,7 +94,7 @@ def test_all_missing_capacity_is_ordered_with_the_fewest_plans(
 
 
 @pytest.mark.parametrize("calls", [False, True])
-def test_hedge_is_ordered_only_for_waiting_requests(calls: bool) -> None:
+def test_hedging_second_order_is_placed_only_if_requests_are_waiting(calls: bool) -> None:
     """What is kept whoever calls comes a little later where the first does not deliver, and nobody pays for two."""
     unsure = offer(expected_s=60.0, confidence=0.8), cloud(expected_s=60.0, confidence=0.8)
     kept = model("a", 16, low=1, high=4, slots=1)

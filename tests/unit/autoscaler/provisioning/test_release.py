@@ -80,7 +80,7 @@ def test_follower_emits_no_event_and_the_next_leader_does() -> None:
     assert [reason for reason, *_ in teller.sees(world, STUCK_S + 2)] == ["CapacityStuck"]
 
 
-def test_capacity_gone_or_restored_in_time_is_not_stuck() -> None:
+def test_release_completed_or_reverted_before_the_timeout_is_not_stuck() -> None:
     world = leaving()
     for other in (replace(world, capacity=replace(world.capacity, leases={})), here()):
         teller = Teller()
@@ -90,7 +90,7 @@ def test_capacity_gone_or_restored_in_time_is_not_stuck() -> None:
         assert not teller.sees(world, STUCK_S + 2), "it begins anew"
 
 
-def test_leaving_capacity_in_use_is_not_stuck() -> None:
+def test_release_of_a_device_still_in_use_does_not_count_as_stuck() -> None:
     begin = here()
     on = replica(A, "r", ["new0"], ready_s=T0 + 30)
     used = shown(rebuild_indices(replace(begin, replicas={on.id: on}), BEGUN_S), BEGUN_S, phase="leaving", **THERE)
@@ -102,7 +102,7 @@ def test_leaving_capacity_in_use_is_not_stuck() -> None:
 
 
 @pytest.mark.parametrize("leads", [True, False])
-def test_leaving_time_is_a_provider_metric(*, leads: bool) -> None:
+def test_time_since_the_release_is_exported_as_a_metric_per_provider(*, leads: bool) -> None:
     world = replace(leaving(), leads=leads)
     metrics = Metrics(lambda: world)
     for now_s in (BEGUN_S, BEGUN_S + 30.0, BEGUN_S + 90.0):

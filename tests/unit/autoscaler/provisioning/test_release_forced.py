@@ -51,7 +51,7 @@ def stuck(of: World, *, now_s: float) -> World:
     return shown(of, now_s, phase="leaving", committed=True, node="w1", device_ids=("new0",))
 
 
-def test_forced_drain_releases_normally_and_forces_a_stuck_release() -> None:
+def test_forced_drain_forces_a_release_only_once_it_is_stuck() -> None:
     after, first = given_back(drained(idle(), NODE), HERE_S + 1)
     assert [(one.order.force, one.reason) for one in first] == [(False, "an operator drains it by force")]
     after = stuck(after, now_s=HERE_S + 5)
@@ -100,7 +100,7 @@ def test_release_is_forced_only_if_all_devices_of_the_order_are_drained() -> Non
     assert [one.order.force for one in given_back(drained(after, NEW), HERE_S + 12)[1]] == [False]
 
 
-def test_forced_drain_ignores_pods_of_others() -> None:
+def test_forced_drain_releases_a_device_used_by_pods_of_others() -> None:
     (theirs,) = [one for one in idle().slices.values() if one.id == "new0"]
     begin = shown(
         replace(idle(), others={theirs.counted: 1}),
@@ -139,7 +139,7 @@ def test_device_with_a_replica_is_not_force_released() -> None:
     assert [one.order.force for one in given_back(shared, HERE_S + 12)[1]] == [False], "whose is which is not known"
 
 
-def test_added_node_is_never_force_released() -> None:
+def test_release_of_a_whole_ordered_node_is_never_forced() -> None:
     ordered, _ = acted(surge(cloud()))
     here = arrived(ordered, HERE_S, "cloud", node="n9")
     here = replace(here, gateways={"g": gateway(seen_s=HERE_S)}, loads={})

@@ -81,7 +81,7 @@ def test_pod_with_another_namespace_or_uid_is_not_matched() -> None:
         assert devices_of(at, at.replicas[ours().id], T0) == ()
 
 
-def test_long_silent_node_is_forgotten_and_accepted_again() -> None:
+def test_long_silent_node_is_removed_until_it_reports_again() -> None:
     """Nodes come and go under new names for as long as an autoscaler runs."""
     at = said(world([A], gpus(2), []), T0, gpu("GPU-a"))
     assert fold(at, (), T0 + FORGET_S - 1)[0].nodes.keys() == {"n0"}
@@ -119,7 +119,7 @@ def test_only_a_report_after_the_pod_ended_proves_free_memory() -> None:
     assert not is_device_memory_free(at, ours().id, T0 - 1, T0), "the kubelet still has the pod"
 
 
-def test_memory_of_unassigned_or_shared_devices_is_not_proven_free() -> None:
+def test_memory_is_not_free_if_the_pod_devices_are_unknown_or_shared() -> None:
     idle = (gpu("GPU-a"), gpu("GPU-b"))
     unnamed = said(said(world([A], gpus(2), [ours()]), T0, *idle), T0 + 2, *idle)
     assert not back(unnamed)
@@ -129,7 +129,7 @@ def test_memory_of_unassigned_or_shared_devices_is_not_proven_free() -> None:
     assert not back(said(shared, T0 + 2, *idle)), "another may hold what is left of it"
 
 
-def test_departed_pods_are_kept_up_to_a_limit_until_their_return() -> None:
+def test_removed_pods_of_a_node_are_remembered_up_to_a_limit() -> None:
     at = said(world([A], gpus(2)), T0, pods=(OURS,))
     at = said(at, T0 + 1)
     assert at.nodes["n0"].pods_before == (OURS,)
@@ -161,7 +161,7 @@ def test_one_free_slice_is_closed_per_unassigned_unhealthy_device() -> None:
     assert list_unhealthy_slices(taken, T0) == {}, "the kubelet will not give it"
 
 
-def test_unhealthy_device_gets_no_replica_and_is_given_as_the_reason() -> None:
+def test_unhealthy_device_gets_no_replica_and_the_plan_gives_the_reason() -> None:
     at = said(world([A], gpus(1), gateways=[gateway(levels=[level("a", waiting=1)])]), T0, gpu("GPU-a", healthy=False))
     made = plan(at, T0)
     assert made.actions == ()
@@ -184,7 +184,7 @@ def test_closed_slices_never_outnumber_unhealthy_devices(health: list[bool], sli
 # --- reports that repeat ----------------------------------------------------------------------------------------------
 
 
-def test_node_report_is_redundant_unless_a_notable_value_changed() -> None:
+def test_node_report_with_only_a_small_memory_change_is_redundant() -> None:
     one = NodeReport(node="n", boot="b", sequence=1, devices=(gpu("GPU-a", 5),), pods=(OURS,), images=("i",))
     assert is_redundant_node_report(
         one, replace(one, sequence=2, age_s=0.5, devices=(gpu("GPU-a", 5 + NOTICED_BYTES - 1),))
@@ -198,7 +198,7 @@ def test_node_report_is_redundant_unless_a_notable_value_changed() -> None:
 
 
 @pytest.mark.standard
-async def test_redundant_node_report_is_folded_without_waking_the_loop(
+async def test_redundant_node_report_waits_for_the_next_control_loop_step(
     aiohttp_client: AiohttpClient,
 ) -> None:
     stepped = SteppedLoop(world([A], gpus(1)))
@@ -223,7 +223,7 @@ async def test_redundant_node_report_is_folded_without_waking_the_loop(
 # --- a Device that is lost --------------------------------------------------------------------------------------------
 
 
-def test_replica_on_a_lost_device_drains_and_is_not_revived() -> None:
+def test_replica_on_an_unhealthy_device_drains_and_is_not_revived() -> None:
     waiting = [gateway(levels=[level("a", waiting=1)])]
     begin = world([A], gpus(2), [ours()], waiting)
     at = said(begin, T0, gpu("GPU-a"), gpu("GPU-b", healthy=False), pods=(OURS,))
@@ -234,7 +234,7 @@ def test_replica_on_a_lost_device_drains_and_is_not_revived() -> None:
     assert not [one for one in plan(after, T0).actions if isinstance(one, ReviveReplica)]
 
 
-def test_no_replica_is_lost_if_all_node_devices_are_unhealthy() -> None:
+def test_replicas_are_kept_if_all_devices_of_their_node_are_unhealthy() -> None:
     at = said(world([A], gpus(2), [ours()]), T0, gpu("GPU-a", healthy=False), gpu("GPU-b", healthy=False), pods=(OURS,))
     assert list_lost_replicas(at, T0) == ()
     assert (

@@ -37,7 +37,7 @@ def seen_using(of: Model, one: Replica, used_gi: float) -> World:
 
 
 @pytest.mark.parametrize("gpu", [GROWS, NEITHER])
-def test_usage_of_a_grown_replica_does_not_raise_the_model_memory(gpu: Gpu) -> None:
+def test_usage_of_a_replica_with_extra_memory_does_not_raise_the_estimate(gpu: Gpu) -> None:
     then = seen_using(asks(gpu), replica(asks(gpu), "ra", memory_bytes=20 * GI, slots=9), 19)
     assert then.models[asks(gpu).name].memory_bytes == 10 * GI
     said = explain_model(then, plan(then, T0), Log(), asks(gpu).name, T0).sentences
@@ -45,14 +45,14 @@ def test_usage_of_a_grown_replica_does_not_raise_the_model_memory(gpu: Gpu) -> N
 
 
 @pytest.mark.parametrize("gpu", [ELASTIC, NEITHER])
-def test_usage_of_a_shrunk_replica_does_not_lower_the_model_memory(gpu: Gpu) -> None:
+def test_usage_of_a_replica_with_less_memory_does_not_lower_the_estimate(gpu: Gpu) -> None:
     cut = seen_using(asks(gpu), serving(asks(gpu), 7), 5)
     assert cut.models[asks(gpu).name].memory_bytes == 10 * GI
     whole = seen_using(asks(gpu), serving(asks(gpu), 10), 5)
     assert whole.models[asks(gpu).name].memory_bytes == 6.25 * GI, "from one that has all it asks for it is learnt"
 
 
-def test_plain_replica_still_updates_the_model_memory_after_a_correction() -> None:
+def test_usage_of_a_replica_with_its_requested_memory_sets_the_estimate() -> None:
     """Its grant is what was asked for when it started: what was measured since made it neither large nor small."""
     of = asks(NEITHER)
     for corrected_gi in (6, 13):
@@ -62,7 +62,7 @@ def test_plain_replica_still_updates_the_model_memory_after_a_correction() -> No
     assert seen_using(of, replica(of, "ra"), 13).models[of.name].memory_bytes == 13 * GI
 
 
-def test_rounded_or_unsized_grant_is_neither_grown_nor_shrunk() -> None:
+def test_memory_rounded_to_a_mebibyte_is_neither_grown_nor_shrunk() -> None:
     of, whole, two = asks(NEITHER), model("w", 0), model("t", 4, gpu=Gpu(count=2))
     for one in (replica(of, "r", memory_bytes=10 * GI + MIB - 1), replica(of, "r", memory_bytes=10 * GI - MIB + 1)):
         assert (has_grown(of, one), has_shrunk(of, one)) == (False, False)

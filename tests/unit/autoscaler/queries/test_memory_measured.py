@@ -44,7 +44,7 @@ def test_usage_below_the_estimate_counts_after_serving_with_a_margin() -> None:
     assert after((7, True)) == 8, "the margin is above the estimate"
 
 
-def test_paging_engine_counts_only_usage_above_its_memory_share() -> None:
+def test_vllm_usage_raises_the_estimate_only_above_its_reserved_memory() -> None:
     """It uses all that it is told to take, and of a Slice of its own whatever that has."""
     auto = ModelSpec(engine="vllm", gpu=Gpu(memory_bytes=BytesOrAuto(0)))
     of = replace(A, spec=auto, memory_bytes=8 * GI, estimated_bytes=8 * GI)
@@ -115,7 +115,7 @@ def running(ready_s: float, active_s: float) -> World:
     return world([A], [device()], [runs], calls, {"a": History(last_activity_s=active_s)})
 
 
-def test_measurement_affects_the_next_replica_and_restarts_none() -> None:
+def test_measured_memory_applies_to_new_replicas_and_restarts_none() -> None:
     before = running(T0 - 10, T0 - 5)
     upon = served(T0, 9, before)
     assert upon.models[A.name].memory_bytes == 9 * GI
@@ -134,7 +134,7 @@ def test_measured_memory_is_capped_at_the_device_memory() -> None:
     assert upon.models[A.name].memory_bytes == device().memory_bytes
 
 
-def test_measurement_counts_as_served_after_long_readiness_and_a_request() -> None:
+def test_lower_usage_applies_only_after_long_readiness_and_a_request() -> None:
     long_s = T0 - SERVED_S
     assert served(T0, 4, running(long_s, T0 - 5)).models[A.name].memory_bytes == 4 * GI * MARGIN
     assert served(T0, 4, running(long_s + 1, T0 - 5)).models[A.name].memory_bytes == 8 * GI
@@ -165,7 +165,7 @@ def test_node_agent_report_measures_the_memory_of_a_pod() -> None:
     assert grown.models[A.name].memory_bytes == 9 * GI, "as it grew"
 
 
-def test_unmatched_outdated_or_late_usage_report_is_no_measurement() -> None:
+def test_unmatched_outdated_or_late_usage_report_is_ignored() -> None:
     before = in_pod(running(T0 - 10, T0 - 5))
     assert reported(before, T0).histories == before.histories
     assert reported(before, T0, ("u2", "GPU-a", 20)).histories == before.histories, "another pod's"

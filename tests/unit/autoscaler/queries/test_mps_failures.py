@@ -46,7 +46,7 @@ def test_single_or_unrelated_failures_close_no_mps_slices() -> None:
     )
 
 
-def test_mps_pause_doubles_per_failed_start_and_ends_with_a_ready_one() -> None:
+def test_mps_pause_doubles_per_failed_start_until_a_replica_is_ready() -> None:
     tried, at_s, there = ready("a3", created_s=T0 + 9.0, ready_s=None), T0 + 9.0, FELL
     for times in range(1, 12):
         there = fall(there, (tried, at_s))

@@ -25,7 +25,7 @@ def started(placing: Placing | None = None, **fields: float) -> Replica:
     return replica(DOC, "r", placing=placing or Placing(), **times)
 
 
-def test_start_is_split_into_phases_with_the_parts_of_place() -> None:
+def test_start_time_is_split_into_decide_place_image_and_load_phases() -> None:
     one = started(Placing(asked_s=T0 + 2, bound_s=T0 + 4, prepared_s=T0 + 7))
     assert phases_s(one) == {"decide": 1, "place": 6, "image": 3, "load": 2}
     assert list(phases_with_parts_s(one).items()) == [
@@ -34,7 +34,7 @@ def test_start_is_split_into_phases_with_the_parts_of_place() -> None:
     ]  # fmt: skip
 
 
-def test_pull_is_a_separate_phase_only_if_ended_within_the_start() -> None:
+def test_pull_is_a_separate_start_phase_only_if_it_ends_during_placement() -> None:
     assert phases_s(started(Placing(pulled_s=T0 + 8))) == {"decide": 1, "pull": 7, "place": 2, "load": 2}
     assert phases_s(started(Placing(pulled_s=T0 + 1))) == {"decide": 1, "pull": 0, "place": 9, "load": 2}
     for pulled_s in (T0, T0 + 11):
@@ -53,14 +53,14 @@ def test_pull_is_a_separate_phase_only_if_ended_within_the_start() -> None:
          {"place.write": 1, "place.schedule": 2, "place.kubelet": 6}),
     ],
 )  # fmt: skip
-def test_part_of_place_is_reported_only_if_both_ends_were_observed(placing: Placing, parts: dict[str, float]) -> None:
+def test_part_of_the_place_phase_needs_an_observed_begin_and_end(placing: Placing, parts: dict[str, float]) -> None:
     assert parts_s(started(placing)) == parts
     assert phases_s(started(placing)) == {"decide": 1, "place": 9, "load": 2}, "no image without its begin"
 
 
 @settings(derandomize=True, deadline=None)
 @given(st.tuples(*(st.none() | st.floats(0, 20) for _ in range(3))), st.floats(0, 12))
-def test_phases_sum_to_the_start_and_parts_to_at_most_place(moments: tuple[float | None, ...], began_s: float) -> None:
+def test_start_phases_sum_to_the_total_start_time(moments: tuple[float | None, ...], began_s: float) -> None:
     asked_s, bound_s, prepared_s = (None if moment is None else T0 + moment for moment in moments)
     one = started(Placing(asked_s=asked_s, bound_s=bound_s, prepared_s=prepared_s), started_s=T0 + began_s)
     found = phases_s(one)
@@ -76,7 +76,7 @@ def test_phases_sum_to_the_start_and_parts_to_at_most_place(moments: tuple[float
 # --- starts that nobody saw -------------------------------------------------------------------------------------------
 
 
-def test_found_replica_has_no_phases_and_records_no_start_time() -> None:
+def test_adopted_replica_has_no_phases_and_records_no_start_time() -> None:
     """A restart, or a new leader: an engine that has run for an hour did not take an hour to start."""
     at, _ = after(world([DOC]), seen(Seen.READY, started_s=T0 - 3600), now_s=T0)
     assert (at.replicas[R].found, phases_s(at.replicas[R])) == (True, {})
@@ -146,7 +146,7 @@ def test_pod_already_running_when_first_seen_has_no_times() -> None:
     assert (one.placing, one.started_s) == (Placing(), None)
 
 
-def test_steps_first_seen_together_with_the_process_get_no_times() -> None:
+def test_start_steps_first_seen_with_the_running_process_get_no_times() -> None:
     one = StartTiming()
     one.ask(1.0)
     one.see(2.0, bound=True, prepared=True, runs=True)
@@ -171,7 +171,7 @@ def test_start_of_an_adopted_workload_uses_the_controller_clock() -> None:
     assert told.placing == Placing(asked_s=10.8, bound_s=11.0, prepared_s=11.1)
 
 
-def test_adopted_pod_seen_before_the_scale_write_has_all_parts() -> None:
+def test_pod_seen_before_the_scale_write_returns_has_all_start_times() -> None:
     bench = Bench()
     bench.core.begin(0.0)
     bench.now_s = 10.7

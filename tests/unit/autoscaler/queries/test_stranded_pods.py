@@ -81,7 +81,7 @@ def test_foreign_pod_is_recorded_with_its_node_and_gpu_count(found: Any, gpus: i
     assert nodes.read_other_pod(found) == (None if gpus is None else OtherPod("n1", {"nvidia.com/gpu": gpus}))
 
 
-def test_count_of_taken_slices_excludes_spare_gpus_of_the_node() -> None:
+def test_foreign_pods_occupy_spare_gpus_of_a_node_before_its_slices() -> None:
     there = [
         nodes.NodeSeen(name, {}, usable=True, lost=False, amounts={GPU: many})
         for name, many in (("n1", "4"), ("n2", "2"))
@@ -173,7 +173,7 @@ def test_model_avoids_a_node_with_an_untolerated_taint_and_explains_why() -> Non
 
 @settings(derandomize=True, deadline=None, max_examples=examples(80))
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=5), st.permutations(range(6)))
-def test_packer_respects_taints_and_avoided_nodes_in_any_order(
+def test_packer_uses_no_untolerated_or_avoided_node_in_any_order(
     there: list[tuple[bool, bool]], order: list[int]
 ) -> None:
     """Wants of different tolerations at once: each goes where it may, in whatever order they come."""
@@ -285,7 +285,7 @@ def test_avoided_node_is_explained_and_used_again_after_its_backoff() -> None:
     assert places(there, T0 + 60) == ["n1/gpu0"]
 
 
-def test_unschedulable_replica_without_room_elsewhere_keeps_waiting() -> None:
+def test_unschedulable_replica_waits_if_no_other_node_has_capacity() -> None:
     one = Kept(*gpus("n1"))
     one.now_s += 100 * STRANDED_S
     assert one.act() == []
@@ -302,7 +302,7 @@ def test_unschedulable_replica_without_room_elsewhere_keeps_waiting() -> None:
     assert full.act() == []
 
 
-def test_unschedulable_replica_drains_when_an_idle_one_can_make_room() -> None:
+def test_unschedulable_replica_drains_if_an_idle_replica_can_be_evicted() -> None:
     one, idle = Kept(*gpus("n1"), *gpus("n2")), model("b", 10)
     there = replica(idle, "b-r", ["n2/gpu0"], since_s=T0 - 1000, ready_s=T0 - 1000)
     one.world = world([one.a, idle], list(one.world.slices.values()), [one.last, there],
@@ -374,7 +374,7 @@ def test_only_one_of_two_unschedulable_replicas_moves_to_a_free_device() -> None
 
 @pytest.mark.case("20")
 @pytest.mark.parametrize("state", [S.STOPPING, S.SCRUBBING])
-def test_gpu_still_held_after_a_minute_gets_no_new_replica(state: S) -> None:
+def test_gpu_held_by_an_ended_replica_for_a_minute_gets_no_new_replica(state: S) -> None:
     """There is room beside what it holds: for a minute that may be used, then no more until it is free."""
     small, ended = model("b", 2), replica(model("a"), "a-r", state=state, since_s=T0, memory_bytes=GI)
     for product, starts in (("H100", []), ("", ["start b"])):

@@ -77,7 +77,7 @@ def moves(of: World, now_s: float = T0) -> list[tuple[str, Move | None]]:
 
 
 @pytest.mark.parametrize("calls", [True, False])
-def test_guest_on_paid_capacity_gets_a_successor_on_owned_devices(calls: bool) -> None:
+def test_replica_on_paid_capacity_gets_a_successor_on_owned_devices(calls: bool) -> None:
     begin = rents(home(), gateways=CALLS if calls else [gateway()])
     assert begin.rented == PaidCapacity(frozenset({ReplicaId("a1")}), frozenset({ModelName("a")}))
     (start,) = [one for one in plan(begin, T0).actions if isinstance(one, StartReplica)]
@@ -85,7 +85,7 @@ def test_guest_on_paid_capacity_gets_a_successor_on_owned_devices(calls: bool) -
     assert start.reason == "move a: there is room without rack, which costs"
 
 
-def test_order_is_released_after_the_guest_moves_to_an_owned_device() -> None:
+def test_order_is_released_after_its_replica_moves_to_an_owned_device() -> None:
     def demand(now_s: float, scene: Scene) -> list[tuple[str, int, int]]:
         del now_s
         return [("a", 0, 1)]
@@ -141,7 +141,7 @@ def test_order_is_released_after_the_guest_moves_to_an_owned_device() -> None:
         ),
     ],
 )
-def test_guest_stays_on_paid_capacity_if_a_move_is_ruled_out(begin: World) -> None:
+def test_replica_stays_on_ordered_capacity_if_a_move_is_ruled_out(begin: World) -> None:
     assert not [move for _, move in moves(begin) if move is not None]
 
 
@@ -152,7 +152,7 @@ def test_long_keep_seconds_prevents_consolidation(kept_s: float | Auto, goes: bo
     assert bool(moves(at)) is bool(at.rented.idlers) is goes
 
 
-def test_guest_stays_if_its_order_would_not_be_released() -> None:
+def test_replica_stays_if_its_move_would_not_release_the_order() -> None:
     begin = rents(home())
     theirs = replace(begin, others={begin.slices[SliceId("new0")].counted: 1})
     (lease,) = begin.capacity.leases.values()
@@ -164,7 +164,7 @@ def test_guest_stays_if_its_order_would_not_be_released() -> None:
     assert [bool(moves(known(one))) for one in (begin, theirs, only, beside)] == [True, False, True, False]
 
 
-def test_order_with_the_fewest_guests_is_emptied_first() -> None:
+def test_order_with_the_fewest_replicas_is_emptied_first() -> None:
     two = (replica(A, "a1", on=["new0"]), replica(B, "b1", on=["new1"]))
     begin = rents(home(), home("own1"), devices=2, guests=two)
     (lease,) = begin.capacity.leases.values()
@@ -180,7 +180,7 @@ def test_order_with_the_fewest_guests_is_emptied_first() -> None:
     assert moves(both) == [("own0", move_of("c1"))]
 
 
-def test_idle_window_is_shortened_for_a_replica_that_blocks_a_guest() -> None:
+def test_idle_timeout_is_shorter_if_a_paid_replica_could_use_the_device() -> None:
     idle = {**STARTED, "b": History(starts_s=(10.0,), last_activity_s=T0 - 55)}
     begin = rents(home(), others=(replica(B, "b1", on=["own0"]),), histories=idle)
     assert begin.rented.idlers == {"a", "b"}
@@ -202,7 +202,7 @@ def test_idle_window_is_shortened_for_a_replica_that_blocks_a_guest() -> None:
         pytest.param(B, home(product="T4"), id="it is of another product"),
     ],
 )
-def test_idle_window_is_kept_if_set_explicitly_or_place_is_unsuitable(of: Model, on: Slice) -> None:
+def test_idle_timeout_stays_if_set_explicitly_or_device_is_unsuitable(of: Model, on: Slice) -> None:
     idle = {**STARTED, "b": History(starts_s=(10.0,), last_activity_s=T0 - 55)}
     likes = replace(A, spec=replace(A.spec, gpu=Gpu(models=("A100",))))
     guest = replica(likes, "a1", on=["new0"])
@@ -227,7 +227,7 @@ def idle(*since_s: float, starts_s: float = 10.0) -> dict[str, History]:
     return {**STARTED, **told_of}
 
 
-def test_only_the_longest_idle_replica_yields_if_no_place_is_free() -> None:
+def test_only_the_longest_idle_replica_drains_if_no_device_is_free() -> None:
     there = (replica(B, "b1", on=["own0"]), replica(C, "c1", on=["own1"]))
     both = rents(home(), home("own1"), others=there, histories=idle(60, 70))
     assert both.rented.idlers == {"a", "c"}
@@ -251,17 +251,17 @@ def test_only_the_longest_idle_replica_yields_if_no_place_is_free() -> None:
         ),
     ],
 )  # fmt: skip
-def test_no_idle_replica_yields_to_a_guest_that_would_not_move(begin: World) -> None:
+def test_idle_timeout_stays_if_the_paid_replica_would_not_move(begin: World) -> None:
     assert begin.rented.idlers == {"a"}
 
 
-def test_device_of_unknown_memory_does_not_disturb_consolidation() -> None:
+def test_consolidation_ignores_a_device_of_unknown_memory() -> None:
     begin = rents(home(), devices=2)
     unknown = replace(begin.slices[SliceId("new1")], memory_bytes=0)
     assert moves(known(replace(begin, slices={**begin.slices, unknown.id: unknown}))) == [("own0", move_of("a1"))]
 
 
-def test_orders_whose_guests_cannot_move_do_not_block_other_orders() -> None:
+def test_orders_whose_replicas_cannot_move_do_not_block_others() -> None:
     stuck = [model(f"s{number}", 16, slots=1, rollout=Rollout(surge=0)) for number in range(LEASES_MAX + 2)]
     begin = rents(home(), models=(A, *stuck))
     (lease,) = begin.capacity.leases.values()
@@ -300,18 +300,18 @@ def test_orders_whose_guests_cannot_move_do_not_block_other_orders() -> None:
         ),
     ],
 )  # fmt: skip
-def test_no_successor_for_a_guest_that_leaves_soon_or_should_stay(begin: World) -> None:
+def test_no_successor_for_a_replica_that_stops_soon_or_should_stay(begin: World) -> None:
     assert not [move for _, move in moves(begin) if move is not None]
 
 
-def test_shortened_idle_window_records_no_premature_stop() -> None:
+def test_shortened_idle_timeout_is_not_recorded_as_premature_stop() -> None:
     begin = rents(home(), others=(replica(B, "b1", on=["own0"]),), histories=idle(60))
     assert kinds(plan(begin, T0)) == ["drain b1"]
     after, _ = acted(told(begin, *(Acted(action=one) for one in plan(begin, T0).actions)), T0 + 1)
     assert after.histories[B.name].stopped_idle_s is None
 
 
-def test_operator_cordons_update_paid_capacity_at_once() -> None:
+def test_draining_a_paid_node_restores_idle_timeouts_on_owned_devices() -> None:
     begin = rents(home(), others=(replica(B, "b1", on=["own0"]),), histories=idle(60))
     place = CordonTarget("node", "w1")
     drain = Cordon(place=place, node="w1", since_s=T0, drain=True)

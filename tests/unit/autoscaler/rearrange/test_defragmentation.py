@@ -59,7 +59,7 @@ def test_move_starts_the_successor_before_draining_the_old_replica() -> None:
     assert len(moved(scene)) == 1, "and that was all"
 
 
-def test_pending_move_is_reported_and_blocks_other_moves() -> None:
+def test_no_other_move_starts_while_one_is_pending() -> None:
     at = folded(laid(TIGHT), plan(laid(TIGHT), T0).actions)
     assert plan(at, T0 + EVERY_S).actions == ()
     assert reason(at).endswith("n0-a moves from n0 first")
@@ -93,7 +93,7 @@ def test_successor_does_not_count_as_a_second_replica() -> None:
     assert all(one.kept for one in on), "replicas.min is 1, and neither makes two of them"
 
 
-def test_new_leader_reverts_a_half_done_move() -> None:
+def test_new_leader_drains_the_successor_of_an_unfinished_move() -> None:
     at = laid(TIGHT)
     half = folded(at, plan(at, T0).actions)
     heir = next(one for one in half.replicas.values() if one.move is not None)
@@ -122,7 +122,7 @@ def test_both_replicas_stay_if_demand_rises_during_a_move() -> None:
 # --- who moves --------------------------------------------------------------------------------------------------------
 
 
-def test_idle_and_cheap_replicas_move_first() -> None:
+def test_idle_and_quickly_starting_replicas_move_first() -> None:
     at = laid(TIGHT)
     assert names(looked(at, T0)) == ["n0-a"]
     calls = [gateway(levels=[level("n0-a", 0, 1)], uses=[use("n0-a-r", 1)])]
@@ -140,7 +140,7 @@ def test_no_move_if_the_cost_exceeds_the_gain_weighted_by_priority() -> None:
     assert names(above) == ["n0-a"], "each priority above doubles the gain"
 
 
-def test_replica_without_another_place_does_not_move() -> None:
+def test_replica_that_fits_on_no_other_node_does_not_move() -> None:
     found = looked(laid({0: [5], 1: [5], 2: [3, 3], 3: [4]}), T0, asked(laid({}), wide("big", 9)))
     assert names(found) == ["n3-a"]
     full = laid({0: [4], 1: [7], 2: [7], 3: [7]})
@@ -149,12 +149,12 @@ def test_replica_without_another_place_does_not_move() -> None:
     assert found.unmet[0].reason.endswith("at most 6 on one node; there is no other place for n0-a")
 
 
-def test_insufficient_total_room_is_not_reported_as_fragmentation() -> None:
+def test_too_few_free_devices_are_not_reported_as_fragmentation() -> None:
     at = laid({0: [7], 1: [9], 2: [9], 3: [9]})
     assert looked(at, T0).unmet[0].reason == "no room"
 
 
-def test_promised_unplaceable_or_surge_request_triggers_no_move() -> None:
+def test_no_move_for_a_replica_that_gets_space_anyway_or_can_never_fit() -> None:
     at = laid(TIGHT)
     ground = MigrationContext(at, SliceIndex(build_bins(at, T0)), RestartCosts(), T0)
     for missing in (
@@ -173,7 +173,7 @@ def settled(at: World, name: str, **spec: Any) -> World:
     return changed(at, f"{name}-r", spec_hash=after.spec_hash())
 
 
-def test_unsettled_replica_does_not_move() -> None:
+def test_replica_that_recently_moved_started_or_failed_does_not_move() -> None:
     at = laid(TIGHT)
     a, b = ReplicaId("n0-a-r"), ModelName("n0-a")
     measured = {b: History(starts_s=(30.0,))}
@@ -192,7 +192,7 @@ def test_unsettled_replica_does_not_move() -> None:
     assert names(looked(long_ago, T0)) == ["n0-a"]
 
 
-def test_defragmentation_waits_for_residency_or_pause_to_end() -> None:
+def test_defragmentation_waits_until_residency_or_move_interval_ends() -> None:
     at = laid(TIGHT)
     young = changed(at, "n0-a-r", ready_s=T0 - 1)
     young = replace(young, histories={ModelName("n0-a"): History(starts_s=(30.0,))})
@@ -206,7 +206,7 @@ def test_defragmentation_waits_for_residency_or_pause_to_end() -> None:
     )
 
 
-def test_no_move_on_or_to_a_node_where_another_replica_starts() -> None:
+def test_no_move_from_or_to_a_node_where_another_replica_starts() -> None:
     at = changed(laid(TIGHT), "n1-a-r", state=S.STARTING)
     found = looked(at, T0)
     assert {node_of_slice(at, step.home.slices[0]) for step in found.steps} <= {"n2", "n3"}
@@ -278,7 +278,7 @@ def test_no_move_while_a_gateway_is_silent() -> None:
     assert looked(at, T0).unmet[0].reason.endswith("nobody moves while gateways are silent")
 
 
-def test_fragmented_room_on_shared_devices_is_joined() -> None:
+def test_fragmented_memory_of_shared_devices_is_joined_by_a_move() -> None:
     small = [model(name, 10, low=1) for name in "ab"]
     there = [replica(one, f"{one.name}-r", [f"g{at}"]) for at, one in enumerate(small)]
     at = world([*small, model("big", 20, low=1)], [device(f"g{at}", 24) for at in range(2)], there)
@@ -337,7 +337,7 @@ def shared_by(a: Model, b: Model, slices: list[Slice]) -> World:
     return world([a, b, model("big", 20, low=1)], slices, there)
 
 
-def test_elastic_replica_moves_only_to_room_for_its_full_memory() -> None:
+def test_elastic_replica_moves_only_where_its_full_memory_is_free() -> None:
     slices = [device("g0", 24), device("g1", 23)]
     small = model("a", 10, low=1, gpu=Gpu(elastic_percent=50))
     assert homes(shared_by(small, model("b", 13, low=1), slices), "a") == {"n0"}

@@ -171,7 +171,7 @@ def test_every_move_is_necessary_and_has_a_free_target(at: World, rng: Random) -
 
 @settings(derandomize=True, deadline=None, max_examples=examples(8))
 @given(st.integers(0, 1 << 30))
-def test_replicas_do_not_move_repeatedly_and_stay_ready(seed: int) -> None:
+def test_no_replica_moves_again_within_the_minimum_interval(seed: int) -> None:
     rng = Random(seed)
     at = in_pieces(rng, 3)
     sizes = {f"n{node}-{letter}": one for node, on in at.items() for letter, one in zip("abcdefghij", on, strict=False)}
@@ -195,7 +195,7 @@ def test_replicas_do_not_move_repeatedly_and_stay_ready(seed: int) -> None:
 
 @settings(derandomize=True, deadline=None, max_examples=examples(40))
 @given(layouts())
-def test_reused_planner_moves_replicas_as_a_new_one(begin: World) -> None:
+def test_reused_planner_plans_the_same_moves_as_a_new_one(begin: World) -> None:
     planner, at = Planner(), begin
     for now_s in (T0, T0 + 1, T0 + 400):
         at = replace(at, gateways={id: replace(one, seen_s=now_s) for id, one in at.gateways.items()})

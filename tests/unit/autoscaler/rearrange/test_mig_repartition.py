@@ -104,7 +104,7 @@ def test_unknown_gpu_product_is_never_repartitioned() -> None:
     assert (order(at), plan(at, T0).unmet[0].never) == (None, True)
 
 
-def test_repartition_starts_only_after_a_request_has_waited() -> None:
+def test_repartition_starts_only_after_requests_waited_a_minimum_time() -> None:
     at = town(wait_s=0.0)
     assert order(at) is None
     due_s = plan(at, T0).next_s
@@ -113,7 +113,7 @@ def test_repartition_starts_only_after_a_request_has_waited() -> None:
     assert order(at, T0 + WAIT_S) is not None
 
 
-def test_pending_repartition_closes_its_node_and_prevents_a_second_one() -> None:
+def test_no_second_repartition_starts_while_one_is_pending() -> None:
     """No second node is cut for the same PlacementRequest."""
     two = [*slices(_1g_10gb="7"), *slices("n2", _1g_10gb="7")]
     at = town(cuttable(), cuttable("n2"), there=two)
@@ -167,7 +167,7 @@ def test_rejected_repartition_is_retried_after_a_delay_with_a_reason() -> None:
     assert order(at, T0 + REFUSED_S) is not None
 
 
-def test_failed_repartition_is_retried_then_the_node_is_excluded() -> None:
+def test_node_is_excluded_after_three_failed_repartitions() -> None:
     for tries in range(1, TRIES_MAX):
         at = town(cuttable(state="failed", **asked(tries)))
         assert all(explain_closed_slice(at, one) for one in at.slices.values())
@@ -218,7 +218,7 @@ def test_new_leader_reads_pending_repartitions_from_the_nodes() -> None:
     assert order(replace(at, synced=True), T0 + EVERY_S) is None
 
 
-def test_node_that_serves_most_requests_is_repartitioned() -> None:
+def test_node_that_fits_the_most_waiting_models_is_repartitioned() -> None:
     big, whole = model("big", 30), model("whole", 70)
     waits = gateway(levels=[level("big", waiting=1, wait_s=WAIT_S), level("whole", waiting=1, wait_s=WAIT_S)])
     a30 = cuttable("n1", product="NVIDIA-A100-SXM4-40GB")

@@ -58,7 +58,7 @@ def parts(*kept: str, gpus: int = 1) -> list[Slice]:
     return there(published, *kept)
 
 
-def test_idle_replicas_on_parts_are_evicted_for_a_whole_gpu_request() -> None:
+def test_idle_replicas_on_parts_are_evicted_for_a_whole_gpu_replica() -> None:
     a, b = model("a", 5), model("b", 30)
     made = plan(asked(parts(A, B), ("large",), on(a, A), on(b, B), models=(a, b)), T0)
     assert leave(made) == {"a", "b"}
@@ -100,7 +100,7 @@ def test_additional_replica_does_not_evict_a_busy_replica() -> None:
     assert leave(plan(at, T0)) == set()
 
 
-def test_part_held_by_a_foreign_pod_prevents_eviction() -> None:
+def test_no_eviction_if_a_foreign_pod_uses_a_part_of_the_gpu() -> None:
     a = model("a", 5)
     slices = parts(A, B)
     theirs = next(one for one in slices if one.id.endswith(B))
@@ -129,14 +129,14 @@ def test_emptied_gpu_is_reserved_until_offered_whole() -> None:
     assert start(plan(asked(parts(), ("large",), models=(b,)), T0)) == {"large": "gpu-0"}
 
 
-def test_higher_priority_request_takes_a_part_and_prevents_eviction() -> None:
+def test_higher_priority_replica_on_a_free_part_prevents_eviction() -> None:
     a, b = model("a", 5), model("b", 30, priority=5)
     made = plan(asked(parts(A), ("large", "b"), on(a, A), models=(a, b)), T0)
     assert start(made).keys() == {"b"}
     assert leave(made) == set()
 
 
-def test_two_whole_gpu_requests_empty_two_different_gpus() -> None:
+def test_two_whole_gpu_replicas_empty_two_different_gpus() -> None:
     first, second = cut_name("3g.40gb", 0), cut_name("3g.40gb", 0, 1)
     a, b, other = model("a", 30), model("b", 30), model("other", 70)
     at = asked(parts(first, second, gpus=2), ("large", "other"), on(a, first), on(b, second), models=(a, b, other))
@@ -147,7 +147,7 @@ def test_two_whole_gpu_requests_empty_two_different_gpus() -> None:
     }
 
 
-def test_second_plan_keeps_the_gpu_and_evicts_no_more_replicas() -> None:
+def test_next_plan_keeps_the_chosen_gpu_and_evicts_no_more_replicas() -> None:
     first, second = cut_name("3g.40gb", 0), cut_name("3g.40gb", 0, 1)
     a, b = model("a", 30), model("b", 30)
     at = asked(parts(first, second, gpus=2), ("large",), on(a, first), on(b, second), models=(a, b))

@@ -97,7 +97,7 @@ def test_keys_are_needed_if_settings_require_them_or_a_tenant_exists(
     assert front_settings(settings, tenants).keys_needed is needed
 
 
-def test_front_settings_contain_the_inference_port_settings() -> None:
+def test_gateway_settings_contain_the_stream_cors_and_host_settings() -> None:
     settings = Settings(
         stream=Stream(keepalive_seconds=5),
         silent_seconds_max=50,

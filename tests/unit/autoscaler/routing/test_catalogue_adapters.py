@@ -223,7 +223,7 @@ def tenant(*models: str) -> TenantEntry:
 
 
 @pytest.mark.parametrize("base", ["llama", "gpt"])
-def test_adapter_name_resolves_to_its_model_with_another_served_name(base: str) -> None:
+def test_adapter_name_resolves_to_its_model_with_its_own_served_name(base: str) -> None:
     entry = model_entry(model("llama.cpp", aliases=("gpt",)))
     found = directory(entry).resolve(tenant(), f"{base}:sql.v2")
     assert (found.name, found.served_name, found.lora) == ("llama", "llama:sql.v2", entry.adapters[1].lora)

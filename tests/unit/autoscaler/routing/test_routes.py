@@ -43,7 +43,7 @@ def told(at: World, now_s: float = T0, unmet: dict[ModelName, Unmet] | None = No
     return route
 
 
-def test_model_without_replicas_reports_the_median_start_as_its_wait() -> None:
+def test_expected_wait_without_replicas_is_the_median_start_time() -> None:
     assert told(world([model("m")])) == ModelRoute(model=M)
     known = world([model("m")], histories={"m": History(starts_s=(2.0, 9.0, 4.0))})
     assert told(known).expected_wait_s == 4.0
@@ -56,7 +56,7 @@ def test_expected_wait_excludes_the_elapsed_part_of_a_start() -> None:
     assert told(at, T0 + 60.0).expected_wait_s == 0.0
 
 
-def test_ready_route_contains_start_phases_and_the_others_wait_flag() -> None:
+def test_route_of_a_ready_model_contains_its_start_phases() -> None:
     ready = replica(
         model("m"), "r", wanted_s=T0 - 110.5, created_s=T0 - 110.0, started_s=T0 - 109.0, ready_s=T0 - 100.0
     )
@@ -85,7 +85,7 @@ def test_requests_are_rejected_while_a_failed_start_backs_off() -> None:
     assert told(at, T0 + 60.0).refusal is None
 
 
-def test_model_with_a_serving_replica_is_not_rejected() -> None:
+def test_requests_are_accepted_during_a_backoff_if_a_replica_is_ready() -> None:
     at = world([model("m")], replicas=[replica(model("m"), "r")], histories={"m": History(refused_until_s=T0 + 60.0)})
     assert told(at).refusal is None
 
@@ -113,7 +113,7 @@ def test_requests_are_rejected_if_capacity_arrives_after_the_queue_limit() -> No
     assert [route.refusal for route in ends.models] == [None]
 
 
-def test_capacity_wait_is_rounded_down_and_rarely_sent_again() -> None:
+def test_capacity_wait_is_rounded_down_to_a_multiple_of_30_seconds() -> None:
     """A Call that waits for less is refused there; of what nobody can say when, and of what serves, nothing is said."""
     of = model("m")
     coming = {M: Unmet(model=M, reason="rack brings one", ready_s=599.0)}
@@ -127,7 +127,7 @@ def test_capacity_wait_is_rounded_down_and_rarely_sent_again() -> None:
     assert told(world([of], replicas=[replica(of, "r")]), unmet=coming).capacity_wait_s is None
 
 
-def test_rejection_of_a_model_that_never_fits_is_sent_and_withdrawn() -> None:
+def test_routes_reject_a_model_only_while_it_fits_no_device() -> None:
     at = world([model("m")])
     never = {M: Unmet(model=M, reason="needs 99Gi", never=True)}
     refusal = told(at, unmet=never).refusal
@@ -152,7 +152,7 @@ def test_leader_sends_empty_routes_until_synced() -> None:
     assert delta.full
 
 
-def test_world_without_relevant_changes_produces_no_delta() -> None:
+def test_change_irrelevant_to_gateways_produces_no_route_delta() -> None:
     at = world([model("m")], replicas=[replica(model("m"), "r")])
     after, _ = fold(at, [Reported(report=Report(gateway=G1, boot="b", sequence=2, epoch=1, version=1))], T0 + 1.0)
     assert after is not at
@@ -160,7 +160,7 @@ def test_world_without_relevant_changes_produces_no_delta() -> None:
     assert publish.catalogue_delta(at, after) is None
 
 
-def test_gateway_that_lowered_its_own_hold_gets_no_delta() -> None:
+def test_gateway_that_reduced_its_own_slots_gets_no_route_delta() -> None:
     """What it did is not repeated to it: a late echo must not raise what it has lowered further."""
     at = world([model("m")], replicas=[replica(model("m"), "r")], undivided=frozenset({M}), handed_over=True)
     moved = slots.divide_slots(at, T0)
@@ -173,7 +173,7 @@ def test_gateway_that_lowered_its_own_hold_gets_no_delta() -> None:
     assert publish.routes_delta(at, after, G1, T0) is None
 
 
-def test_a_drain_reaches_every_gateway_with_its_version() -> None:
+def test_drain_is_sent_to_every_gateway_with_its_version() -> None:
     at = world([model("m")], replicas=[replica(model("m"), "r")], gateways=[gateway("g1"), gateway("g2")])
     after, _ = fold(at, [Acted(action=DrainReplica(replica=replica(model("m"), "r").id, reason="idle"))], T0)
     drain = next(iter(after.replicas.values())).drain
@@ -289,7 +289,7 @@ observations: st.SearchStrategy[Observation] = st.one_of(
 
 @settings(derandomize=True, deadline=None, max_examples=examples(200))
 @given(st.lists(st.tuples(st.lists(observations, max_size=4), st.booleans()), max_size=12))
-def test_deltas_applied_in_order_equal_the_full_message(steps: list[tuple[list[Observation], bool]]) -> None:
+def test_route_deltas_applied_in_order_equal_the_full_routes(steps: list[tuple[list[Observation], bool]]) -> None:
     """Whatever happens, and however many steps a slow reader skips."""
     at = World(epoch=1)
     reader, sent, now_s = Reader(), at, T0

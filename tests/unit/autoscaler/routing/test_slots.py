@@ -86,7 +86,7 @@ def test_free_slot_and_queued_request_coexist_for_at_most_50_ms(
 
 @pytest.mark.parametrize("slots", [1, 4])
 @pytest.mark.parametrize("gateways", [2, 4])
-def test_lone_request_gets_the_first_slot_released_after_50_ms(gateways: int, slots: int) -> None:
+def test_single_request_gets_a_slot_despite_500_queued_of_another_tenant(gateways: int, slots: int) -> None:
     """500 Calls of A wait through the first gateway when one of B comes through the last."""
     for seed in range(examples(20)):
         fleet = Fleet(gateways, slots, seed)
@@ -106,7 +106,7 @@ def test_two_tenants_get_equal_shares_through_different_gateways(gateways: int, 
     assert abs(fleet.done["A"] / fleet.done["B"] - 1.0) <= 0.02
 
 
-def test_tenant_weights_are_respected_with_one_slot() -> None:
+def test_tenant_with_triple_weight_is_served_three_times_as_often() -> None:
     """With weights 3 and 1, A gets three times as many."""
     fleet = Fleet(2, 1, 3, service=lambda r: r.uniform(0.04, 0.06), weights={"A": 3.0, "B": 1.0})
     backlog(fleet, {"A": fleet.gateways[0], "B": fleet.gateways[1]}, 60.0)
@@ -201,7 +201,7 @@ def test_new_leader_divides_no_slots_until_all_gateways_report_or_die() -> None:
     assert divided(world, 120.0)[1] == {G1: 4}
 
 
-def test_report_of_an_older_epoch_counts_as_demand_without_handover() -> None:
+def test_report_of_an_older_epoch_adds_demand_but_allows_no_slot_division() -> None:
     """It still acts on another leader's Routes."""
     world = lead(G1)
     old = report(world, G1, 1, hold=4, use=1).report
@@ -221,7 +221,7 @@ def test_new_leader_keeps_the_slots_that_gateways_report() -> None:
     assert divided(world)[1] == {}
 
 
-def test_slot_is_granted_only_after_its_return_is_acknowledged() -> None:
+def test_slot_moves_to_another_gateway_only_after_it_is_returned() -> None:
     """Lowered, acknowledged, and only then raised elsewhere."""
     world = lead(G1, G2)
     world, _ = fold(world, [report(world, G1, 1), report(world, G2, 1)], 100.0)
@@ -237,7 +237,7 @@ def test_slot_is_granted_only_after_its_return_is_acknowledged() -> None:
     assert divided(world, 100.3)[1] == {G2: 4}
 
 
-def test_requests_above_a_lowered_hold_keep_their_slots_until_they_end() -> None:
+def test_requests_above_a_reduced_allocation_keep_their_slots_to_the_end() -> None:
     """Nothing is cut: what they use is given when they end."""
     world = lead(G1, G2)
     world, _ = fold(world, [report(world, G1, 1), report(world, G2, 1)], 100.0)
@@ -266,7 +266,7 @@ def test_slots_of_an_unready_replica_are_withdrawn_until_ready_again() -> None:
     assert divided(world, 100.2)[1] == {G1: 4}
 
 
-def test_new_boot_frees_slots_of_the_old_boot_and_voids_its_reports() -> None:
+def test_gateway_restart_frees_its_slots_and_ignores_its_older_reports() -> None:
     """Its holds are free at once."""
     world = lead(G1, G2)
     world, _ = fold(world, [report(world, G1, 1, hold=4, use=4), report(world, G2, 1, waiting=4)], 100.0)
@@ -308,7 +308,7 @@ def test_unwatched_gateway_loses_its_slots_when_its_report_expires() -> None:
     assert not world.gateways[stranger].gone, "a drain still waits for it"
 
 
-def test_unwatched_gateway_counts_again_after_a_new_report() -> None:
+def test_expired_gateway_counts_its_used_slots_again_after_a_new_report() -> None:
     """Its process lives, and uses what it holds."""
     stranger = GatewayId("stranger")
     world = lead(G1)
@@ -348,7 +348,7 @@ def test_heartbeat_without_changes_triggers_no_slot_division() -> None:
     assert shares.divide_slots(world, 101.0) is None
 
 
-def test_fleet_harness_detects_a_gateway_that_takes_ungranted_slots() -> None:
+def test_fleet_harness_detects_a_gateway_that_uses_unallocated_slots() -> None:
     """The check that all others rest on."""
     fleet = Fleet(2, 2, 1, service=lambda _: 5.0)
     fleet.run(2.0)

@@ -39,7 +39,7 @@ def test_request_on_a_draining_replica_needs_no_slot_on_another_replica() -> Non
 
 
 @pytest.mark.parametrize(("waiting", "holds"), [(0, {"g2": 2}), (1, {"g1": 1, "g2": 1})])
-def test_queued_requests_count_despite_one_on_a_draining_replica(waiting: int, holds: dict[str, int]) -> None:
+def test_queued_requests_get_slots_despite_one_on_a_draining_replica(waiting: int, holds: dict[str, int]) -> None:
     one = gateway("g1", [level("m", waiting, 1, wait_s=9.0, tenant="lab")], [use("old", 1)])
     assert given(town(one, gateway("g2", [level("m", 5, wait_s=2.0)]))) == holds
 

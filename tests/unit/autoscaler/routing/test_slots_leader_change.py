@@ -70,7 +70,7 @@ def test_new_leader_starts_replicas_at_once_but_stops_none() -> None:
     assert [type(action).__name__ for action in plan(after, T0).actions] == ["StartReplica"]
 
 
-def test_slots_are_not_divided_until_every_gateway_reports_in_the_epoch() -> None:
+def test_new_leader_divides_no_slots_until_every_gateway_has_reported() -> None:
     led, _ = fold(world([A], [device()], leads=False), (LED, *there()), T0)
     assert slots.divide_slots(led, T0) is None
     old, _ = fold(led, (told(waits(epoch=1)),), T0)

@@ -47,7 +47,7 @@ def test_checked_in_definitions_match_the_generated_ones() -> None:
 
 
 @pytest.mark.parametrize("kind", [MODEL, TENANT], ids=lambda kind: kind.name)
-def test_schemas_are_structural(kind: CrdKind) -> None:
+def test_crd_schemas_are_structural(kind: CrdKind) -> None:
     for path, schema in schemas(kind):
         loose = "x-kubernetes-preserve-unknown-fields" in schema or "x-kubernetes-int-or-string" in schema
         assert isinstance(schema.get("type"), str) or loose, path
@@ -87,7 +87,7 @@ def test_every_validation_rule_appears_in_a_definition() -> None:
             assert repr(rule.rule) in shown, rule
 
 
-def test_later_fields_are_listed_as_not_in_force() -> None:
+def test_fields_of_a_later_version_are_listed_as_not_yet_supported() -> None:
     assert LATER.keys() <= {key for keys in KEYS.values() for key in keys}
 
 

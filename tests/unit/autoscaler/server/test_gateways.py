@@ -283,7 +283,7 @@ async def test_report_with_a_future_route_version_is_rejected(aiohttp_client: Ai
     assert (await post(client, json.dumps({**WHOLE, "gateway": "g1", "version": version}).encode()))[0] == 200
 
 
-async def test_unwatched_gateways_are_bounded_and_forgotten_when_silent(aiohttp_client: AiohttpClient) -> None:
+async def test_number_of_unwatched_gateways_is_bounded_until_silent_ones_expire(aiohttp_client: AiohttpClient) -> None:
     loop = stepped()
     client = await aiohttp_client(ContractServer(loop.loop).application())
     for n in range(GATEWAYS_MAX - 1):
@@ -298,7 +298,7 @@ async def test_unwatched_gateways_are_bounded_and_forgotten_when_silent(aiohttp_
     assert (await post(client, json.dumps(WHOLE).encode()))[0] == 200
 
 
-async def test_routes_require_a_valid_gateway_name(aiohttp_client: AiohttpClient) -> None:
+async def test_route_stream_without_a_valid_gateway_name_is_rejected_with_400(aiohttp_client: AiohttpClient) -> None:
     client = await aiohttp_client(ContractServer(stepped().loop).application())
     response = await client.get("/v1/routes")
     assert (response.status, await response.json()) == (400, {"error": WHICH})

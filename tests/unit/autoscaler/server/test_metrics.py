@@ -84,7 +84,7 @@ def test_all_documented_metrics_are_exposed() -> None:
     }
 
 
-def test_decision_time_starts_at_the_report_despite_driver_events() -> None:
+def test_driver_event_during_a_step_does_not_reset_the_decision_time() -> None:
     stepped = SteppedLoop(world([A], [device()], gateways=[gateway(levels=[level("a", 1)])]))
     metrics = Metrics(lambda: stepped.loop.world)
     stepped.loop.listeners.append(metrics.on_step)

@@ -20,7 +20,7 @@ def told_of(before: World, after: World) -> list[Counted]:
     return [*count_capacity_events(before.capacity, after.capacity)]
 
 
-def test_order_is_counted_when_placed_and_when_delivered_with_its_time() -> None:
+def test_capacity_order_is_counted_when_placed_and_when_delivered() -> None:
     begin = surge(offer())
     after, _ = acted(begin)
     assert told_of(begin, after) == [Counted("rack", "ordered")]
@@ -36,7 +36,7 @@ def test_refused_order_is_counted_as_failed() -> None:
     assert told_of(after, refused) == [Counted("rack", "failed")]
 
 
-def test_removed_order_is_counted_as_returned_or_lost() -> None:
+def test_removed_order_counts_as_returned_if_released_and_else_as_lost() -> None:
     after, _ = acted(surge(offer()))
     here = arrived(after, T0 + 30)
     (id,) = here.capacity.leases
@@ -71,7 +71,7 @@ def counts_of(*steps: tuple[World, World]) -> dict[tuple[str, str], float]:
     return {(one.labels["provider"], one.labels["result"]): one.value for one in found}
 
 
-def test_follower_counts_no_orders_and_leader_counts_return_not_loss() -> None:
+def test_follower_counts_no_capacity_orders() -> None:
     here = arrived(acted(surge(offer()))[0], T0 + 30)
     lists = [listed(here, phase="here", committed=True, node="w1", device_ids=("new0",))]
     lists += [listed(here, phase="leaving", committed=True, node="w1", device_ids=("new0",)), (), ()]

@@ -49,7 +49,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nodetelling, "HEARTBEAT_S", 0.01)
 
 
-async def test_node_wants_are_sent_at_connect_and_then_only_on_change() -> None:
+async def test_weights_requests_are_sent_on_connect_and_then_only_on_change() -> None:
     stepped = SteppedLoop(starting())
     lines = NodeTelling(stepped.loop).messages(NodeId("n1"))
     async with asyncio.timeout(60):
@@ -88,7 +88,7 @@ async def test_unknown_artifact_is_inspected_by_one_connected_agent() -> None:
     await left.aclose()
 
 
-async def test_agent_that_does_not_inspect_is_replaced_by_another() -> None:
+async def test_artifact_is_inspected_by_another_agent_if_the_first_is_silent() -> None:
     unknown = replace(ADA, spec=replace(ADA.spec, gpu=Gpu()))
     stepped = SteppedLoop(world([unknown], [device("g1", 80, "n1")]))
     telling = NodeTelling(stepped.loop)
@@ -114,7 +114,7 @@ async def told(lines: AsyncGenerator[bytes]) -> bytes:
 
 
 @pytest.mark.parametrize("not_yet", [{"leads": False}, {"synced": False}, {"documented": False}])
-async def test_node_stream_is_blank_until_leading_synced_and_documented(not_yet: dict[str, bool]) -> None:
+async def test_node_stream_is_blank_until_the_leader_has_loaded_its_state(not_yet: dict[str, bool]) -> None:
     lines = NodeTelling(SteppedLoop(replace(starting(), **not_yet)).loop).messages(NodeId("n1"))
     async with asyncio.timeout(60):
         assert [await anext(lines), await anext(lines)] == [BLANK, BLANK]
@@ -122,7 +122,7 @@ async def test_node_stream_is_blank_until_leading_synced_and_documented(not_yet:
 
 
 @pytest.mark.standard
-async def test_wants_route_requires_a_node_name(aiohttp_client: AiohttpClient) -> None:
+async def test_node_stream_without_a_node_name_is_rejected_with_400(aiohttp_client: AiohttpClient) -> None:
     client = await aiohttp_client(ContractServer(SteppedLoop(starting()).loop).application())
     assert (await client.get("/v1/wants")).status == 400
     async with client.get("/v1/wants?node=n2") as answer, asyncio.timeout(60):

@@ -113,7 +113,7 @@ async def told(client: Client, path: str, **body: bool) -> str:
     return str((await response.json())["says"])
 
 
-async def test_order_response_describes_its_effect_and_order_is_observed(aiohttp_client: AiohttpClient) -> None:
+async def test_operator_order_is_queued_and_answered_with_its_effect(aiohttp_client: AiohttpClient) -> None:
     port = Port(lived())
     client = await port.client(aiohttp_client)
     assert await told(client, "models/a/wake") == "a is ready and stays for an idle window (60 s)"
@@ -275,7 +275,7 @@ async def test_accepted_order_is_logged_in_one_line_without_the_key(
     assert lines == ["event=operator who='acme/ops' verb=drain device=gpu0 force"]
 
 
-async def test_order_without_configured_commands_is_rejected_with_405(aiohttp_client: AiohttpClient) -> None:
+async def test_operator_order_to_a_read_only_server_is_rejected_with_405(aiohttp_client: AiohttpClient) -> None:
     server = OperationsServer(SteppedLoop(lived()).loop, Log(), lambda: b"", tuple)
     client = await aiohttp_client(server.application())
     assert (await client.post("/api/v1/models/a/wake", json={})).status == 405

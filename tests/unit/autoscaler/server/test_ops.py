@@ -70,7 +70,7 @@ async def test_every_path_response_matches_its_openapi_schema(aiohttp_client: Ai
             Draft202012Validator({**schema, "components": described["components"]}).validate(await response.json())
 
 
-async def test_api_responses_reflect_the_world(aiohttp_client: AiohttpClient) -> None:
+async def test_api_returns_models_tenants_devices_plan_and_explanations(aiohttp_client: AiohttpClient) -> None:
     client = await connect(aiohttp_client, *lived())
 
     async def get(path: str) -> object:
@@ -133,7 +133,7 @@ async def test_unknown_model_or_path_is_answered_with_the_available_ones(aiohttp
     assert (response.status, await response.json()) == (405, said)
 
 
-async def test_server_is_healthy_before_ready(aiohttp_client: AiohttpClient) -> None:
+async def test_server_is_healthy_but_not_ready_before_replicas_are_listed(aiohttp_client: AiohttpClient) -> None:
     client = await connect(aiohttp_client, World(epoch=1))
     assert (await client.get("/healthz")).status == 200
     response = await client.get("/readyz")
@@ -141,7 +141,7 @@ async def test_server_is_healthy_before_ready(aiohttp_client: AiohttpClient) -> 
     assert await (await client.get("/api/v1/devices")).json() == []
 
 
-async def test_server_is_ready_when_everything_is_listed(aiohttp_client: AiohttpClient) -> None:
+async def test_server_is_ready_once_all_running_replicas_are_listed(aiohttp_client: AiohttpClient) -> None:
     client = await connect(aiohttp_client, world([A]))
     assert (await client.get("/readyz")).status == 200
 

@@ -44,7 +44,9 @@ def process(calls: Iterable[tuple[str, int]], seconds: Iterable[float] = (), wai
     seconds=st.lists(st.floats(0, 10), max_size=5),
     times=st.integers(1, 4),
 )
-def test_merging_n_equal_texts_multiplies_values_by_n(counts: dict[str, int], seconds: list[float], times: int) -> None:
+def test_merging_n_equal_metrics_texts_multiplies_the_values_by_n(
+    counts: dict[str, int], seconds: list[float], times: int
+) -> None:
     text = process(counts.items(), seconds, waiting=3)
     one, many = samples(merge_metrics([text])), samples(merge_metrics([text] * times))
     assert one == samples(text)
@@ -54,7 +56,7 @@ def test_merging_n_equal_texts_multiplies_values_by_n(counts: dict[str, int], se
         assert math.isclose(many[key], expected, rel_tol=1e-9), key
 
 
-def test_series_of_a_single_process_are_kept() -> None:
+def test_series_that_only_one_process_exports_are_kept() -> None:
     merged = samples(merge_metrics([process([("a", 1), ("b", 2)]), process([("b", 5), ("c", 7)])]))
     assert [merged["pilotlight_calls_total", (("model", name),)] for name in "abc"] == [1, 7, 7]
 

@@ -84,7 +84,7 @@ async def test_known_tokens_are_admitted_at_once_while_the_api_server_hangs(hous
     await house.settled()
 
 
-async def test_node_is_known_for_a_token_bound_to_a_pod(house: House) -> None:
+async def test_token_bound_to_a_pod_identifies_its_node(house: House) -> None:
     house.server.good.update(("ours", "unbound"))
     assert await house.tokens.admits("unbound") == Authenticated()
     house.server.node = "n1"
@@ -135,7 +135,7 @@ async def test_revoked_token_is_no_longer_admitted(house: House) -> None:
     assert not await later
 
 
-async def test_cached_admission_expires_and_new_token_needs_an_answer(
+async def test_cached_token_admission_expires_while_the_api_server_hangs(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tokens_, "ASK_S_MAX", 0.0)

@@ -51,7 +51,7 @@ async def connect(aiohttp_client: AiohttpClient, made: World) -> tuple[Client, S
     return await aiohttp_client(port.application()), stepped
 
 
-async def test_simulation_answer_reflects_the_world_and_changes_nothing(aiohttp_client: AiohttpClient) -> None:
+async def test_what_if_query_returns_starts_and_stops_without_executing_them(aiohttp_client: AiohttpClient) -> None:
     made = lived()
     client, stepped = await connect(aiohttp_client, made)
     response = await client.post(PATH, json={"demand": {"org/b": {"waiting": 3}, "small": {}}})

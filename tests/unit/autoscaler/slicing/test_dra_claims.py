@@ -39,7 +39,7 @@ def entry(name: str) -> str:
     return f"{DRIVER}/{NODE}/{name}"
 
 
-def test_pcie_root_attribute_becomes_the_slice_link() -> None:
+def test_pcie_root_attribute_sets_the_interconnect_of_a_slice() -> None:
     near = gpu(0)
     near["attributes"] |= {"resource.kubernetes.io/pcieRoot": {"string": "pci0000:5d"}}
     found = Dra().inventory(NodeFacts(NODE, devices=[resource_slice(NODE, "gpus", devices=[near, gpu(1)])]))
@@ -78,13 +78,13 @@ def test_device_of_another_driver_node_or_type_is_ignored() -> None:
         ([resource_slice(NODE, "a", devices=[gpu(0, attributes={})])], "nothing by which to claim it alone"),
     ],
 )  # fmt: skip
-def test_unallocatable_device_is_closed_with_a_reason(objects: list[Object], why: str) -> None:
+def test_incomplete_tainted_or_unbound_device_is_unavailable(objects: list[Object], why: str) -> None:
     found = slices(*objects)
     assert found
     assert all(why in one.closed for one in found)
 
 
-def test_informational_taint_does_not_close_a_device() -> None:
+def test_informational_taint_does_not_make_a_device_unavailable() -> None:
     (one,) = slices(resource_slice(NODE, "a", devices=[gpu(0, taints=[{"key": "k", "effect": "None"}])]))
     assert not one.closed
 
@@ -133,7 +133,7 @@ def test_every_partition_reports_the_same_whole_gpu(cuts: list[Cut]) -> None:
     assert all(find_whole_gpu(one) == replace(whole, handle=entry("gpu-0")) for one in parts)
 
 
-def test_places_map_mig_cuts_to_device_names() -> None:
+def test_each_mig_profile_and_start_maps_to_its_dra_device_name() -> None:
     ((device, cuts),) = Dra().places(node(*partitionable(NODE))).items()
     assert (device, cuts[Cut("3g.40gb", 4)]) == ("node-1/GPU-0000", entry(cut_name("3g.40gb", 4)))
     assert sum(len(one.starts) for one in H100.profiles) == len(cuts)
@@ -174,7 +174,7 @@ def test_consumable_capacity_is_requested_in_allocatable_amounts() -> None:
         (Policy(values=(2, 8)), 3, 8), (Policy(values=(2, 8)), 9, 9),
     ],
 )  # fmt: skip
-def test_amounts_are_rounded_up_like_the_scheduler(policy: Policy, asked: int, given: int) -> None:
+def test_requested_capacity_is_rounded_up_as_by_the_scheduler(policy: Policy, asked: int, given: int) -> None:
     assert policy.given(asked) == given
 
 
@@ -203,7 +203,7 @@ def result(device: str, **more: Any) -> Object:
     return {"request": "gpu-0", "driver": DRIVER, "pool": NODE, "device": device, **more}
 
 
-def test_claim_allocation_is_read_back() -> None:
+def test_allocated_devices_and_capacity_are_read_from_claim_status() -> None:
     found = slices(resource_slice(NODE, "gpus", devices=[gpu(0), gpu(1)]))
     said = claim(
         result("gpu-1"), result("gpu-0", adminAccess=True), result("gpu-9", consumedCapacity={"memory": "30Gi"}), 7, {}
@@ -224,7 +224,7 @@ ANYTHING = st.recursive(
 
 
 @given(ANYTHING)
-def test_malformed_objects_raise_nothing(said: Any) -> None:
+def test_malformed_dra_objects_raise_no_error(said: Any) -> None:
     read_allocations(said)
     assert read_allocations(claim(said)) == ()
     Dra().inventory(node(said, resource_slice(NODE, "x", devices=said)))

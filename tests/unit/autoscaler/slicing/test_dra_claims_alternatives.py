@@ -110,7 +110,7 @@ async def test_claim_lists_equivalent_devices_after_the_chosen_one() -> None:
     assert uuids(await asked("gpu-2", alternatives=0)) == ["0002"], "unless Settings say so"
 
 
-async def test_used_or_closed_devices_are_not_alternatives() -> None:
+async def test_used_or_cordoned_devices_are_not_alternatives() -> None:
     assert uuids(await asked("gpu-2", held=("gpu-2", "gpu-0"))) == ["0002", "0001", "0003"]
     assert uuids(await asked("gpu-2", gone="gpu-1")) == ["0002", "0000", "0003"]
     assert uuids(await asked("gpu-2", closed=f"{NODE}/GPU-0003")) == ["0002", "0000", "0001"]

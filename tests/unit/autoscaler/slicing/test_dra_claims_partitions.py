@@ -69,7 +69,7 @@ def test_partition_claim_matches_the_golden_file() -> None:
     agrees("slicing/dra-cut", [*asks.claims, pod("m-1", asks)])
 
 
-def test_claim_is_charged_its_partition_and_the_rest_is_offered() -> None:
+def test_claimed_partition_is_used_and_the_rest_of_the_gpu_is_offered() -> None:
     whole = slices()["gpu-0"]
     given_to = f"{DRIVER}/{NODE}/{cut_name('1g.10gb', 0)}"
     assert slices(given_to, given_to).keys() == slices(given_to).keys(), "a claim has it, and it was chosen"
@@ -86,7 +86,7 @@ def test_claim_is_charged_its_partition_and_the_rest_is_offered() -> None:
 
 
 @pytest.mark.parametrize("places", [False, True])
-def test_small_demand_claims_a_smaller_part_of_the_last_partition(places: bool) -> None:
+def test_small_demand_claims_a_smaller_profile_of_the_last_free_partition(places: bool) -> None:
     """It can be nowhere else then; where several are left, only if the driver tells places."""
     given_to = f"{DRIVER}/{NODE}/{cut_name('3g.40gb', 0)}"
     left = slices(given_to, places=places)[cut_name("3g.40gb", 4)]
@@ -102,7 +102,7 @@ def test_small_demand_claims_a_smaller_part_of_the_last_partition(places: bool) 
     )  # fmt: skip
 
 
-def test_partition_of_an_idle_gpu_leaves_the_most_room() -> None:
+def test_small_partition_of_an_idle_gpu_keeps_the_first_half_free() -> None:
     """Where the driver tells places: beyond the half that is the only place of the largest."""
     (claim,) = Dra().fields("m", [SliceShare(slices(places=True)["gpu-0"], 5 * GIB)]).claims
     said = claim["spec"]["devices"]["requests"][0]["exactly"]["selectors"][0]["cel"]["expression"]

@@ -78,11 +78,13 @@ def test_whole_or_multiple_gpus_use_shared_claims_without_limits() -> None:
 @pytest.mark.parametrize(
     ("sharing", "replicas", "most"), [("mps", None, 48), ("mps", 4, 4), ("timeslice", None, 256), ("timeslice", 9, 9)]
 )
-def test_holders_per_gpu_are_limited_by_sharing_mode_or_settings(sharing: Any, replicas: int | None, most: int) -> None:
+def test_replicas_per_gpu_are_limited_by_sharing_mode_or_settings(
+    sharing: Any, replicas: int | None, most: int
+) -> None:
     assert {one.holders_max for one in slices(sharing=sharing, replicas=replicas)} == {most}
 
 
-def test_partitions_and_consumable_capacity_use_their_own_claims() -> None:
+def test_partition_or_consumable_capacity_has_a_separate_claim_per_pod() -> None:
     kept = (f"{DRIVER}/{NODE}/{cut_name('1g.10gb', 3)}",)
     parts = slices(*partitionable(NODE), kept=kept)
     (consumed,) = slices(resource_slice(NODE, "many", devices=[many(0)]))
@@ -99,7 +101,7 @@ def test_partitions_and_consumable_capacity_use_their_own_claims() -> None:
 
 
 @pytest.mark.parametrize("then", ["mps", "timeslice"])
-def test_gpu_held_by_an_older_claim_is_closed_until_released(then: Any) -> None:
+def test_gpu_held_by_an_outdated_claim_is_unavailable(then: Any) -> None:
     """It was a Replica's own, or was shared in another way, before the Settings said so."""
     (before, *_), found = slices(sharing="mps" if then == "timeslice" else "timeslice"), slices(sharing=then)
     for name in ("m-1", common_claim_name(before)):
@@ -161,14 +163,14 @@ async def looked(*there: Object, held: Sequence[str] = ()) -> tuple[Slice, ...]:
 OURS_TOO = {MANAGED_BY: "pilotlight", "pilotlight.dev/intent": "common"}
 
 
-async def test_shared_claim_does_not_close_its_gpu() -> None:
+async def test_gpu_with_our_shared_claim_stays_available() -> None:
     """Also while it is there for a moment after the last of them."""
     free = await looked()
     name = common_claim_name(free[0])
     assert await looked(claimed(name, **OURS_TOO), held=["gpu-0"]) == await looked(claimed(name, **OURS_TOO)) == free
 
 
-async def test_gpu_claimed_by_others_is_full() -> None:
+async def test_gpu_claimed_by_others_is_unavailable() -> None:
     name = common_claim_name((await looked())[0])
     for theirs in (claimed(name), claimed(name, "other", **OURS_TOO), claimed("theirs")):
         assert [one.closed for one in await looked(theirs)] == [FULL, ""]

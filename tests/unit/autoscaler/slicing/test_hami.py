@@ -94,7 +94,9 @@ def test_disabled_overcommit_limits_a_card_to_its_own_size(label: str, own_gib: 
         (card(mode="mig"), {}, "cuts it by MIG"),
     ],
 )
-def test_card_that_hami_does_not_allocate_is_closed(told: dict[str, object], more: dict[str, str], why: str) -> None:
+def test_card_that_hami_does_not_allocate_is_unavailable(
+    told: dict[str, object], more: dict[str, str], why: str
+) -> None:
     (one,) = slices(told, **more)
     assert why in one.closed
 
@@ -109,7 +111,7 @@ def test_card_that_hami_does_not_allocate_is_closed(told: dict[str, object], mor
         '[{"id":"G","count":1,"devmem":5,"devcore":1},{"id":"G","count":1,"devmem":5,"devcore":1}]', "[\ud800]",
     ],
 )  # fmt: skip
-def test_unreadable_register_yields_one_closed_slice(said: str) -> None:
+def test_unreadable_card_annotation_yields_one_unavailable_slice(said: str) -> None:
     found = Hami().inventory(NodeFacts(NODE, {}, {REGISTER: said}))
     assert found == () if said in {"", ":"} else found is not None and REGISTER in found[0].closed
 
@@ -197,7 +199,7 @@ def test_allocation_annotation_is_read_back() -> None:
 
 
 @given(st.text(max_size=200) | st.from_regex(r"([A-Z\-\[\]0-9]{0,6},?:?;?){0,20}"))
-def test_malformed_annotation_raises_nothing(said: str) -> None:
+def test_malformed_annotation_raises_no_error(said: str) -> None:
     for held in parse_allocations({ALLOCATED: said}):
         assert held.memory_bytes > 0
         assert held.cores >= 0

@@ -61,7 +61,7 @@ def others_pod(namespace: str = "team", gpus: int = 0, **annotations: str) -> no
     return found
 
 
-def test_kai_shared_gpu_of_others_is_taken_and_counted_once() -> None:
+def test_gpu_that_others_share_through_kai_counts_once_as_used() -> None:
     node = nodes.read_node({
         "metadata": {"name": NODE}, "spec": {}, "status": {"allocatable": {GPU: "2"}},
     })  # fmt: skip

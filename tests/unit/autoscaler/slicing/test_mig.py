@@ -88,7 +88,7 @@ def test_unknown_profile_is_sized_by_its_name() -> None:
         (mig_node(_1g_10gb="1", labels={"nvidia.com/mig.config.state": "rebooting"}), "is rebooting"),
     ],
 )
-def test_shared_nested_or_reconfiguring_partition_is_closed(node: NodeFacts, why: str) -> None:
+def test_shared_nested_or_reconfiguring_partition_is_unavailable(node: NodeFacts, why: str) -> None:
     found = slices(node)
     assert found
     assert all(why in one.closed for one in found)
@@ -102,7 +102,7 @@ def test_pod_requests_one_partition_of_its_profile() -> None:
         Mig().fields("m-1", [SliceShare(one, 1), SliceShare(other, 1)])
 
 
-def test_chosen_layout_is_written_for_mig_parted() -> None:
+def test_chosen_layout_is_written_as_a_mig_parted_configmap() -> None:
     wanted = {0: ("3g.40gb", "1g.10gb", "1g.10gb"), 1: ()}
     agrees(
         "slicing/mig-parted",
@@ -137,7 +137,7 @@ def test_gpu_memory_is_never_below_its_partition() -> None:
 
 @given(st.dictionaries(st.sampled_from(["nvidia.com/gpu.product", "nvidia.com/mig-1g.10gb.memory"]), st.text()),
        st.from_regex(r"[0-9a-z.+]{0,20}", fullmatch=True), st.text(max_size=12))  # fmt: skip
-def test_malformed_node_data_raises_nothing(labels: dict[str, str], profile: str, many: str) -> None:
+def test_malformed_node_data_raises_no_error(labels: dict[str, str], profile: str, many: str) -> None:
     node = NodeFacts(NODE, labels, {}, {f"nvidia.com/mig-{profile}": many, "nvidia.com/gpu": many})
     for one in slices(node):
         assert one.memory_bytes > 0

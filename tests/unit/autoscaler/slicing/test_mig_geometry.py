@@ -91,7 +91,7 @@ def test_no_layout_exceeds_the_compute_of_the_device(geometry: Geometry) -> None
 
 
 @pytest.mark.parametrize("geometry", GEOMETRIES.values(), ids=lambda geometry: geometry.name)
-def test_profile_names_match_memory_and_starts(geometry: Geometry) -> None:
+def test_profile_name_matches_its_compute_and_memory(geometry: Geometry) -> None:
     for profile in geometry.profiles:
         compute, _, gigabytes = profile.name.removesuffix("+me").removesuffix("gb").partition("g.")
         assert int(compute) == profile.compute
@@ -102,14 +102,14 @@ def test_profile_names_match_memory_and_starts(geometry: Geometry) -> None:
     assert geometry.profiles[-1].size == geometry.size
 
 
-def test_empty_device_room_matches_nvidia_documentation() -> None:
+def test_partition_counts_of_an_empty_gpu_match_nvidia_documentation() -> None:
     for name, counts in PRINTED.items():
         assert {profile: count_free_cuts(GEOMETRIES[name], (), profile) for profile in counts} == counts
     assert count_free_cuts_by_profile(H100, ()) == (7, 1, 4, 3, 2, 1, 1)
     assert count_free_cuts_by_profile(A30, ()) == (4, 1, 2, 1, 1)
 
 
-def test_free_room_is_the_largest_set_that_fits() -> None:
+def test_free_partition_count_is_the_largest_number_that_fits() -> None:
     """Against every set of starts, for every layout."""
     for on in layouts(H100, plain(H100)):
         taken = {cut.start + index for cut in on for index in range(H100.profile(cut.profile).size)}
@@ -153,7 +153,7 @@ def test_impossible_h100_layout_is_rejected(cuts: list[tuple[str, int]], says: s
         build_layout(H100, cuts)
 
 
-def test_known_layouts_leave_the_expected_room() -> None:
+def test_known_layouts_leave_the_expected_free_partitions() -> None:
     assert (
         count_free_cuts_by_profile(H100, build_layout(H100, [("4g.40gb", 0), ("3g.40gb", 4)])) == (0,) * 7
     )  # a full Device
@@ -165,7 +165,7 @@ def test_known_layouts_leave_the_expected_room() -> None:
     assert [count_free_cuts(H100, build_layout(H100, [("1g.10gb", 0)]), p) for p in ("3g.40gb", "4g.40gb")] == [1, 0]
 
 
-def test_media_engines_are_used_once_per_gpu() -> None:
+def test_only_one_partition_per_gpu_can_have_media_engines() -> None:
     assert list_starts(A30, build_layout(A30, [("1g.6gb+me", 0)]), "2g.12gb+me") == ()
     assert list_starts(A30, build_layout(A30, [("1g.6gb+me", 0)]), "2g.12gb") == (2,)
     assert has_conflict(A30, Cut("1g.6gb+me", 0), Cut("2g.12gb+me", 2))

@@ -128,17 +128,17 @@ def careful(seen: Seen, shares: Mapping[str, float], profile: str) -> tuple[Devi
 # --- named ----------------------------------------------------------------------------------------------------------
 
 
-def test_small_partitions_leave_slots_0_to_3_to_large_ones() -> None:
+def test_small_partitions_fill_slots_4_to_6_before_slots_0_to_3() -> None:
     on = fleet((H100, []))
     assert [where(on.start("1g.10gb"))[1] for _ in range(7)] == [6, 4, 5, 0, 1, 2, 3]
 
 
-def test_whole_device_stays_free_while_a_used_one_has_room() -> None:
+def test_empty_gpu_stays_free_while_a_used_gpu_fits_the_partition() -> None:
     assert where(fleet((H100, []), (H100, [("1g.10gb", 6)])).find("3g.40gb")) == ("gpu-1", 0)
     assert where(fleet((H100, []), (H100, [("4g.40gb", 0)])).find("3g.40gb")) == ("gpu-1", 4)
 
 
-def test_room_for_unwanted_profiles_is_not_kept_free() -> None:
+def test_space_is_not_kept_free_for_profiles_without_demand() -> None:
     """With nothing but 3g wanted, a 1g goes where it costs no 3g, though it breaks up the only whole Device but one."""
     on = fleet((H100, [("3g.40gb", 0)]), (H100, [("1g.10gb", 5)]), shares={"3g.40gb": 1})
     assert where(on.find("1g.10gb"))[0] == "gpu-1"
@@ -146,7 +146,7 @@ def test_room_for_unwanted_profiles_is_not_kept_free() -> None:
     assert where(on.find("1g.10gb")) == ("gpu-0", 4)
 
 
-def test_placement_keeps_the_rarer_profile_room_free() -> None:
+def test_small_partition_is_placed_where_it_blocks_no_larger_profile() -> None:
     """The last place for a 4g costs more than one of many for a 7g's work would suggest."""
     devices = [(H100, [("1g.10gb", 6)]), *((H100, list[tuple[str, int]]()) for _ in range(9))]
     device, start = where(fleet(*devices, shares={"4g.40gb": 1, "7g.80gb": 1}).find("1g.10gb"))
@@ -175,13 +175,13 @@ def test_only_idle_partitions_are_removed() -> None:
     assert on.idle(IDS[0]) == ()
 
 
-def test_media_engines_are_taken_from_an_idle_partition() -> None:
+def test_idle_partition_is_removed_to_free_its_media_engines() -> None:
     on = Fleet()
     on.add(IDS[0], A30, used=[("1g.6gb", 3)], idle=[("1g.6gb+me", 2)])
     assert on.find("2g.12gb+me") == MigPlacement(IDS[0], "2g.12gb+me", 0, undo=(Cut("1g.6gb+me", 2),))
 
 
-def test_refusal_states_its_reason() -> None:
+def test_refused_placement_states_its_reason() -> None:
     on = fleet((H100, [("7g.80gb", 0)]), (H100, []), (A30, []))
     on.close(IDS[1], "reconfiguring failed: 3 tries")
     assert on.find("1g.18gb") == MigRefusal("1g.18gb", "no Device has MIG profile 1g.18gb; there are A30, H100-80")
@@ -346,7 +346,7 @@ def test_adding_a_device_never_causes_a_refusal(
     assert had <= {profile for profile in PROFILES if isinstance(on.find(profile), MigPlacement)}
 
 
-def test_first_placement_evaluates_slot_sets_not_all_layouts() -> None:
+def test_first_placement_evaluates_each_set_of_slots_at_most_once() -> None:
     made = fleet((H100, []), shares=dict.fromkeys((one.name for one in H100.profiles), 1.0))
     assert isinstance(made.find("1g.10gb"), MigPlacement)
     assert len(made._fillings) <= 2 * 2**H100.size, "eight slices and the media engines, each taken or not"

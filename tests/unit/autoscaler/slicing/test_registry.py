@@ -28,7 +28,7 @@ def test_device_belongs_to_one_node_and_slice_ids_are_unique(one: sliced.Example
 
 
 @every_node
-def test_slices_are_stable_and_follow_the_node_name(one: sliced.Example) -> None:
+def test_slice_ids_contain_the_node_name_and_ignore_label_order(one: sliced.Example) -> None:
     """What a ResourceSlice is of stands in itself: with DRA, of another node there is nothing."""
     found, other = registry.list_slices(one.node), NodeId("m")
     assert registry.list_slices(one.node) == found

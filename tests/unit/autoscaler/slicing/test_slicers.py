@@ -181,7 +181,7 @@ def test_gpus_managed_by_another_slicer_are_not_offered_twice(
      ("volcano", NodeFacts(N, {}, sliced.VOLCANO)),
      ("mig", sliced.mig_node(_1g_10gb="4")), ("mig", NodeFacts(N))],
 )  # fmt: skip
-def test_declared_slicing_is_used_and_closes_devices_until_available(
+def test_devices_are_unavailable_until_the_node_has_the_declared_slicing(
     kind: Literal["dra", "hami", "mig", "volcano"], node: NodeFacts
 ) -> None:
     node = node._replace(allocatable={GPU: "10", **node.allocatable}, declared=declared(10, NodeSlicing(kind)))
@@ -203,7 +203,7 @@ def test_shares_of_a_device_do_not_exceed_its_size(one: Example) -> None:
 
 
 @every_example
-def test_device_is_the_fault_domain_of_its_slices(one: Example) -> None:
+def test_slice_id_starts_with_its_node_and_device(one: Example) -> None:
     found = made(one)
     assert len({slice_.id for slice_ in found}) == len(found)
     for slice_ in found:
@@ -213,7 +213,7 @@ def test_device_is_the_fault_domain_of_its_slices(one: Example) -> None:
 
 
 @every_example
-def test_slices_are_stable_and_follow_the_node_name(one: Example) -> None:
+def test_slice_ids_contain_the_node_name_and_ignore_label_order(one: Example) -> None:
     assert made(one) == made(one)
     other = one.slicer.inventory(
         one.node._replace(name=NodeId("m"), labels=dict(sorted(one.node.labels.items(), reverse=True)))
@@ -263,7 +263,7 @@ HOSTILE = (
 @every_example
 @settings(derandomize=True, deadline=None, max_examples=examples(60))
 @given(data=st.data())
-def test_malformed_node_data_never_exceeds_offered_devices(one: Example, data: st.DataObject) -> None:
+def test_malformed_node_data_never_yields_more_slices_than_allocatable(one: Example, data: st.DataObject) -> None:
     def spoilt(texts: Mapping[str, str]) -> dict[str, str]:
         chosen = {name: data.draw(st.sampled_from((value, *HOSTILE)), name) for name, value in sorted(texts.items())}
         return {name: value for name, value in chosen.items() if data.draw(st.integers(0, 9), name)}
@@ -302,7 +302,7 @@ def test_malformed_node_data_never_exceeds_offered_devices(one: Example, data: s
     ids=["Settings without slicing", "no word", "both say none", "no number", "a strategy of the future", "a text",
          "of MIG", "the name tells that it is shared"],
 )  # fmt: skip
-def test_unknown_sharing_closes_the_slice_with_instructions(node: NodeFacts) -> None:
+def test_gpu_with_unknown_sharing_is_unavailable_with_instructions(node: NodeFacts) -> None:
     (found,) = registry.list_slices(node)
     assert (found.kind, found.isolation) == ("whole", Isolation.NONE)
     resource, many = sharing.read_offered_gpus(node.allocatable)
@@ -318,7 +318,7 @@ def test_unknown_sharing_closes_the_slice_with_instructions(node: NodeFacts) -> 
         plugin(timeSlicing=replicated(-3)), plugin(timeSlicing=replicated(1 << 70)), plugin(mps=replicated(2.5)),
     ],
 )  # fmt: skip
-def test_invalid_plugin_configuration_is_ignored(broken: dict[str, Any]) -> None:
+def test_gpu_is_unavailable_if_the_plugin_configuration_is_invalid(broken: dict[str, Any]) -> None:
     (found,) = registry.list_slices(NodeFacts(N, T4, allocatable=THREE, plugin=broken))
     assert found.closed
 
@@ -327,7 +327,7 @@ def test_node_without_gpus_has_no_slices() -> None:
     assert registry.list_slices(NodeFacts(N, {**T4, **gfd("mps", "4")}, allocatable={"example.com/nic": "2"})) == ()
 
 
-def test_product_name_is_the_same_shared_or_not() -> None:
+def test_product_name_of_a_shared_gpu_omits_the_shared_suffix() -> None:
     """Globs of `gpu.models` and prices are over it."""
     shared = NodeFacts(N, {**T4, **gfd("time-slicing", "3", product="Tesla-T4-SHARED")}, allocatable=THREE)
     assert {one.product for one in registry.list_slices(shared)} == {"Tesla-T4"}

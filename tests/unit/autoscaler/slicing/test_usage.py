@@ -105,7 +105,7 @@ def test_card_share_used_by_others_is_subtracted() -> None:
 
 
 @pytest.mark.parametrize("held", ["81920,0", "99999,10", "1024,100"])
-def test_card_fully_used_by_others_is_closed(held: str) -> None:
+def test_card_fully_used_by_others_is_unavailable(held: str) -> None:
     (one,), _ = left(hami_node(card()), pod({}, vgpu_devices_allocated=f"GPU-aaaa,NVIDIA,{held}:;"))
     assert (one.closed, one.memory_bytes > 0) == (FULL, True)
 
@@ -115,7 +115,7 @@ def test_npu_partition_used_by_others_counts_as_one_slice() -> None:
     assert gone == {f"{NODE} NPU-1": 1}
 
 
-def test_hami_node_is_closed_while_an_older_replica_remains() -> None:
+def test_hami_node_is_unavailable_while_a_replica_from_before_hami_runs() -> None:
     """Which card it has HAMi does not know either."""
     on = nodes.build_slices([seen(hami_node(card(), card("GPU-bbbb")))])
     closed, lost = nodes.close_stale_slices(on, [SliceId(f"{NODE}/gpu0")])
@@ -124,7 +124,7 @@ def test_hami_node_is_closed_while_an_older_replica_remains() -> None:
     assert nodes.close_stale_slices(on, [on[0].id]) == (on, [])
 
 
-def test_only_meaningful_node_annotations_are_kept() -> None:
+def test_hami_handshake_annotation_is_kept_only_if_it_says_deleted() -> None:
     """A handshake is written anew twice a minute; a node that seems changed each time would be planned for anew."""
     said = {NVIDIA.register: "[]", HANDSHAKE: "Requesting_2026.11.20 00:00:00", "other.io/x": "y"}
     node = NodeFacts(NODE, {}, said)
@@ -176,7 +176,7 @@ def test_whole_device_model_gets_no_partition_or_partly_used_card() -> None:
 # --- entries of ResourceSlices ----------------------------------------------------------------------------------------
 
 
-def test_claimed_entry_is_gone_and_a_consumed_one_has_less() -> None:
+def test_claimed_device_counts_as_used_and_claimed_capacity_is_deducted() -> None:
     objects = [resource_slice(NODE, "gpus", devices=[gpu(0), gpu(1), many(2)])]
     on = Dra().inventory(NodeFacts(NODE, devices=objects)) or ()
     at = f"{DRIVER}/{NODE}"

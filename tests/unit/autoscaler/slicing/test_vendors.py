@@ -48,14 +48,14 @@ def test_amd_labels_set_product_and_memory() -> None:
     assert (one.shared, one.isolation, other.id) == (False, Isolation.HARDWARE, "node-1/amd-1")
 
 
-def test_intel_memory_comes_from_the_product() -> None:
+def test_intel_gpu_memory_is_inferred_from_the_product_label() -> None:
     one, _ = whole("intel-xe", gpu_intel_com__product="Max_1550") or ()
     assert 120 * GIB > one.memory_bytes > 110 * GIB
     (alone,) = whole("intel-i915", "1") or ()
     assert alone.memory_bytes == GIB, "nobody tells"
 
 
-def test_oversubscribed_intel_gpus_are_closed() -> None:
+def test_oversubscribed_intel_gpus_are_unavailable() -> None:
     labels = {"gpu.intel.com/product": "Max_1100", "gpu.intel.com/device.count": "2"}
     found = WholeDevice(BY_KIND["intel-xe"]).inventory(NodeFacts(NODE, labels, {}, {"gpu.intel.com/xe": "20"})) or ()
     assert len(found) == 2
@@ -68,7 +68,7 @@ def test_settings_provide_product_and_memory_without_labels() -> None:
     assert (one.product, one.memory_bytes) == ("MTT-S4000", 48 * GIB)
 
 
-def test_device_shares_are_one_closed_slice() -> None:
+def test_shared_vendor_devices_are_one_unavailable_slice() -> None:
     for vendor in VENDORS:
         if vendor.parts:
             (one,) = WholeDevice(vendor).inventory(NodeFacts(NODE, {}, {}, {vendor.resource: "80"})) or ()
@@ -179,7 +179,7 @@ def test_pod_requests_an_npu_partition_by_memory() -> None:
 
 
 @given(st.text(max_size=100), st.text(max_size=8))
-def test_malformed_node_data_raises_nothing(said: str, many: str) -> None:
+def test_malformed_node_data_raises_no_error(said: str, many: str) -> None:
     for slicer in ALL:
         names = [one.register for one in (*NPUS, *HAMI)]
         node = NodeFacts(NODE, {one.memory_label: said for one in VENDORS}, dict.fromkeys(names, said))

@@ -32,7 +32,7 @@ SUM = f"sha256:{'a' * 64}"
         ("oci://[::1]:5000/x", "oci://[::1]:5000/x"),
     ],
 )
-def test_artifact_and_its_copy_have_the_same_normalized_name(text: str, one: str) -> None:
+def test_spellings_of_an_artifact_have_the_same_normalized_name(text: str, one: str) -> None:
     assert normalize_artifact(text) == normalize_artifact(one) == one
     assert f"oci://{reference.parse_reference(text)}" == one
     assert DOCKERS == DOCKER_HOSTS

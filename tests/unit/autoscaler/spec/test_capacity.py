@@ -108,7 +108,7 @@ def test_fabric_name_must_be_a_valid_configmap_key(name: str) -> None:
     check_providers([ProviderSettings(name=name, cro=Cro(model="a"))])
 
 
-def test_provider_names_are_unique_and_their_number_is_bounded() -> None:
+def test_duplicate_provider_name_or_too_many_providers_are_rejected() -> None:
     entry = {"name": "a", "cro": {"model": "A100"}}
     check_providers([decode_value(entry, ProviderSettings)])
     with pytest.raises(WrongKeyError, match="`a` occurs twice"):

@@ -311,7 +311,7 @@ def test_engine_tls_accepts_only_a_host_name_or_no_server_name() -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(KEYS))
-def test_keys_not_in_force_yet_are_rejected_with_that_reason(kind: str) -> None:
+def test_keys_not_yet_supported_are_rejected_with_that_reason(kind: str) -> None:
     for path in KEYS[kind]:
         value = "{}"
         for key in reversed(path.replace("*", "A").split(".")):
@@ -391,7 +391,7 @@ def test_yaml_keeps_times_as_text_and_merges_keys() -> None:
     ]
 
 
-def test_the_environment_overrides_settings() -> None:
+def test_environment_variables_override_the_settings_document() -> None:
     environ = {
         "PILOTLIGHT_AUTH": "none",
         "PILOTLIGHT_LIMITS_BODY_BYTES_MAX": "1Mi",

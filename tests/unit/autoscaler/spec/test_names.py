@@ -29,7 +29,7 @@ def settled(*models: Model, files: tuple[Model, ...] = ()) -> Settled:
     return resolve_model_conflicts(files, {origin(one): one for one in models})
 
 
-def test_oldest_model_keeps_the_name_and_the_next_gets_its_namespace() -> None:
+def test_older_of_two_models_keeps_the_name_and_the_other_gets_a_prefix() -> None:
     old, young = model("x", namespace="b", at_s=1), model("x", namespace="a", at_s=2)
     found = settled(young, old)
     assert [one.name for one in found.models] == ["x", "a/x"]
@@ -63,7 +63,7 @@ def test_older_alias_takes_precedence_over_a_younger_model_name() -> None:
     assert [one.name for one in found.models] == ["x", "a/y"]
 
 
-def test_models_from_files_take_precedence() -> None:
+def test_model_from_a_file_keeps_its_name_over_an_older_model() -> None:
     found = settled(model("x", at_s=1), files=(model("x", at_s=9),))
     assert [one.name for one in found.models] == ["x", "a/x"]
     assert found.taken[Origin("customs", "a", "x")].startswith("`x` belongs to Model x of the files")
@@ -104,7 +104,7 @@ specs = st.tuples(names, st.lists(names, max_size=2, unique=True), st.sampled_fr
 
 @settings(derandomize=True, deadline=None, max_examples=examples(200))
 @given(st.lists(specs, max_size=6), st.booleans())
-def test_names_are_unique_and_older_models_lose_none_to_younger_ones(
+def test_younger_model_never_takes_a_name_from_an_older_model(
     made: list[tuple[str, list[str], str, int]], adapted: bool
 ) -> None:
     models = {}

@@ -92,7 +92,7 @@ def test_pod_settings_survive_a_yaml_round_trip() -> None:
         ("nodeName: n1", "nodeName: unknown key"),
     ],
 )  # fmt: skip
-def test_reserved_or_invalid_pod_fields_are_rejected_by_path(pod: str, line: str) -> None:
+def test_reserved_or_invalid_pod_fields_are_rejected_with_their_path(pod: str, line: str) -> None:
     for prefix, text in (("Model a: spec.pod.", document(f"pod: {{{pod}}}")),
                          ("Settings: pod.", document(f"pod: {{{pod}}}", "Settings"))):  # fmt: skip
         with pytest.raises(DocumentError) as error:
@@ -130,7 +130,7 @@ CHOICES = (
                       "CUDA_DEVICE_MEMORY_LIMIT_0", "CUDA_MPS_PIPE_DIRECTORY", "ZE_AFFINITY_MASK")),
     ],
 )  # fmt: skip
-def test_model_that_sets_its_devices_or_amounts_is_rejected(text: str, line: str) -> None:
+def test_model_that_sets_its_own_devices_or_device_amounts_is_rejected(text: str, line: str) -> None:
     with pytest.raises(DocumentError) as error:
         one(text)
     assert str(error.value) == f"a.yaml: Model a: spec.{line}"
@@ -156,7 +156,7 @@ def test_resources_and_annotations_of_all_slicing_kinds_are_reserved() -> None:
             assert [name for name in fields.annotations if not is_device_annotation(name)] == []
 
 
-def test_value_from_variable_is_rejected_for_a_local_process() -> None:
+def test_env_variable_with_value_from_is_rejected_for_a_local_process() -> None:
     of = one("env: {TOKEN: {valueFrom: {secretKeyRef: {name: hub, key: token}}}}")
     with pytest.raises(EngineError, match=r"Model a: spec.env.TOKEN.valueFrom: only pods have one"):
         build_launcher()(of, "127.0.0.1", 1)

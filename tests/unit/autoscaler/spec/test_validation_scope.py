@@ -57,20 +57,20 @@ def volume(**source: object) -> dict[str, object]:
         ("spec.pod.serviceAccountName", {"pod": {"serviceAccountName": "somebody"}}),
     ],
 )
-def test_access_to_the_pod_namespace_is_rejected_by_path(path: str, spec: dict[str, object]) -> None:
+def test_model_outside_the_pod_namespace_cannot_use_its_secrets_or_claims(path: str, spec: dict[str, object]) -> None:
     with pytest.raises(WrongKeyError, match="put the Model into namespace engines, or leave this out") as caught:
         validation.check_namespace_access(model("team-a", **spec), "engines")
     assert format_path(caught.value.path) == path
     validation.check_namespace_access(model("engines", **spec), "engines")
 
 
-def test_model_without_namespace_access_is_accepted() -> None:
+def test_model_outside_the_pod_namespace_without_its_objects_is_accepted() -> None:
     pod = {"volumes": [{"name": "a", "emptyDir": {}}, {"name": "b", "downwardAPI": {}}], "nodeSelector": {"a": "b"}}
     sources = {"POD": {"valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}, "PLAIN": "text"}
     validation.check_namespace_access(model("team-a", pod=pod, env=sources), "engines")
 
 
-def test_custom_resources_are_checked_for_namespace_access() -> None:
+def test_custom_resource_outside_the_pod_namespace_cannot_use_its_secrets() -> None:
     assert decode_custom_resource("engines", document("team-a")).name == "a"
     with pytest.raises(WrongKeyError, match="pods' namespace"):
         decode_custom_resource("engines", document("team-a", pullSecret="registry"))

@@ -24,7 +24,7 @@ RFC1123 = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
 @given(st.text(max_size=300), st.integers(0, 99))
-def test_order_name_is_a_valid_dns_label_ending_in_its_intent_key(owner: str, number: int) -> None:
+def test_name_of_a_capacity_order_is_a_valid_dns_label(owner: str, number: int) -> None:
     name = lease_name("rack", ModelName(owner), number)
     assert RFC1123.fullmatch(name)
     assert name.endswith(lease_intent_key("rack", ModelName(owner), number))

@@ -14,7 +14,7 @@ ARCHITECTURE = Path(__file__).parents[4] / "ARCHITECTURE.md"
 
 
 @pytest.mark.parametrize("state", S)
-def test_intent_without_a_transition_raises_illegal_intent_error(state: S) -> None:
+def test_action_not_allowed_in_a_state_raises_illegal_intent_error(state: S) -> None:
     for verb in VERBS:
         if (state, verb) in TRANSITIONS:
             assert next_state(state, verb) is TRANSITIONS[state, verb]
@@ -30,7 +30,7 @@ def test_full_lifecycle_of_a_replica_ends_in_gone() -> None:
     assert state is S.GONE
 
 
-def test_stopping_has_gone_as_its_only_transition() -> None:
+def test_gone_event_is_the_only_transition_out_of_the_stopping_state() -> None:
     assert [verb for state, verb in TRANSITIONS if state is S.STOPPING] == ["gone"]
 
 
@@ -39,7 +39,7 @@ def test_every_state_except_pending_is_reachable_and_only_gone_is_final() -> Non
     assert {state for state, _ in TRANSITIONS} == set(S) - {S.GONE}
 
 
-def test_slice_is_held_in_every_state_except_pending_and_gone() -> None:
+def test_replica_occupies_its_slice_in_all_states_but_pending_and_gone() -> None:
     assert set(S) - HOLDS_SLICE == {S.PENDING, S.GONE}
 
 

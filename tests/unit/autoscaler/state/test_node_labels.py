@@ -60,7 +60,7 @@ def test_gpu_discovery_label_is_expected_after_the_first_gpu_is_attached(key: st
     assert chosen(replace(known, slices={**known.slices, own.id: own})) == ["refused"], "a GPU of its own tells"
 
 
-def test_offer_without_any_labels_may_match_any_selector() -> None:
+def test_offer_without_labels_is_ordered_for_any_node_selector() -> None:
     assert chosen(choosy(offer(), team="x")) == ["w1"]
 
 
@@ -98,7 +98,7 @@ def test_missing_common_node_label_does_not_rule_out_an_offer(key: str) -> None:
     ["team", "lab.example/team", HOST, "nvidia.com/gpu.product", "node.kubernetes.io/instance-type",
      "karpenter.sh/nodepool", "cloud.google.com/gke-accelerator", "kubernetes.io/os.example/x"],
 )  # fmt: skip
-def test_offer_that_lacks_a_specific_selected_label_is_not_ordered(key: str) -> None:
+def test_offer_that_lacks_a_pool_specific_selector_label_is_not_ordered(key: str) -> None:
     pool, other = cloud(labels={"pool": "t4"}), cloud("a", labels={"pool": "l4", key: "x"}, price_per_hour=9.0)
     assert chosen(choosy(pool, **{key: "x"})) == ["refused"]
     assert chosen(choosy(pool, other, **{key: "x"})) == ["a"]

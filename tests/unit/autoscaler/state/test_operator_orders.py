@@ -152,7 +152,7 @@ def test_cordoned_device_gets_no_replica_and_explain_gives_the_reason() -> None:
     assert kinds(plan(opened, T0)) == ["start a"]
 
 
-def test_cordoned_node_excludes_all_its_devices_and_no_others() -> None:
+def test_cordoned_node_excludes_only_its_own_devices_from_placement() -> None:
     wants = [gateway(levels=[level("a", 1)])]
     devices = [device("gpu0"), device("gpu1"), device("gpu2", node="n1")]
     (start,) = plan(after(world([A], devices, [], wants), cordon(NODE)), T0).actions
@@ -188,7 +188,7 @@ def test_drained_device_is_vacated_even_without_a_replacement_device() -> None:
     assert not scene.world.by_slice
 
 
-def test_replica_that_drains_from_a_drained_device_is_not_revived() -> None:
+def test_queued_requests_do_not_revive_a_replica_on_a_drained_device() -> None:
     at = after(world([A], [device()], [replica(A, "r1")], [gateway(levels=[level("a", 3)])]), cordon(drain=True))
     at, _ = fold(at, [Acted(action=DrainReplica(replica=ReplicaId("r1"), reason="moves"))], T0)
     assert kinds(plan(at, T0)) == []
@@ -203,7 +203,7 @@ def test_failing_replacement_keeps_the_old_replica_unless_drain_is_forced() -> N
     assert kinds(plan(after(at, cordon(drain=True, force=True)), T0)) == ["drain r1"]
 
 
-def test_forced_drain_drains_at_once_and_then_starts_elsewhere() -> None:
+def test_forced_device_drain_does_not_wait_for_a_replacement_replica() -> None:
     at = world([A], [device("gpu0"), device("gpu1")], [replica(A, "r1")], [gateway(levels=[level("a", 2, 1)])])
     forced = after(at, cordon(drain=True, force=True))
     first = plan(forced, T0)
@@ -244,7 +244,7 @@ def ordered(draw: st.DrawFn) -> World:
 
 @settings(derandomize=True, deadline=None, max_examples=examples(300))
 @given(ordered())
-def test_plan_converges_and_respects_every_cordon_and_stop(begin: World) -> None:
+def test_plan_never_starts_a_stopped_model_or_uses_a_cordoned_device(begin: World) -> None:
     at, seen = begin, set[str]()
     for _ in range(6):
         made = plan(at, T0)

@@ -61,7 +61,7 @@ def test_quantity_is_parsed_to_milli_units_like_kubernetes(text: str | int, mill
     assert read_milli(text) == milli
 
 
-def test_foreign_pod_counts_only_if_bound_and_requesting_host_resources() -> None:
+def test_foreign_pod_without_a_node_or_requests_is_not_recorded() -> None:
     found = nodes.read_other_pod({"metadata": {}, "spec": {"nodeName": "n1", "containers": [has("2", "1Gi")]}})
     assert found is not None
     assert (found.node, found.beside, found.has_devices) == ("n1", Beside(2000, GI), False)
@@ -71,14 +71,14 @@ def test_foreign_pod_counts_only_if_bound_and_requesting_host_resources() -> Non
     assert nodes.read_other_pod(keeps) is None, "it gives way to a Replica"
 
 
-def test_host_resources_of_a_node_come_from_its_allocatable() -> None:
+def test_cpu_and_memory_of_a_node_are_read_from_its_allocatable() -> None:
     status = {"allocatable": {"cpu": "3920m", "memory": "8Gi", "pods": "110"}, "capacity": {"cpu": "4"}}
     seen = nodes.read_node({"metadata": {"name": "n"}, "spec": {}, "status": status})
     assert seen.beside == Beside(3920, 8 * GI)
     assert seen.amounts == {}, "CPU is nothing that Slices are made of"
 
 
-def test_free_host_resources_follow_pod_additions_and_removals() -> None:
+def test_added_and_removed_pods_change_the_free_cpu_and_memory_of_a_node() -> None:
     hosts, size = Hosts(), Beside(8000, 8 * GI)
     told = {NodeId("n1"): size, NodeId("n2"): size}
     first = hosts.seen(told)
@@ -126,12 +126,12 @@ def test_replica_is_placed_on_a_node_with_enough_free_cpu() -> None:
     assert starts(having(there, n0=4, n1=4)) == [("a", ("n0/g0",), Beside(4000))]
 
 
-def test_model_without_resources_requests_the_default_cpu_of_its_pod() -> None:
+def test_model_without_resource_requests_gets_a_cpu_request_of_100m() -> None:
     silent = called(model("a", 10))
     assert starts(having(silent, n0=0, n1=1)) == [("a", ("n1/g0",), Beside(100))]
 
 
-def test_recorded_replica_requests_reduce_free_cpu_despite_the_spec() -> None:
+def test_free_cpu_uses_recorded_replica_requests_instead_of_the_spec() -> None:
     there = called(asking("a", "4"))
     one = replica(asking("b", "1"), "b-r", ("n0/g0",))
     held = replace(one, beside=Beside(5000), memory_bytes=GI)
@@ -156,7 +156,7 @@ def test_observed_pod_requests_override_the_requests_of_the_spec() -> None:
     assert adopted.replicas[one.id].beside == Beside(4250, GI)
 
 
-def test_unchanged_host_report_returns_the_same_world() -> None:
+def test_unchanged_node_resources_return_the_same_world_object() -> None:
     there = having(called(asking("a", "4")), n0=3, n1=4)
     assert having(there, n0=3, n1=4) is there
     after = having(there, n0=2, n1=4)

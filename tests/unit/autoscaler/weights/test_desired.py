@@ -68,7 +68,7 @@ def want(artifact: str = ADA, secret: str = "", *replicas: str) -> NodeWant:
     return NodeWant(artifact=artifact, pull_secret=secret, replicas=tuple(map(ReplicaId, replicas)))
 
 
-def test_node_wants_list_each_artifact_once_per_pull_secret() -> None:
+def test_weights_request_of_a_node_lists_each_artifact_once_per_secret() -> None:
     ada, twin, secret = model(), model("twin"), model("eve", pull_secret="mine")
     at = nodes(
         [ada, twin, secret],
@@ -82,7 +82,7 @@ def test_node_wants_list_each_artifact_once_per_pull_secret() -> None:
     }  # fmt: skip
 
 
-def test_running_replica_requests_no_weights_and_holds_its_copies() -> None:
+def test_weights_copies_of_a_running_replica_are_kept_on_its_node() -> None:
     ada = model()
     for state in (S.READY, S.DRAINING, S.STOPPING, S.SCRUBBING):
         told = build_node_wants(nodes([ada], [one(ada, "a1", state=state, weights=("copies/x",))]))
@@ -97,7 +97,7 @@ def test_file_artifacts_and_outdated_specs_request_no_weights() -> None:
     assert build_node_wants(nodes([ada], [replace(one(ada, "a1"), spec_hash="before")])) == {}
 
 
-def test_weights_are_requested_on_the_node_of_a_promised_placement() -> None:
+def test_weights_are_requested_on_the_node_of_a_planned_placement() -> None:
     of_file = model("f", "file:///a.gguf")
     at = nodes([model(), of_file], [])
     unmet = [
@@ -109,7 +109,7 @@ def test_weights_are_requested_on_the_node_of_a_promised_placement() -> None:
     assert list(build_node_wants(at, list_promised_placements(at, unmet))) == [N2], "a file is brought by nobody"
 
 
-def test_plan_lists_the_slices_where_room_is_made() -> None:
+def test_plan_lists_the_slices_being_freed_for_a_waiting_model() -> None:
     ada, bob = (replace(model(name), memory_bytes=60 << 30) for name in ("ada", "bob"))
     running = [one(bob, "b1", "g1", S.READY), one(bob, "b2", "g2", S.READY)]
     at = replace(nodes([ada, bob], running), loads={ada.name: ModelLoad(waiting=1, oldest_s=T0 - 1)})
@@ -171,7 +171,7 @@ def test_weights_are_ready_when_the_agent_reports_them_for_the_replica() -> None
     assert stands(said(many)) == WeightsFailed(f"{ADA} holds 2 GGUF files: a.gguf, b.gguf; pack one")
 
 
-def test_weight_progress_and_failure_reasons_are_reported() -> None:
+def test_pending_start_reports_progress_or_failure_of_its_weights() -> None:
     far = WeightsReport(artifact=ADA, bytes=1 << 30, total_bytes=4 << 30, bytes_per_s=float(1 << 20))
     assert stands(said(far)) == WeightsPending("1Gi of 4Gi, 1Mi a second")
     failed = WeightsReport(artifact=ADA, replicas=A1, failed="no room")
@@ -184,7 +184,7 @@ def with_lora(*weights: WeightsReport, artifact: str = ADA) -> Laid | WeightsPen
     return stands(said(*weights), adapters=LORAS, artifact=artifact)
 
 
-def test_start_waits_for_all_weights_and_locates_each_of_them() -> None:
+def test_start_waits_for_the_weights_of_the_model_and_its_adapters() -> None:
     own = WeightsReport(artifact=ADA, replicas=A1, folder="copies/x/files", ggufs=("a.gguf",))
     lora = WeightsReport(artifact=LORA, replicas=A1, folder="copies/y/files", adapters=("sub",))
     found = with_lora(own, lora)
@@ -236,7 +236,7 @@ def looks(at: World, *agents: str) -> dict[str, tuple[NodeWant, ...]]:
     return {node: one.wants for node, one in build_node_wants(at, looks=found).items()}
 
 
-def test_image_mounted_artifact_is_only_inspected_by_the_agent() -> None:
+def test_image_mounted_artifact_is_inspected_but_not_downloaded() -> None:
     assert build_node_wants(looking())[N1].wants == (replace(want(ADA, "", "a1"), look=True),)
     assert stands(looking()) == WeightsPending("asked for")
     found = stands(looking(replace(LOOK, replicas=A1)))
@@ -247,7 +247,7 @@ def test_image_mounted_artifact_is_only_inspected_by_the_agent() -> None:
     assert stands(looking(brought)) == WeightsPending("asked for"), "what was brought before is no answer"
 
 
-def test_non_image_artifact_fails_its_start_with_reason_and_fix() -> None:
+def test_start_with_image_mount_fails_if_the_artifact_is_no_image() -> None:
     found = stands(looking(replace(NONE, replicas=A1)))
     why = "cannot be seen in its pods: it is no image (ModelPack); say weights.mount: auto in the Settings"
     assert found == WeightsFailed(why)
@@ -295,7 +295,7 @@ def test_unrequested_inspection_report_is_discarded() -> None:
     assert at.unbrought == {}
 
 
-def test_header_is_inspected_if_the_memory_of_a_model_is_unknown() -> None:
+def test_weights_header_is_read_if_the_memory_of_a_model_is_unknown() -> None:
     plain = replace(looking(), settings=Settings())
     assert list(looks(plain, "n1").values()) == [(replace(want(), look=True),)]
     seen = replace(NONE, header="{}")
@@ -332,7 +332,7 @@ def test_inspection_failure_is_reported_until_an_inspection_succeeds() -> None:
     assert fold(at, [NodeReported(report=report)], T0)[0].unbrought == {}
 
 
-def test_silent_or_incapable_agent_is_awaited_for_a_limited_time() -> None:
+def test_start_fails_after_waiting_a_limited_time_for_a_node_agent() -> None:
     there = WeightsReport(artifact=ADA, replicas=A1, folder="copies/x/files")
     for at, now_s in ((said(there, brings=False), T0), (nodes([model()], []), T0), (said(there), T0 + 11)):
         found = stands(at, now_s)
@@ -361,7 +361,7 @@ def test_start_fails_if_its_model_changes_while_weights_are_pending() -> None:
     assert isinstance(assess_weights(gone, waits, before, T0, T0), WeightsPending), "the plan stops it"
 
 
-def test_replica_without_slices_fails_its_weights_request() -> None:
+def test_start_without_a_device_fails_its_weights_request() -> None:
     found = assess_weights(nodes([model()], []), replace(one(model(), "a1"), slices=()), model(), T0, T0)
     assert isinstance(found, WeightsFailed)
     assert "ask for a device" in found.reason
@@ -388,7 +388,7 @@ def test_llama_cpp_rejects_a_folder_without_gguf_files() -> None:
         choose_gguf([], model(engine="llama.cpp"))
 
 
-def test_artifact_with_two_spellings_is_handled_under_one_name() -> None:
+def test_two_spellings_of_an_artifact_are_treated_as_one_artifact() -> None:
     short, full = model(artifact="oci://docker.io/x:1"), model("b", "oci://docker.io/library/x:1")
     name = full.spec.artifact or ""
     assert collect_weights_requests(short) == collect_weights_requests(full) == {OWN: WeightsRequest(name)}

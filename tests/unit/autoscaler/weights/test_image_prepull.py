@@ -64,7 +64,7 @@ def test_image_of_a_starting_replica_is_requested_with_its_pull_secret() -> None
     assert told(at([none], [starting(none, 3)])) == {}, "its pods are somebody else's"
 
 
-def test_image_is_requested_on_the_node_of_a_promised_placement() -> None:
+def test_image_is_requested_on_the_node_of_a_planned_placement() -> None:
     a = needs()
     assert told(at([a]), [(a.name, NodeId("n5")), (ModelName("gone"), NodeId("n1"))]) == {"n5": (ENGINE,)}
 
@@ -92,7 +92,7 @@ def test_image_of_a_used_model_is_kept_on_enough_suitable_nodes() -> None:
     assert where(at([needs(low=1, gpu=Gpu(count=0))])) == set(), "any node could hold it"
 
 
-def test_models_share_image_nodes_and_images_per_node_are_bounded() -> None:
+def test_number_of_images_pulled_ahead_per_node_is_bounded() -> None:
     assert len(where(at([needs("a", low=1), needs("b", low=1)]))) == NODES_ENOUGH
     kinds = [needs(f"m{n}", of=f"engine:{n}", low=1) for n in range(20)]
     assert len(where(at(kinds))) > NODES_ENOUGH
@@ -101,7 +101,7 @@ def test_models_share_image_nodes_and_images_per_node_are_bounded() -> None:
     assert told(at(kinds, [begins], agents=[1]))["n1"][0].image == "engine:19", "who begins comes first"
 
 
-def test_product_labels_and_health_limit_the_nodes_of_an_image() -> None:
+def test_image_is_pulled_only_on_healthy_nodes_that_the_model_accepts() -> None:
     choosy = needs(memory_gi=4, low=1, gpu=Gpu(models=("*t4*",)))
     assert all(int(node[1:]) % 2 == 0 for node in where(at([choosy])))
     labelled = needs(low=1, pod=Pod(node_selector={"zone": "a"}))
@@ -119,7 +119,7 @@ def test_product_labels_and_health_limit_the_nodes_of_an_image() -> None:
     assert where(replace(at([needs(low=1)]), slices=closed)) == {"n1", "n9"}
 
 
-def test_reused_image_wants_equal_a_fresh_computation() -> None:
+def test_cached_image_requests_equal_freshly_computed_requests() -> None:
     kept, a, b = ImageWants(), needs(low=1), needs("b", of="engine:2", low=1)
     for one in (
         at([a]), at([a, b]), at([a, b], images=having("n1", "n3")), at([b], images=having("n1")), at([a], agents=[3]),

@@ -80,7 +80,7 @@ def test_agents_that_join_later_share_the_inspections() -> None:
     assert min(spread.count(node) for node in AGENTS) > 3
 
 
-def test_known_artifact_is_not_inspected_and_its_assignment_is_dropped() -> None:
+def test_artifact_that_was_inspected_is_not_inspected_again() -> None:
     lookers, at = InspectionAssigner(), heard(world([ADA]), T0)
     first = looker(lookers, at, T0)
     known = replace(at, looked={LOOK: WeightsReport(**LOOK._asdict(), digest="sha256:aa", header="{}")})

@@ -33,14 +33,14 @@ def chosen(
     return mounts.choose_mount(OCI, said(mount=mount), facts, node, found)
 
 
-def test_volume_of_the_node_store_is_preferred() -> None:
+def test_auto_mount_prefers_a_volume_of_the_node_store() -> None:
     assert chosen() == ("volume", "are seen as a read-only volume of their node's store")
     assert chosen("volume").way == "volume"
     assert chosen(found=None).way == "volume"
     assert chosen(node=None).way == "volume", "nothing is known against it"
 
 
-def test_image_is_mounted_without_volume_rights_and_the_reason_is_given() -> None:
+def test_image_mount_is_chosen_if_volumes_cannot_be_created() -> None:
     assert chosen(facts=NO_RIGHT) == (
         "image",
         "are mounted by the node's container runtime as an image, since no right is there to make PersistentVolumes",
@@ -98,7 +98,7 @@ def test_explicit_mount_setting_is_not_replaced_by_another_mount() -> None:
     assert "label the node, or say weights.mount: hostPath" in nameless.reason
 
 
-def test_explicit_image_mount_is_allowed_before_the_default_version() -> None:
+def test_explicit_image_mount_is_allowed_on_older_versions_than_auto() -> None:
     older = NEW._replace(server=(1, 33))
     node = NODE._replace(kubelet="v1.33.1-gke.100", runtime="cri-o://1.33.0")
     assert chosen("image", older, node).way == "image"
@@ -147,7 +147,7 @@ def test_only_a_known_unmountable_artifact_blocks_a_start() -> None:
     assert not mounts.explain_unmountable(None, said(), none)
 
 
-def test_image_mount_is_detected_only_if_the_cluster_supports_images() -> None:
+def test_image_mount_applies_if_set_or_if_volumes_are_unavailable() -> None:
     assert mounts.is_image_mount(OCI, said(mount="image"), NEW)
     assert mounts.is_image_mount(OCI, said(mount="image"), None), "whatever the cluster can, it is no volume"
     assert mounts.is_image_mount(OCI, said(), NO_RIGHT)

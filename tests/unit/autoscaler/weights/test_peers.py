@@ -87,7 +87,7 @@ def test_peer_list_is_cached_for_a_short_time() -> None:
 
 
 @pytest.mark.standard
-async def test_peers_route_lists_peers_and_requires_an_artifact(aiohttp_client: AiohttpClient) -> None:
+async def test_peers_route_returns_the_agents_that_have_the_artifact(aiohttp_client: AiohttpClient) -> None:
     stepped = SteppedLoop(world(), asyncio.get_running_loop().time())
     client = await aiohttp_client(ContractServer(stepped.loop).application())
     body = msgspec.json.encode(report("n1", copies=(ADA,)))

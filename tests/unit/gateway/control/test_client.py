@@ -31,7 +31,7 @@ async def closing(one: HttpLink) -> AsyncIterator[HttpLink]:
         await one.close()
 
 
-async def test_link_reads_lines_and_posts_reports(aiohttp_server: AiohttpServer) -> None:
+async def test_client_streams_routes_and_posts_reports_to_the_autoscaler(aiohttp_server: AiohttpServer) -> None:
     taken: list[Report] = []
 
     async def stream(request: web.Request) -> web.StreamResponse:
@@ -57,7 +57,9 @@ async def test_link_reads_lines_and_posts_reports(aiohttp_server: AiohttpServer)
             [line async for line in one.lines("/v1/nothing")]
 
 
-async def test_silent_stream_raises_link_error(aiohttp_server: AiohttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stream_without_data_until_the_timeout_raises_link_error(
+    aiohttp_server: AiohttpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(client, "STREAM_SILENT_S", 0.05)
     end = asyncio.Event()
 

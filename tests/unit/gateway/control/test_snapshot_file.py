@@ -41,7 +41,7 @@ def catalogue(version: int, **fields: object) -> CatalogueDelta:
     return msgspec.convert({"epoch": 1, "version": version, **fields}, CatalogueDelta)
 
 
-def test_catalogue_deltas_add_replace_and_remove() -> None:
+def test_catalogue_deltas_add_replace_and_remove_models_and_tenants() -> None:
     known = with_catalogue(GatewaySnapshot(), catalogue(1, full=True, models=(entry("a"), entry("b")), tenants=(ACME,)))
     known = with_catalogue(known, catalogue(2, models=(entry("b", 7), entry("c")), models_gone=("a",)))
     known = with_catalogue(known, catalogue(3, tenants_gone=("acme",), settings=FrontSettings(keys_needed=True)))
@@ -67,7 +67,7 @@ def test_delta_of_an_older_leader_is_ignored() -> None:
     assert with_routes(late, RoutesDelta(epoch=1, version=99, full=True, replicas=(route("r1"),))) == known
 
 
-def test_snapshot_stores_routes_without_holds() -> None:
+def test_snapshot_stores_routes_without_their_slot_allocations() -> None:
     told = RoutesDelta(
         epoch=1, version=1, replicas=(route("r1", 3), route("r2", 1)), models=(ModelRoute(model=ModelName("a")),)
     )
@@ -77,7 +77,7 @@ def test_snapshot_stores_routes_without_holds() -> None:
     assert (known.routes.gateways, len(known.routes.models)) == (2, 1)
 
 
-def test_snapshot_file_is_private_and_round_trips(tmp_path: Path) -> None:
+def test_saved_snapshot_loads_unchanged_from_a_file_of_mode_0600(tmp_path: Path) -> None:
     path = tmp_path / "g1.kept.json"
     known = with_routes(with_catalogue(GatewaySnapshot(), catalogue(1, models=(entry("a"),), tenants=(ACME,))),
                         RoutesDelta(epoch=1, version=1, replicas=(route("r1"),)))  # fmt: skip

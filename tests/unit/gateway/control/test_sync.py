@@ -133,7 +133,7 @@ def gaps_s(reports: list[tuple[float, Report]]) -> list[float]:
     return [after - before for before, after in pairwise(times)]
 
 
-async def test_sync_follows_catalogue_and_routes_and_sends_its_identity() -> None:
+async def test_sync_receives_catalogue_and_routes_from_the_autoscaler() -> None:
     played = PlayedLink()
     async with following(played) as (front, _):
         await until("both came", lambda: front.catalogues and front.route_deltas)
@@ -141,7 +141,7 @@ async def test_sync_follows_catalogue_and_routes_and_sends_its_identity() -> Non
     assert set(played.opened) == {"/v1/catalogue", "/v1/routes?gateway=g1&boot=b"}
 
 
-async def test_broken_stream_is_reopened_and_levels_are_reported_at_once() -> None:
+async def test_reopening_a_broken_stream_triggers_a_report_at_once() -> None:
     played = PlayedLink()
     async with following(played) as (front, _):
         await until("the first report", lambda: played.reports)
@@ -152,7 +152,7 @@ async def test_broken_stream_is_reopened_and_levels_are_reported_at_once() -> No
         await until("a report after it", lambda: len(played.reports) > known, 0.5)
 
 
-async def test_blank_lines_of_a_follower_are_ignored() -> None:
+async def test_blank_lines_from_an_autoscaler_that_is_not_leader_are_ignored() -> None:
     leads, follows = PlayedLink(), PlayedLink()
     follows.says["/v1/routes"] = [b"\n", b"\n", b"\n"]
     async with following(leads, follows) as (front, _):
@@ -202,7 +202,7 @@ async def test_reconnect_delay_doubles_up_to_its_maximum(monkeypatch: pytest.Mon
 
 
 @in_virtual_time
-async def test_edge_is_reported_at_once_and_at_most_every_10_ms() -> None:
+async def test_urgent_change_is_reported_at_once_but_at_most_every_10_ms() -> None:
     played = PlayedLink()
     async with following(played) as (_, one):
         await until("it is quiet", lambda: len(played.reports) >= 2 or played.reports)
@@ -218,7 +218,7 @@ async def test_edge_is_reported_at_once_and_at_most_every_10_ms() -> None:
 
 
 @in_virtual_time
-async def test_levels_are_reported_every_50_ms_while_requests_wait() -> None:
+async def test_gateway_reports_every_50_ms_while_requests_wait() -> None:
     played = PlayedLink()
     async with following(played) as (front, one):
         await until("the first", lambda: played.reports)
@@ -233,7 +233,7 @@ async def test_levels_are_reported_every_50_ms_while_requests_wait() -> None:
 
 
 @in_virtual_time
-async def test_gateway_reports_often_once_requests_wait_at_other_gateways() -> None:
+async def test_gateway_reports_early_when_requests_wait_at_other_gateways() -> None:
     """Not only after its next heartbeat: what the leader waits for may be its word that it took a lower hold."""
     played, told = PlayedLink(), asyncio.Event()
 
@@ -255,7 +255,7 @@ async def test_gateway_reports_often_once_requests_wait_at_other_gateways() -> N
         assert played.reports[known][0] - told_s < HEARTBEAT_S / 2
 
 
-async def test_unresponsive_link_delays_no_other_link_and_gets_one_report() -> None:
+async def test_unresponsive_autoscaler_does_not_delay_reports_to_others() -> None:
     slow, quick = PlayedLink(), PlayedLink()
     slow.answers.clear()
     async with following(slow, quick) as (front, _):
@@ -282,7 +282,7 @@ async def test_flush_sends_the_last_report_to_reachable_autoscalers() -> None:
     assert ([one.sequence for _, one in up.reports], front.acknowledged) == ([1], [1])
 
 
-async def test_private_snapshot_is_used_when_no_autoscaler_answers(
+async def test_saved_snapshot_is_used_when_no_autoscaler_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sync, "KEEP_S", 0.05)
@@ -297,7 +297,7 @@ async def test_private_snapshot_is_used_when_no_autoscaler_answers(
         assert [(route.replica, route.hold) for route in front.route_deltas[0].replicas] == [("r1", 0)]
 
 
-async def test_first_complete_snapshot_is_saved_at_once_and_later_ones_paced(
+async def test_first_complete_snapshot_is_saved_at_once_and_the_next_one_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A gateway that is killed in its first second has a file for the one that replaces it."""
@@ -328,7 +328,7 @@ async def test_snapshot_is_written_when_pending_delta_limit_is_reached(
         await until("it is written", path.exists)
 
 
-async def test_autoscaler_response_takes_precedence_over_snapshot(
+async def test_saved_snapshot_is_not_used_when_an_autoscaler_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sync, "KEEP_S", 0.05)

@@ -10,7 +10,7 @@ from tests.kit.dispatching import Script, warm
 # --- from zero ----------------------------------------------------------------------------------------------
 
 
-def test_cold_request_waits_is_reported_and_granted_on_ready_replica() -> None:
+def test_request_for_a_cold_model_waits_until_a_replica_is_ready() -> None:
     script = Script()
     assert script.arrive("c1") == ["report"]
     assert script.calls["c1"].cold
@@ -20,7 +20,7 @@ def test_cold_request_waits_is_reported_and_granted_on_ready_replica() -> None:
     assert script.finish("c2") == ["report"], "the last Call is gone"
 
 
-def test_warm_request_is_granted_at_once() -> None:
+def test_request_with_a_free_slot_is_dispatched_at_once() -> None:
     script = warm(1)
     assert script.arrive("c1") == ["grant c1 r1", "report"], "0 -> 1: its idle window is over"
     assert script.arrive("c2") == ["report"]
@@ -35,7 +35,7 @@ def test_requests_of_unknown_or_removed_model_get_model_not_found() -> None:
     assert script.arrive("c3") == ["refuse c3 model_not_found"]
 
 
-def test_model_is_not_callable_before_the_catalogue_lists_the_model() -> None:
+def test_request_is_rejected_until_the_catalogue_lists_its_model() -> None:
     script = Script()
     script.replica("t1", 1, model="tiny")
     assert script.arrive("c1", model="tiny") == ["refuse c1 model_not_found"]
@@ -54,7 +54,7 @@ def test_paused_model_rejects_requests_without_counting_demand() -> None:
     assert total.refused_cold == 0
 
 
-def test_autoscaler_refusal_rejects_requests_and_counts_new_ones() -> None:
+def test_requests_are_rejected_with_the_error_sent_by_the_autoscaler() -> None:
     script = Script()
     script.arrive("c1")
     why = Refusal(code="model_start_failed", message="exit code 1", retry_after_s=30.0)
@@ -71,7 +71,7 @@ def test_autoscaler_refusal_rejects_requests_and_counts_new_ones() -> None:
 # --- deadlines and bounds -----------------------------------------------------------------------------------
 
 
-def test_wait_0_request_takes_a_free_slot_or_is_rejected_at_once() -> None:
+def test_request_with_wait_0_gets_a_free_slot_or_is_rejected_at_once() -> None:
     script = warm(1)
     assert script.arrive("c1", wait_s=0) == ["grant c1 r1", "report"]
     assert script.arrive("c2", wait_s=0) == ["refuse c2 overloaded"]
@@ -82,7 +82,7 @@ def test_wait_0_request_takes_a_free_slot_or_is_rejected_at_once() -> None:
     assert (total.admitted, total.refused_cold, total.retry_after_s) == (0, 1, 1.0)
 
 
-def test_unreachable_deadline_is_rejected_at_once_and_others_expire() -> None:
+def test_request_with_deadline_before_the_expected_start_is_rejected() -> None:
     """Case 5: what cannot be met is refused at once, the rest expires at its deadline, none is granted after it."""
     script = Script()
     script.say(expected_s=90.0)
@@ -125,7 +125,7 @@ def test_request_with_deadline_before_capacity_arrival_is_rejected_at_once() -> 
     assert script.arrive("e10", wait_s=10) == ["report"], "where one serves, Calls wait as ever"
 
 
-def test_expired_request_is_not_granted_a_free_slot() -> None:
+def test_expired_request_does_not_get_a_free_slot() -> None:
     script = Script()
     script.arrive("c1", wait_s=10)
     script.arrive("c2", wait_s=50)
@@ -133,7 +133,7 @@ def test_expired_request_is_not_granted_a_free_slot() -> None:
     assert script.replica("r1", 1) == ["refuse c1 overloaded", "grant c2 r1", "report"]
 
 
-def test_warm_request_expires_as_overloaded() -> None:
+def test_request_that_expires_on_a_serving_model_gets_overloaded() -> None:
     script = warm(1)
     script.arrive("c1")
     script.arrive("c2", wait_s=5)
@@ -159,7 +159,7 @@ def test_full_queue_rejects_only_the_surplus_and_keeps_order() -> None:
     assert script.replica("r1", 1000) == [f"grant c{n} r1" for n in range(1000)]
 
 
-def test_queue_is_bounded_in_bytes() -> None:
+def test_request_that_exceeds_the_queue_byte_limit_is_rejected() -> None:
     script = Script(bytes_max=100)
     script.arrive("c1", body_bytes=60)
     assert script.arrive("c2", body_bytes=41) == ["refuse c2 queue_full"]
@@ -170,7 +170,7 @@ def test_queue_is_bounded_in_bytes() -> None:
 # --- leaving and ending -------------------------------------------------------------------------------------
 
 
-def test_no_request_is_granted_after_all_clients_disconnect() -> None:
+def test_no_request_is_dispatched_after_all_clients_disconnect() -> None:
     """Case 4: the queue is empty at once, the next report says so, and no dead client is granted."""
     script = Script()
     script.say(state="starting")
@@ -185,7 +185,7 @@ def test_no_request_is_granted_after_all_clients_disconnect() -> None:
     assert script.replica("r1", 8) == []
 
 
-def test_request_has_exactly_one_outcome() -> None:
+def test_end_of_an_already_ended_request_is_ignored() -> None:
     script = warm(1)
     script.arrive("c1")
     script.arrive("c2")
@@ -209,7 +209,7 @@ def test_shutdown_rejects_waiting_requests_and_keeps_running_ones() -> None:
 # --- order --------------------------------------------------------------------------------------------------
 
 
-def test_request_of_second_tenant_is_granted_before_a_long_backlog() -> None:
+def test_second_tenant_gets_the_next_slot_despite_a_long_backlog() -> None:
     """Case 8: B is granted at the next release, A's order is kept."""
     script = warm(1)
     script.arrive_many(500, "a", tenant="A")
@@ -241,7 +241,7 @@ def test_changed_weight_applies_to_waiting_requests() -> None:
     assert granted.count("a") == 6
 
 
-def test_requests_spread_over_replicas_by_free_slots() -> None:
+def test_request_goes_to_the_replica_with_most_free_slots() -> None:
     script = Script()
     script.replica("r1", 1)
     script.replica("r2", 3)
@@ -251,7 +251,7 @@ def test_requests_spread_over_replicas_by_free_slots() -> None:
 # --- reports and notes --------------------------------------------------------------------------------------
 
 
-def test_levels_count_requests_per_tenant_and_priority() -> None:
+def test_report_counts_requests_per_tenant_and_priority() -> None:
     script = warm(1)
     script.arrive("c0", wait_s=60)
     script.now_s = 4.0
@@ -266,7 +266,7 @@ def test_levels_count_requests_per_tenant_and_priority() -> None:
     assert (other.waiting, other.running) == (1, 0)
 
 
-def test_totals_count_requests_tokens_and_busy_time() -> None:
+def test_report_totals_count_requests_tokens_and_busy_time() -> None:
     script = warm(1)
     script.arrive_many(2, "c")
     script.now_s = 3.0
@@ -278,7 +278,7 @@ def test_totals_count_requests_tokens_and_busy_time() -> None:
     assert (total.busy_slot_us, total.waiting_call_us, total.idle_s) == (5_000_000, 3_000_000, 2.0)
 
 
-def test_only_current_leader_acknowledges_and_new_leader_gets_all_totals() -> None:
+def test_only_the_current_leader_can_acknowledge_reported_totals() -> None:
     script = warm(1)
     script.arrive("c1")
     script.finish("c1")
@@ -297,7 +297,7 @@ def test_only_current_leader_acknowledges_and_new_leader_gets_all_totals() -> No
     assert script.total() is not None, "and may have missed what the old one had"
 
 
-def test_retry_after_is_reset_when_the_model_cools() -> None:
+def test_reported_retry_after_is_reset_when_the_last_replica_is_removed() -> None:
     script = Script()
     script.say(expected_s=30.0)
     script.arrive("c1", wait_s=5)
@@ -318,7 +318,7 @@ def test_report_contains_the_applied_routes_version() -> None:
     assert script.report().sequence == report.sequence + 1
 
 
-def test_removed_model_is_forgotten_after_its_last_request() -> None:
+def test_removed_model_leaves_the_counts_after_its_last_request() -> None:
     script = warm(1)
     script.arrive("c1")
     script.model(gone=True)
@@ -329,7 +329,7 @@ def test_removed_model_is_forgotten_after_its_last_request() -> None:
     assert list(script.dispatch.counts()) == []
 
 
-def test_wait_notes_report_queue_position_and_expected_wait() -> None:
+def test_queue_position_and_expected_wait_are_known_for_a_waiting_request() -> None:
     script = Script()
     script.say(state="starting", expected_s=12.0)
     script.arrive_many(3, "c")
@@ -348,7 +348,7 @@ def test_wait_notes_report_queue_position_and_expected_wait() -> None:
     assert dispatch.busy()
 
 
-def test_gateway_stays_busy_until_empty_queue_is_reported() -> None:
+def test_gateway_counts_as_busy_until_an_empty_queue_was_reported() -> None:
     script = Script()
     dispatch = script.dispatch
     script.arrive_many(3, "c")

@@ -68,7 +68,7 @@ def test_tenant_of_weight_three_gets_three_quarters_of_the_slots() -> None:
     assert abs(first["a"] - 60) <= 1
 
 
-def test_returning_tenant_has_no_accumulated_credit() -> None:
+def test_tenant_that_was_idle_gets_no_advantage_over_others() -> None:
     queue = Queue(MODEL)
     park(queue, "b0", "b")
     for n in range(50):
@@ -80,7 +80,7 @@ def test_returning_tenant_has_no_accumulated_credit() -> None:
     assert turns == ["b", "a"] * 4, "level with the least served, so they alternate from here"
 
 
-def test_grants_without_waiting_count_for_fairness() -> None:
+def test_requests_served_without_waiting_count_for_fair_sharing() -> None:
     queue = Queue(MODEL)
     for _ in range(4):
         queue.charge(line_of(queue, "a"))
@@ -89,7 +89,7 @@ def test_grants_without_waiting_count_for_fairness() -> None:
     assert pops(queue, 2) == ["b1", "a1"]
 
 
-def test_retried_request_is_first_in_its_queue_and_its_turn_is_refunded() -> None:
+def test_retried_request_is_served_first_at_no_cost_to_its_tenant() -> None:
     queue = Queue(MODEL)
     for id in ("a1", "a2", "a3", "b1", "b2", "b3"):
         park(queue, id, id[0])
@@ -98,7 +98,7 @@ def test_retried_request_is_first_in_its_queue_and_its_turn_is_refunded() -> Non
     assert pops(queue, 6) == ["a1", "b1", "a2", "b2", "a3", "b3"]
 
 
-def test_late_retry_does_not_restore_old_credit() -> None:
+def test_late_retry_gives_its_tenant_only_one_extra_turn() -> None:
     queue = Queue(MODEL)
     moved = park(queue, "a0", "a")
     line, _ = queue.pop()
@@ -139,7 +139,7 @@ def test_deadline_heap_stays_proportional_to_waiting_requests() -> None:
     assert len(line.deadlines) <= 2 * 100 + COMPACT_MIN
 
 
-def test_idle_queue_forgets_its_tenants() -> None:
+def test_tenants_without_waiting_requests_are_removed_from_the_queue() -> None:
     queue = Queue(MODEL)
     park(queue, "a1")
     queue.pop()
@@ -147,7 +147,7 @@ def test_idle_queue_forgets_its_tenants() -> None:
     assert not queue.lines
 
 
-def test_deadlines_return_the_soonest_and_drop_stale_entries() -> None:
+def test_next_deadline_ignores_requests_that_left_the_queue() -> None:
     queue, deadlines = Queue(MODEL), Deadlines()
     waits = {"a1": 9.0, "a2": 5.0, "b1": 7.0}
     calls = {id: call_of(id, tenant=id[0], wait_s=wait_s) for id, wait_s in waits.items()}

@@ -19,7 +19,7 @@ def test_idle_gateway_reports_every_heartbeat_and_busy_one_more_often() -> None:
     assert pace.due_s(10.0, busy=True) == 10.0 + BUSY_PERIOD_S
 
 
-def test_edge_is_reported_at_once_but_never_within_the_gap() -> None:
+def test_urgent_report_is_due_at_once_but_not_before_the_minimum_gap() -> None:
     pace = Pace()
     pace.sent(10.0)
     pace.edge(10.002)
@@ -29,7 +29,7 @@ def test_edge_is_reported_at_once_but_never_within_the_gap() -> None:
     assert pace.due_s(10.2, busy=False) == 10.2 + HEARTBEAT_S, "the report held the edge"
 
 
-def test_many_edges_cause_one_report_per_gap() -> None:
+def test_many_urgent_changes_cause_one_report_per_minimum_gap() -> None:
     pace, sent = Pace(), 0
     for n in range(1000):
         now_s = n * 50e-6
@@ -70,7 +70,7 @@ def test_busy_and_waiting_times_grow_while_requests_last() -> None:
     assert (second.busy_slot_us, second.waiting_call_us) == (8_000_000, 4_000_000)
 
 
-def test_resend_reports_all_totals_and_forget_reports_them_once_more() -> None:
+def test_totals_of_a_forgotten_model_are_reported_until_acknowledged() -> None:
     accounts = Accounts()
     for model in (LLAMA, TINY):
         accounts.touch(accounts.of(model, ACME), 0.0)
@@ -99,7 +99,7 @@ def test_totals_of_forgotten_model_restart_only_after_acknowledgement() -> None:
     assert [total.refused_cold for total in accounts.totals(3.0, 3)] == [1]
 
 
-def test_longest_retry_after_is_reported_until_the_model_cools() -> None:
+def test_longest_retry_after_is_reported_until_the_model_turns_cold() -> None:
     accounts = Accounts()
     for retry_after_s in (20.0, 5.0):
         accounts.refused_cold(LLAMA, ACME, 1.0, retry_after_s)

@@ -65,7 +65,7 @@ def test_older_routes_are_ignored_and_same_version_is_a_heartbeat() -> None:
     assert routes.silent_at_s == 3.0 + LEADER_SILENT_S
 
 
-def test_hold_rises_only_with_a_newer_grant() -> None:
+def test_returned_slots_come_back_only_with_a_newer_allocation() -> None:
     routes, part = llama()
     part = routes.of(MODEL)
     apply(routes, route("r1", 4, granted=3), version=3)
@@ -77,7 +77,7 @@ def test_hold_rises_only_with_a_newer_grant() -> None:
     assert held(routes, "r1") == 3
 
 
-def test_new_leader_without_grants_leaves_holds_unchanged() -> None:
+def test_new_leader_without_allocations_leaves_gateway_slots_unchanged() -> None:
     routes, _ = llama(route("r1", 4))
     changes = apply(routes, route("r1", 0, granted=0), epoch=2, version=1)
     assert changes is not None
@@ -87,7 +87,7 @@ def test_new_leader_without_grants_leaves_holds_unchanged() -> None:
     assert held(routes, "r1") == 1
 
 
-def test_lowered_hold_keeps_running_requests_and_blocks_new_grants() -> None:
+def test_lowered_slot_allocation_blocks_new_but_not_running_requests() -> None:
     routes, part = llama(route("r1", 2))
     assert [take(part), take(part)] == ["r1", "r1"]
     changes = apply(routes, route("r1", 1, granted=2), version=2)
@@ -101,7 +101,7 @@ def test_lowered_hold_keeps_running_requests_and_blocks_new_grants() -> None:
     assert take(part) == "r1"
 
 
-def test_removed_replica_stays_known_until_its_last_request_ends() -> None:
+def test_removed_replica_is_reported_until_its_last_request_ends() -> None:
     routes, part = llama(route("r1", 2))
     take(part)
     routes.apply(RoutesDelta(epoch=1, version=2, full=True), 0.0)
@@ -116,7 +116,7 @@ def test_removed_replica_stays_known_until_its_last_request_ends() -> None:
     ("holds", "slots", "gateways", "allowed"),
     [((3,), 8, 4, [3]), ((1,), 8, 4, [2]), ((0,), 2, 4, [1]), ((0, 1), 2, 4, [0, 1]), ((0, 0), 1, 2, [1, 1])],
 )
-def test_silent_leader_allows_slots_up_to_the_documented_limit(
+def test_slots_during_leader_silence_follow_the_documented_formula(
     holds: tuple[int, ...], slots: int, gateways: int, allowed: list[int]
 ) -> None:
     """max(hold, floor(slots / gateways), and 1 where this gateway holds none for the Model): interfaces, section 6."""
@@ -128,7 +128,7 @@ def test_silent_leader_allows_slots_up_to_the_documented_limit(
 
 
 @pytest.mark.parametrize(("slots", "gateways"), [(1, 4), (4, 4), (5, 2), (16, 3)])
-def test_overcommit_during_leader_silence_is_bounded(slots: int, gateways: int) -> None:
+def test_slot_overcommit_during_leader_silence_stays_below_its_limit(slots: int, gateways: int) -> None:
     """One gateway held all Slots, the others none: at most slots + max(slots, gateways) - 1 in total."""
     total = 0
     for hold in (slots, *[0] * (gateways - 1)):
@@ -138,7 +138,7 @@ def test_overcommit_during_leader_silence_is_bounded(slots: int, gateways: int) 
     assert total <= slots + max(slots, gateways) - 1
 
 
-def test_suspect_replica_gets_one_request_per_second_until_confirmed() -> None:
+def test_suspect_replica_gets_one_request_per_second_until_it_responds() -> None:
     routes, part = llama(route("r1", 4))
     hold = routes.holds[ReplicaId("r1")]
     hold.suspect(0.0)
@@ -152,7 +152,7 @@ def test_suspect_replica_gets_one_request_per_second_until_confirmed() -> None:
     assert next(routes.uses(1.1)).connect_failures == 0
 
 
-def test_suspicion_ends_on_replica_news_but_not_on_hold_change() -> None:
+def test_replica_state_change_ends_suspicion_but_a_slot_change_does_not() -> None:
     """Else a dead Replica is tried again at every delta: the failed connect itself makes the leader move holds."""
     routes, part = llama(route("r1", 4))
     hold = routes.holds[ReplicaId("r1")]
@@ -176,7 +176,7 @@ def test_report_contains_time_since_last_byte_of_a_replica() -> None:
     assert {use.replica: use.last_byte_age_s for use in routes.uses(7.5)} == {"r1": None, "r2": 4.5}
 
 
-def test_unused_holds_are_returned_unless_local_requests_wait() -> None:
+def test_unused_slots_are_returned_unless_local_requests_wait() -> None:
     routes, part = llama(route("r1", 4), route("r2", 2))
     take(part)
     assert not routes.give_back(part, waiting=1)
@@ -185,7 +185,7 @@ def test_unused_holds_are_returned_unless_local_requests_wait() -> None:
     assert not routes.give_back(part, waiting=0)
 
 
-def test_no_hold_is_returned_to_a_silent_leader() -> None:
+def test_no_slots_are_returned_while_the_leader_is_silent() -> None:
     routes, part = llama(route("r1", 4))
     routes.fall_silent()
     assert not routes.give_back(part, waiting=0)

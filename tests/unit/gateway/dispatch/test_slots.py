@@ -13,7 +13,7 @@ from tests.kit.dispatching import Script, warm
 # --- holds --------------------------------------------------------------------------------------------------
 
 
-def test_lowered_hold_keeps_running_requests_and_is_reported_as_they_end() -> None:
+def test_lowered_slot_allocation_does_not_abort_running_requests() -> None:
     script = warm(3)
     script.arrive_many(4, "c")
     assert script.replica("r1", 1) == ["report"]
@@ -22,7 +22,7 @@ def test_lowered_hold_keeps_running_requests_and_is_reported_as_they_end() -> No
     assert script.finish("c2") == ["grant c3 r1"]
 
 
-def test_unused_hold_is_returned_at_once_while_other_gateways_wait() -> None:
+def test_unused_slots_are_returned_while_requests_wait_at_other_gateways() -> None:
     script = warm(4)
     script.arrive_many(2, "c")
     assert script.say(others_wait=True) == ["report"]
@@ -37,7 +37,7 @@ def test_unused_hold_is_returned_at_once_while_other_gateways_wait() -> None:
     assert script.replica("r1", 2) == ["grant c2 r1"]
 
 
-def test_draining_replica_takes_no_requests_and_its_last_one_is_an_edge() -> None:
+def test_draining_replica_gets_no_new_requests_until_it_is_ready_again() -> None:
     script = warm(2)
     script.arrive_many(2, "c")
     assert script.replica("r1", 0, state="draining") == ["report"]
@@ -48,7 +48,7 @@ def test_draining_replica_takes_no_requests_and_its_last_one_is_an_edge() -> Non
     assert script.replica("r1", 1) == ["grant late r1"], "revived"
 
 
-def test_last_request_of_draining_replica_is_an_edge_on_a_serving_model() -> None:
+def test_end_of_the_last_request_of_a_draining_replica_is_reported() -> None:
     script = warm(1)
     script.replica("r2", 1)
     script.arrive_many(2, "c")
@@ -68,14 +68,14 @@ def test_removed_replica_keeps_its_requests_until_they_end() -> None:
     assert script.use("r1") is None
 
 
-def test_older_routes_are_ignored() -> None:
+def test_routes_of_an_older_leader_are_ignored() -> None:
     script = warm(1)
     script.arrive_many(2, "c")
     assert script.dispatch.routes(RoutesDelta(epoch=0, version=99, full=True), 0.0) == []
     assert script.finish("c0") == ["grant c1 r1"]
 
 
-def test_silent_leader_raises_holds_to_the_documented_limit() -> None:
+def test_gateway_uses_its_share_of_slots_while_the_leader_is_silent() -> None:
     script = Script()
     script.replica("r1", 0, slots=4, gateways=2)
     script.arrive_many(3, "c")
@@ -86,7 +86,7 @@ def test_silent_leader_raises_holds_to_the_documented_limit() -> None:
     assert script.finish("c1") == ["grant c2 r1"]
 
 
-def test_request_during_leader_silence_is_granted_without_a_tick() -> None:
+def test_request_gets_a_slot_at_once_while_the_leader_is_silent() -> None:
     script = Script()
     script.replica("r1", 0, slots=1, gateways=3)
     script.now_s = 60.0
@@ -110,7 +110,7 @@ def test_failed_request_is_retried_once_on_another_replica(reason: Bounce, code:
     assert script.bounce("c1", reason) == [f"refuse c1 {code}", "report"]
 
 
-def test_request_is_retried_off_every_stopping_replica() -> None:
+def test_reset_by_a_stopping_replica_does_not_use_up_the_retry() -> None:
     """A rolling update ends one Replica after the other, each with the Call that fled from the one before."""
     script = Script()
     for replica in ("r1", "r2", "r3"):
@@ -125,7 +125,7 @@ def test_request_is_retried_off_every_stopping_replica() -> None:
     assert script.bounce("c1", "reset") == ["refuse c1 upstream_error", "report"]
 
 
-def test_pause_of_model_changes_the_error_only_of_retryable_requests() -> None:
+def test_reset_after_the_model_is_paused_gives_no_capacity_if_retryable() -> None:
     """A person scales to zero: the Replica ends under its Calls, and no other may take them."""
     script = Script()
     script.replica("r1", 2)
@@ -137,7 +137,7 @@ def test_pause_of_model_changes_the_error_only_of_retryable_requests() -> None:
     assert script.bounce("c2", "reset")[0] == "refuse c2 upstream_error"
 
 
-def test_reset_just_before_replica_is_reported_stopping_costs_no_retry() -> None:
+def test_reset_just_before_a_replica_is_reported_stopping_uses_no_retry() -> None:
     """Its connection breaks before Routes say why."""
     script = Script()
     script.replica("r1", 1)
@@ -149,7 +149,7 @@ def test_reset_just_before_replica_is_reported_stopping_costs_no_retry() -> None
     assert script.bounce("c1", "reset") == ["refuse c1 upstream_error", "report"]
 
 
-def test_reset_of_replica_removed_before_stopping_costs_the_retry() -> None:
+def test_reset_by_a_replica_removed_before_it_stops_uses_the_retry() -> None:
     """Else one Call that kills engines would kill them all."""
     script = Script()
     script.replica("r1", 1)
@@ -173,7 +173,7 @@ def test_timeout_is_not_retried_if_the_replica_serves_other_requests() -> None:
     assert script.bounce("c1", "timeout") == ["refuse c1 upstream_timeout", "report"]
 
 
-def test_single_replica_retries_on_a_fresh_connection() -> None:
+def test_request_is_retried_on_the_same_replica_if_it_is_the_only_one() -> None:
     script = warm(1)
     script.arrive("c1")
     assert script.bounce("c1", "reset") == ["grant c1 r1"]
@@ -205,7 +205,7 @@ def test_refused_connection_makes_replica_suspect_until_a_probe_succeeds() -> No
     assert script.finish("c0") == ["grant c2 r1"], "it answered: no longer suspect"
 
 
-def test_due_probe_uses_a_waiting_request_before_a_new_one() -> None:
+def test_probe_of_a_suspect_replica_uses_a_waiting_request_first() -> None:
     script = warm(1)
     script.arrive("c1")
     script.bounce("c1", "connect")
@@ -214,7 +214,7 @@ def test_due_probe_uses_a_waiting_request_before_a_new_one() -> None:
     assert script.calls["c2"].state is CallState.PARKED
 
 
-def test_first_response_byte_ends_suspicion() -> None:
+def test_first_response_byte_makes_a_suspect_replica_usable_again() -> None:
     script = warm(2)
     script.arrive_many(3, "c")
     script.bounce("c0", "connect")
@@ -223,7 +223,7 @@ def test_first_response_byte_ends_suspicion() -> None:
     assert script.heard("c0") == ["grant c2 r1"]
 
 
-def test_suspicion_ends_on_unready_to_ready_but_not_on_hold_change() -> None:
+def test_suspect_replica_is_used_again_after_unready_then_ready() -> None:
     script = warm(1)
     script.arrive("c1")
     script.bounce("c1", "connect")
@@ -253,7 +253,7 @@ def test_reports_contain_time_since_last_byte_of_a_replica() -> None:
     assert script.heard("c1") == [], "it has ended"
 
 
-def test_response_to_an_older_request_does_not_end_suspicion() -> None:
+def test_response_to_an_older_request_leaves_the_replica_suspect() -> None:
     script = warm(2)
     script.arrive("old")
     script.now_s = 5.0
@@ -263,7 +263,7 @@ def test_response_to_an_older_request_does_not_end_suspicion() -> None:
     assert script.dispatch.next_s() == 5.0 + SUSPECT_S
 
 
-def test_retries_off_a_busy_engine_stay_within_the_retry_budget() -> None:
+def test_retries_after_busy_responses_stay_within_the_retry_budget() -> None:
     script = warm(1)
     moved = 0
     for n in range(100):

@@ -26,7 +26,7 @@ MALFORMED = ["", ":80", "::1", "[::1", "::1]", "[fe80::1%25eth0]", "a:b", "a:123
 
 
 @pytest.mark.parametrize("header", LOCAL)
-def test_local_host_names_are_not_registrable_and_are_allowed(header: str) -> None:
+def test_local_host_name_is_allowed_without_configuration(header: str) -> None:
     name = host_name(header)
     assert name is not None
     assert not is_registrable(name)
@@ -34,7 +34,7 @@ def test_local_host_names_are_not_registrable_and_are_allowed(header: str) -> No
 
 
 @pytest.mark.parametrize("header", FOREIGN)
-def test_registrable_host_names_are_not_allowed(header: str) -> None:
+def test_public_host_name_that_is_not_configured_is_rejected(header: str) -> None:
     name = host_name(header)
     assert name is not None
     assert is_registrable(name)
@@ -42,7 +42,7 @@ def test_registrable_host_names_are_not_allowed(header: str) -> None:
 
 
 @pytest.mark.parametrize("header", MALFORMED)
-def test_malformed_host_header_has_no_name(header: str) -> None:
+def test_malformed_host_header_yields_no_host_name(header: str) -> None:
     assert host_name(header) is None
 
 
@@ -54,7 +54,7 @@ def test_configured_host_is_allowed_in_any_case_and_with_any_port(setting: str, 
     assert not HostCheck((setting,), ()).has_allowed_host(f"sub.{name}")
 
 
-def test_missing_host_is_allowed() -> None:
+def test_request_without_host_header_passes_the_host_check() -> None:
     assert HostCheck((), ()).has_allowed_host(None)
 
 
@@ -102,5 +102,5 @@ def test_loopback_listener_is_recognized(name: str) -> None:
 @pytest.mark.parametrize(
     "at", [("0.0.0.0", 80), ("::", 80, 0, 0), ("10.0.0.1", 80), ("fd00::1", 80), "/run/g.sock", b"", None]
 )
-def test_other_listeners_are_not_on_loopback(at: object) -> None:
+def test_wildcard_private_or_unix_listener_is_not_on_loopback(at: object) -> None:
     assert not is_on_loopback(at)

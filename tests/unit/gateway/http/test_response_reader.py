@@ -106,7 +106,7 @@ class Line:
         return brought
 
 
-async def test_large_read_is_split_over_loop_turns_with_reading_paused() -> None:
+async def test_large_read_is_delivered_over_several_event_loop_iterations() -> None:
     line = Line()
     line.connection.data_received(HEAD + CRUMBS + LAST_CHUNK)
     assert (len(line.sink.pieces), line.transport.reading) == (1, False)
@@ -125,7 +125,7 @@ async def test_data_received_while_paused_is_delivered_in_order() -> None:
     assert (line.sink.content, line.sink.end, line.transport.reading) == (TEXT + b"!", "whole", True)
 
 
-async def test_reading_stays_paused_after_last_turn_while_client_is_slow() -> None:
+async def test_reading_stays_paused_after_delivery_while_the_client_is_slow() -> None:
     line = Line()
     line.connection.data_received(HEAD + CRUMBS)
     line.connection.pause()
@@ -135,7 +135,7 @@ async def test_reading_stays_paused_after_last_turn_while_client_is_slow() -> No
     assert line.transport.reading
 
 
-async def test_client_resume_between_turns_does_not_resume_reading() -> None:
+async def test_reading_resumes_only_after_buffered_data_is_delivered() -> None:
     line = Line()
     line.connection.data_received(HEAD + CRUMBS)
     line.connection.pause()
@@ -165,7 +165,7 @@ async def test_close_delimited_body_ends_after_buffered_data_is_delivered(error:
     assert (line.sink.content, line.sink.end) == (text, end)
 
 
-async def test_no_data_is_delivered_after_release_between_turns() -> None:
+async def test_no_data_is_delivered_after_the_response_is_released() -> None:
     line = Line()
     line.connection.data_received(HEAD + CRUMBS + LAST_CHUNK)
     heard = line.sink.content
@@ -176,7 +176,7 @@ async def test_no_data_is_delivered_after_release_between_turns() -> None:
     assert line.pool.connections == 0
 
 
-async def test_malformed_data_in_a_later_turn_aborts_the_connection() -> None:
+async def test_malformed_data_found_during_delivery_aborts_the_connection() -> None:
     line = Line()
     line.connection.data_received(HEAD + CRUMBS + b"odd")
     await line.turns()

@@ -92,7 +92,7 @@ def test_trailers_are_dropped_and_surplus_is_flagged() -> None:
     assert walker.excess
 
 
-def test_walker_tracks_chunk_boundaries() -> None:
+def test_walker_is_at_a_boundary_only_between_complete_chunks() -> None:
     _, walker, _ = read(CHUNKED, b"3\r\nab")
     assert not walker.at_boundary
     walker.walk(b"c\r")
@@ -297,7 +297,7 @@ def test_whole_chunks_finds_last_chunk_that_ends_an_event(data: bytes, expected:
     st.lists(st.sampled_from([b"a\n\n", b"bc\n\n", b"d\r\n\r\n", b"x" * 17 + b"\n\n", b"y\n", b"z"]), max_size=30),
     st.integers(0, 400),
 )
-def test_whole_chunks_agrees_with_a_plain_walk_up_to_the_stop(contents: list[bytes], stop: int) -> None:
+def test_whole_chunks_agrees_with_a_parse_of_one_chunk_at_a_time(contents: list[bytes], stop: int) -> None:
     """As a plain walk finds them, one by one."""
     data, ends, whole = b"", [0], True
     for content in contents:
@@ -317,7 +317,7 @@ def test_partial_event_is_held_until_complete() -> None:
 
 
 @pytest.mark.parametrize("value", [b'1,"\xff":1', b"[" * 5000 + b"]" * 5000, b'"\\ud800"', b"1e999"])
-def test_unreadable_json_is_neither_usage_nor_an_error_document(value: bytes) -> None:
+def test_undecodable_json_from_the_engine_raises_no_exception(value: bytes) -> None:
     whole = b'data: {"choices":[],"usage":{"a":%b}}\n\n' % value
     assert gate_through([encode_chunk(whole) + LAST_CHUNK], drop_usage=True) in (whole, b"")
     told = render_engine_error(b'{"error":{"a":%b}}' % value, "openai")

@@ -194,7 +194,7 @@ def test_oversized_event_passes_the_same_bytes_for_any_split() -> None:
 
 
 @pytest.mark.parametrize("end", EVENT_ENDS)
-def test_event_is_forwarded_once_complete(end: bytes) -> None:
+def test_event_is_forwarded_as_soon_as_it_is_complete(end: bytes) -> None:
     one = gate()
     for number in range(3):
         event = b"data: %d" % number + end

@@ -25,7 +25,7 @@ class Body:
         return room.admit(self.pieces, self.length) or (room.wait(self, self.pieces, self.length) and False)
 
 
-def test_body_budget_is_half_of_the_limit_with_a_share_for_large_bodies() -> None:
+def test_body_budget_is_half_of_the_memory_limit() -> None:
     room = BodyBudget(256 * MIB)
     assert (room.size_bytes, room.large_bytes) == (128 * MIB, 96 * MIB)
     assert BodyBudget(None).size_bytes == DEFAULT_BYTES

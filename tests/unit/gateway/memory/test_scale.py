@@ -33,11 +33,11 @@ from tests.kit.rig import rig
         (200, Pressure.NO_COLD, Pressure.NO_CALLS),
     ],
 )
-def test_pressure_levels_have_hysteresis(used: int, before: Pressure, expected: Pressure) -> None:
+def test_memory_pressure_ends_at_a_lower_usage_than_it_starts(used: int, before: Pressure, expected: Pressure) -> None:
     assert compute_pressure(used, 100, before) is expected
 
 
-def test_memory_pressure_rejects_cold_requests_and_serves_warm_ones() -> None:
+def test_memory_pressure_rejects_requests_for_models_without_replicas() -> None:
     script = Script()
     script.dispatch.pressure = Pressure.NO_COLD
     assert script.arrive("c1") == ["refuse c1 overloaded", "report"]
@@ -114,7 +114,7 @@ def test_memory_limit_is_read_from_cgroup_v1(tmp_path: Path) -> None:
     assert guard.limit_bytes(tmp_path, membership) == 4096
 
 
-def test_resident_memory_is_measured() -> None:
+def test_resident_memory_of_this_process_is_above_one_mib() -> None:
     used_bytes = guard.resident_bytes()
     assert used_bytes is not None
     assert used_bytes > 1 << 20
@@ -149,7 +149,7 @@ def test_free_allocator_memory_is_released_before_pressure_is_reported(
     assert (machine.given_back, machine.resident_bytes) == (1, 50 * MIB)
 
 
-def test_unreleased_memory_counts_only_while_bodies_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_allocator_memory_counts_as_used_only_while_bodies_are_buffered(monkeypatch: pytest.MonkeyPatch) -> None:
     machine, scale = Machine(monkeypatch, 50 * MIB), MemoryGuard(256 * MIB)
     scale.weigh(0.0, 0, Pressure.NONE)
     machine.resident_bytes = 240 * MIB
@@ -169,13 +169,13 @@ def test_memory_is_released_after_growth_at_most_once_a_second(monkeypatch: pyte
     assert machine.given_back == 4, "above half of the limit, once a second"
 
 
-def test_give_back_runs_on_a_real_heap() -> None:
+def test_releasing_free_heap_memory_raises_no_exception() -> None:
     kept = [bytes(100_000) for _ in range(500)]
     del kept[::2]
     guard.give_back(0)
 
 
-def test_waiting_small_bodies_are_bounded_across_models() -> None:
+def test_small_waiting_bodies_of_all_models_share_one_byte_limit() -> None:
     parked = Parked()
     parked.bytes_max = 300 << 10
     one, two = Queue(ModelName("a"), parked), Queue(ModelName("b"), parked)

@@ -171,7 +171,7 @@ def test_unknown_path_matches_no_operation_for_any_method(method: str, path: str
     assert find_operation(method.encode(), path.encode()) is None
 
 
-def test_head_matches_no_operation() -> None:
+def test_head_request_matches_no_operation_on_any_path() -> None:
     assert [path for path in (*GOT, *POSTED) if find_operation(b"HEAD", path.encode()) is not None] == []
 
 
@@ -184,7 +184,7 @@ def test_head_matches_no_operation() -> None:
         max_size=8,
     )
 )
-def test_engine_path_and_model_are_safe_for_any_request_path(parts: list[str]) -> None:
+def test_random_request_path_never_yields_dot_segments_for_the_engine(parts: list[str]) -> None:
     operation = find_operation(b"POST", "".join(parts).encode())
     if operation is not None:
         assert operation.engine_path.startswith(b"/v1/")

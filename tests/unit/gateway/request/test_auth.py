@@ -93,13 +93,13 @@ def test_missing_unknown_expired_and_non_tenant_keys_get_the_same_error(sent: st
     assert names.authenticate(hashed("old"), 99.0).name == "acme"
 
 
-def test_without_required_keys_every_request_is_of_the_default_tenant() -> None:
+def test_request_belongs_to_the_default_tenant_if_no_keys_are_required() -> None:
     names = directory(keys_needed=False)
     assert names.authenticate(None, 0.0).name == DEFAULT_TENANT
     assert names.authenticate(hashed("anything"), 0.0).name == DEFAULT_TENANT
 
 
-def test_settings_of_the_default_tenant_document_apply() -> None:
+def test_anonymous_request_gets_the_weight_of_the_default_tenant_document() -> None:
     names = directory(tenant("default", weight=3.0), keys_needed=False)
     assert names.authenticate(None, 0.0).weight == 3.0
 
@@ -112,7 +112,7 @@ def test_model_is_resolved_by_name_and_alias() -> None:
     assert not may(names, who, "LLAMA")
 
 
-def test_contested_name_resolves_to_the_oldest_model() -> None:
+def test_name_claimed_by_two_models_resolves_to_the_oldest_model() -> None:
     names = directory(model("new", aliases=("gpt",), born=9), model("old", aliases=("gpt", "new"), born=1))
     who = tenant("acme")
     assert names.resolve(who, "gpt").name == "old"
@@ -142,7 +142,7 @@ def test_model_access_requires_permission_of_model_and_tenant(
     assert may(names, tenant("acme", models=globs), "qwen-7b") is expected
 
 
-def test_unlisted_model_is_callable_but_not_listed() -> None:
+def test_unlisted_model_accepts_requests_but_is_not_in_the_model_list() -> None:
     names = directory(model("b"), model("a"), model("hidden", unlisted=True), model("theirs", only=("lab",)))
     who = tenant("acme")
     assert [entry.name for entry in names.visible(who)] == ["a", "b"]
@@ -162,7 +162,7 @@ def test_catalogue_change_applies_at_once_and_older_version_is_ignored() -> None
         names.authenticate(hashed("ki"), 0.0)
 
 
-def test_cache_of_resolved_names_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_different_names_do_not_grow_the_cache_above_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auth, "RESOLVED_MAX", 8)
     names = directory(*(model(f"m{n}") for n in range(30)))
     for n in range(30):

@@ -188,7 +188,7 @@ def test_repeated_members_are_rejected_in_any_json_layout(members: list[tuple[st
         max_size=20,
     )
 )
-def test_garbage_body_is_parsed_correctly_or_rejected(parts: list[bytes]) -> None:
+def test_random_body_is_rejected_or_yields_its_model_name(parts: list[bytes]) -> None:
     try:
         peek = read_json(b"".join(parts))
     except CallError:
@@ -196,7 +196,7 @@ def test_garbage_body_is_parsed_correctly_or_rejected(parts: list[bytes]) -> Non
     assert dict(pairs(in_one(peek.body)))["model"] == peek.model
 
 
-def test_unchanged_body_is_returned_as_the_same_object() -> None:
+def test_body_that_needs_no_edit_is_returned_as_the_same_object() -> None:
     body = b'{ "model": "m", "stream": true, "stream_options": {"include_usage": true} }'
     assert edit_json(read_json(body), model="m", include_usage=True) is body
     assert edit_json(read_json(body), model=None, include_usage=True) is body
@@ -222,13 +222,13 @@ def test_unchanged_body_is_returned_as_the_same_object() -> None:
         (b'{"model":"m","stream":false,"stream_options":1}', b'{"model":"served","stream":false,"stream_options":1}'),
     ],
 )
-def test_edit_changes_only_named_members(body: bytes, edited: bytes) -> None:
+def test_edit_changes_only_model_cache_salt_and_stream_options(body: bytes, edited: bytes) -> None:
     assert edit_json(read_json(body), model="served", include_usage=True) == edited
 
 
 @pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize("sent", ["", '"cache_salt":"stolen",'])
-def test_client_cache_salt_is_replaced_or_removed(sent: str, large: bool) -> None:
+def test_cache_salt_of_the_client_never_reaches_the_engine(sent: str, large: bool) -> None:
     text = "a" * (LARGE_BYTES if large else 3)
     body = f'{{"model":"m",{sent}"prompt":"{text}"}}'.encode()
     for path, salted in ((b"/v1/completions", True), (b"/v1/embeddings", False)):
@@ -253,7 +253,7 @@ def test_served_name_is_json_escaped() -> None:
     assert json.loads(in_one(edited)) == {"model": '/models/"a"\n'}
 
 
-def test_model_is_taken_from_path_or_header() -> None:
+def test_body_without_model_uses_the_model_of_path_or_header() -> None:
     assert read_json(b'{"input":"x"}', header_model="m").model == "m"
     assert read_json(b'{"model":"m"}', header_model="m").model == "m"
     peek = read_json(b'{"model":"gpt-4o"}', path_model="m")
@@ -316,7 +316,7 @@ def test_json_media_types_are_accepted(content_type: bytes) -> None:
         b"application/json; charset=utf-16", b"multipart/form-data; boundary=b",
     ],
 )  # fmt: skip
-def test_other_media_types_are_rejected_with_415(content_type: bytes) -> None:
+def test_media_types_other_than_utf_8_json_are_rejected_with_415(content_type: bytes) -> None:
     with pytest.raises(CallError) as caught:
         read_body(operation(EMBEDDINGS), b'{"model":"m"}', content_type)
     assert caught.value.status == 415

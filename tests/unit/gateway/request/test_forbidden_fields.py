@@ -18,7 +18,7 @@ def refused(error: CallError, name: str) -> bool:
 
 
 @pytest.mark.parametrize("name", sorted(forbidden_fields.PLACES))
-def test_routing_field_is_rejected_by_name_without_echoing_its_value(name: str) -> None:
+def test_forbidden_field_is_named_in_the_error_without_its_value(name: str) -> None:
     escaped = "".join(f"\\u{ord(letter):04x}" for letter in name)
     forms = FORM % (name.encode(), b"http://canary") + FORM % (b"model", b"m") + b"--b--"
     for read in (
@@ -48,7 +48,7 @@ def test_cache_salt_in_a_form_is_rejected(*, large: bool) -> None:
 
 
 @pytest.mark.parametrize(("name", "fix"), [("lora", "model:adapter"), ("rid", "x-request-id"), ("extra_key", "cache")])
-def test_error_message_names_the_supported_alternative(name: str, fix: str) -> None:
+def test_error_for_a_forbidden_field_names_the_supported_alternative(name: str, fix: str) -> None:
     with pytest.raises(CallError) as caught:
         forbidden_fields.check_members([name])
     assert fix in caught.value.message
@@ -105,7 +105,7 @@ def test_unreserved_names_with_capital_letters_are_accepted() -> None:
     assert read_json(b'{"model":"m","X-Extra":1,"toolChoice":"auto","\xc3\xa4":2}').model == "m"
 
 
-def test_usual_names_are_case_folded_and_not_forbidden() -> None:
+def test_names_that_skip_the_check_are_lower_case_and_not_forbidden() -> None:
     """Bodies that have no other names skip the checks."""
     assert not forbidden_fields.USUAL & forbidden_fields.PLACES
     assert all(name == name.casefold() for name in forbidden_fields.USUAL)
@@ -116,6 +116,6 @@ def test_forbidden_names_in_nested_objects_are_accepted() -> None:
     assert read_json(body).body == body
 
 
-def test_names_that_are_not_forbidden_are_accepted() -> None:
+def test_common_field_names_are_accepted() -> None:
     forbidden_fields.check_members(["model", "messages", "url", "file", "image_url", "IMAGE_URL", "api_base_"])
     forbidden_fields.check_members([])

@@ -27,7 +27,7 @@ def made() -> Report:
     return build_report("http://127.0.0.1:1", "a plan", 5, [*RESULTS, REFUSED])
 
 
-def test_report_spreads_include_only_completed_requests() -> None:
+def test_report_latencies_include_only_completed_requests() -> None:
     report = made()
     assert report.verdict.holds
     assert report.first_byte_s is not None
@@ -49,7 +49,7 @@ def test_report_page_is_self_contained_and_escapes_names() -> None:
     assert "verdict holds: 5 calls" in page
 
 
-def test_interrupted_run_is_judged_over_the_sent_requests() -> None:
+def test_verdict_of_an_interrupted_run_counts_only_sent_requests() -> None:
     report = build_report("http://127.0.0.1:1", "a plan", 200, [*RESULTS, REFUSED], interrupted=True)
     assert (report.planned, report.verdict.admitted, report.verdict.holds) == (200, 5, True)
     assert describe_interruption(report) == "interrupted: 5 of 200 calls were sent, and those under way were given up"
@@ -107,7 +107,7 @@ def test_coldstart_page_without_completed_rounds_is_rendered() -> None:
     assert "<b>-</b>ms, median first byte" in page
 
 
-def test_ticks_are_round_and_reach_the_highest_value() -> None:
+def test_axis_ticks_are_round_numbers_and_reach_the_highest_value() -> None:
     assert choose_ticks(1.0) == [0.0, 0.25, 0.5, 0.75, 1.0]
     assert choose_ticks(7.3) == [0.0, 2.0, 4.0, 6.0, 8.0]
     assert choose_ticks(0.0037) == [0.0, 0.001, 0.002, 0.003, 0.004]
@@ -124,7 +124,7 @@ def test_a_plot_is_well_formed_and_stays_inside_its_frame() -> None:
     assert all(0 <= x <= 720 and 0 <= y <= 300 for x, y in corners)
 
 
-def test_many_points_are_thinned_but_the_last_is_kept() -> None:
+def test_plot_with_many_points_is_thinned_but_keeps_the_last_point() -> None:
     drawn = render_plot("x", "y", [Series("a", [(float(i), 1.0) for i in range(10_000)], 0)])
     assert 3000 < drawn.count(",") < 4100
     assert "706.0," in drawn or "705." in drawn

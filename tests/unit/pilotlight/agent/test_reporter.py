@@ -83,7 +83,7 @@ async def test_devices_are_reported_with_memory_use_and_pods(tmp_path: Path) -> 
     assert (inside.pods, inside.uses) == ((), ()), "process ids of another namespace say nothing"
 
 
-async def test_pod_memory_use_is_summed_per_device_when_fully_known(tmp_path: Path) -> None:
+async def test_pod_memory_use_is_summed_per_device_unless_a_part_is_unknown(tmp_path: Path) -> None:
     """Two share GPU-a; of one that the driver does not weigh nothing is said, rather than too little."""
     nvml, other = FakeNvml(), UID[:-1] + "c"
     nvml.found = tuple(NvmlGpu(f"GPU-{name}", "H200", 100) for name in "abc")
@@ -201,7 +201,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent_room, "LOOK_S", 0.005)
 
 
-async def test_change_is_reported_at_once_and_same_state_periodically() -> None:
+async def test_node_state_is_reported_at_once_on_change_and_periodically() -> None:
     way = Noted()
     told = Told([way], period_s=60)
     async with asyncio.timeout(60), told.running():
@@ -214,7 +214,7 @@ async def test_change_is_reported_at_once_and_same_state_periodically() -> None:
         assert [await often.taken.get() for _ in range(3)] == [b"0/1", b"0/2", b"0/3"]
 
 
-async def test_hanging_or_rejecting_autoscaler_does_not_delay_others(caplog: pytest.LogCaptureFixture) -> None:
+async def test_hanging_or_rejecting_autoscaler_delays_no_reports_to_others(caplog: pytest.LogCaptureFixture) -> None:
     bad, ugly, good = Noted("bad"), Noted("ugly"), Noted("good")
     bad.hangs, ugly.refuses = True, "it answered 401"
     told = Told([bad, ugly, good], period_s=0.005)
@@ -227,7 +227,7 @@ async def test_hanging_or_rejecting_autoscaler_does_not_delay_others(caplog: pyt
     assert lines == ["event=agent_unheard autoscaler=ugly reason='it answered 401'"], "once"
 
 
-async def test_agent_health_needs_observation_and_readiness_needs_delivery(
+async def test_agent_is_ready_only_while_its_reports_are_delivered(
     aiohttp_client: AiohttpClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     way = Noted()
@@ -266,7 +266,7 @@ def body(**fields: object) -> bytes:
     return msgspec.json.encode({"node": "n1", "boot": "b", "sequence": 1, **fields})
 
 
-async def test_valid_report_is_observed_and_invalid_report_is_rejected(aiohttp_client: AiohttpClient) -> None:
+async def test_invalid_node_report_is_rejected_with_400_or_413(aiohttp_client: AiohttpClient) -> None:
     loop = SteppedLoop(world()).loop
     client = await aiohttp_client(ContractServer(loop).application())
     devices = [{"id": "GPU-a", "memory_bytes": 10, "used_bytes": 4, "later": "ignored"}]
@@ -306,7 +306,7 @@ async def test_malformed_digest_or_oversized_peer_url_is_rejected(
     assert (await client.post("/v1/node", data=body(**said))).status == status
 
 
-async def test_agent_sends_its_token_and_reports_a_rejection(tmp_path: Path) -> None:
+async def test_error_for_a_rejected_agent_token_names_the_token_file_option(tmp_path: Path) -> None:
     loop = SteppedLoop(world()).loop
     runner = web.AppRunner(ContractServer(loop).application(ContractAuth(lambda: ("right",))))
     await runner.setup()
@@ -326,7 +326,7 @@ async def test_agent_sends_its_token_and_reports_a_rejection(tmp_path: Path) -> 
         await runner.cleanup()
 
 
-async def test_report_is_sent_to_a_dns_name_and_unknown_name_fails() -> None:
+async def test_report_to_a_dns_name_is_delivered_unless_the_name_is_unknown() -> None:
     loop = SteppedLoop(world()).loop
     runner = web.AppRunner(ContractServer(loop).application())
     await runner.setup()

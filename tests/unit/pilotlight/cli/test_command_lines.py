@@ -66,16 +66,16 @@ def broken(seed: int, count: int) -> list[str]:
 
 
 @pytest.mark.standard
-def test_generated_commands_exit_with_one_clear_line() -> None:
+def test_random_command_lines_print_at_most_one_error_line() -> None:
     assert broken(SEED, SHORT) == []
 
 
 @pytest.mark.deep
-def test_two_thousand_generated_commands_exit_with_one_clear_line() -> None:
+def test_two_thousand_random_commands_print_at_most_one_error_line() -> None:
     assert broken(SEED + 1, LONG) == []
 
 
-def test_command_invariants_detect_each_fault() -> None:
+def test_command_checks_detect_each_kind_of_bad_output() -> None:
     case, good = Case(("status", "m")), Ended(2, b"", b"pilotlight: --ops: no\n")
     assert command_cases.faults(case, good) == []
     for bad in (
@@ -91,12 +91,12 @@ def test_command_invariants_detect_each_fault() -> None:
 
 
 @pytest.mark.standard
-def test_command_that_does_not_end_is_detected() -> None:
+def test_command_over_its_time_limit_raises_an_error() -> None:
     with pytest.raises(OverdueError), command_cases.limited(("x",), 0.05):
         time.sleep(60)
 
 
-def test_equal_seeds_draw_equal_cases_of_every_command() -> None:
+def test_equal_seeds_generate_the_same_command_lines() -> None:
     first = list(command_cases.cases(1, 200))
     assert first == list(command_cases.cases(1, 200))
     assert first != list(command_cases.cases(2, 200))

@@ -46,7 +46,7 @@ def test_import_prints_documents_to_stdout_and_notes_to_stderr(tmp_path: Path) -
     assert second.startswith("pilotlight: Model speech is not taken over: spec.engine: ")
 
 
-def test_json_import_prints_a_single_value(tmp_path: Path) -> None:
+def test_json_output_of_import_is_one_json_object(tmp_path: Path) -> None:
     said = run("kubeai", "-", "--output", "json", stdin=KUBEAI)
     whole = json.loads(said.stdout)
     assert [document["metadata"]["name"] for document in whole["documents"]] == ["tiny"]

@@ -18,7 +18,7 @@ from pilotlight.models import documents
 from pilotlight.models.documents import KEYS_FILE
 
 
-def test_new_key_is_random_and_its_entry_holds_the_hash() -> None:
+def test_new_key_is_random_and_its_entry_contains_its_hash() -> None:
     made = {keys.generate_key("tenant", "ci")[0] for _ in range(50)}
     assert len(made) == 50
     assert all(key.startswith("pl-") and len(key) >= 46 for key in made)
@@ -76,7 +76,9 @@ def test_keys_that_two_processes_store_at_once_are_all_kept(tmp_path: Path) -> N
     assert sorted(key.name for key in tenant.spec.keys) == sorted(f"{who}{n}" for who in "ab" for n in range(8))
 
 
-def test_held_key_lock_times_out_with_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_storing_a_key_times_out_if_another_process_has_the_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(keys, "LOCK_S_MAX", 0.05)
     with (tmp_path / keys.LOCK_FILE).open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
@@ -85,7 +87,7 @@ def test_held_key_lock_times_out_with_one_line(tmp_path: Path, monkeypatch: pyte
     keys.store_key(tmp_path, "acme", keys.generate_key("tenant", "x")[1])
 
 
-def test_foreign_keys_file_is_left_unchanged(tmp_path: Path) -> None:
+def test_keys_file_of_another_format_is_left_unchanged(tmp_path: Path) -> None:
     (tmp_path / KEYS_FILE).write_text("- 1\n")
     with pytest.raises(click.UsageError, match=r"keys\.yaml"):
         keys.store_key(tmp_path, "acme", keys.generate_key("tenant", "x")[1])

@@ -135,7 +135,7 @@ def test_invalid_document_error_names_file_key_and_expectation(tmp_path: Path, s
     assert said in result.stderr
 
 
-def test_public_listener_without_auth_is_rejected_with_both_fixes(tmp_path: Path) -> None:
+def test_public_listener_without_keys_suggests_key_new_or_auth_none(tmp_path: Path) -> None:
     tiny_gguf.make_model(tmp_path / "ada.gguf", "one two")
     result = run("serve", tmp_path / "ada.gguf", "--listen", ":0", "--state", tmp_path)
     assert result.exit_code == 2
@@ -175,7 +175,7 @@ def test_printed_config_reproduces_the_same_documents(tmp_path: Path) -> None:
     assert again.stdout == first.stdout
 
 
-def test_environment_overrides_settings_and_unknown_variable_fails(
+def test_environment_variable_overrides_the_setting_of_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tiny_gguf.make_model(tmp_path / "ada.gguf", "one two")
@@ -198,7 +198,9 @@ def test_a_new_key_is_printed_once_and_only_its_hash_is_stored(tmp_path: Path) -
     assert tenant.spec.keys[0].sha256 == hashlib.sha256(key.encode()).hexdigest()
 
 
-def test_new_key_without_state_prints_the_line_to_paste(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_key_without_state_directory_prints_its_tenant_entry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     result = run("key", "new", "--tenant", "acme")
     assert "paste into Tenant acme:" in result.stdout
@@ -206,7 +208,7 @@ def test_new_key_without_state_prints_the_line_to_paste(tmp_path: Path, monkeypa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_foreign_package_with_a_product_name_ends_the_start(
+def test_start_fails_if_a_foreign_package_shadows_a_product_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert __main__.find_foreign_package() is None

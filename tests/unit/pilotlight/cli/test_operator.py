@@ -81,7 +81,9 @@ def test_each_operator_command_posts_one_request(port: Port, words: tuple[str, .
         (("wake",), 2, "Missing argument 'MODEL'"),
     ],
 )
-def test_operator_error_is_one_line(port: Port, words: tuple[str, ...], status: int, said: str) -> None:
+def test_operator_command_error_is_one_line_and_posts_nothing(
+    port: Port, words: tuple[str, ...], status: int, said: str
+) -> None:
     done = run(*words)
     assert (done.exit_code, port.sent) == (status, [])
     assert done.output.startswith(f"pilotlight: {said}")

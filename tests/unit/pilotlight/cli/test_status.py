@@ -122,7 +122,7 @@ def test_status_shows_a_failed_reload(capsys: pytest.CaptureFixture[str]) -> Non
         assert told.endswith("the last valid documents stay in force")
 
 
-def test_status_of_one_model_prints_json_and_unknown_model_fails(capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_of_an_unknown_model_fails_with_the_known_names(capsys: pytest.CaptureFixture[str]) -> None:
     nobody = (404, b'{"error":"no such model; there are: ada, bob"}')
     with port(status=STATUS, **{"models/eve": nobody}) as url:
         show.print_status(url, "bob", watch=False, output="json")
@@ -195,7 +195,7 @@ def test_json_watch_prints_one_line_per_change(
     ]
 
 
-def test_an_explanation_is_printed_as_sentences(capsys: pytest.CaptureFixture[str]) -> None:
+def test_explanation_is_printed_with_one_sentence_per_line(capsys: pytest.CaptureFixture[str]) -> None:
     with port(**{"explain/model/ada": (200, b'{"model":"ada","state":"zero","sentences":["One.","Two."]}')}) as url:
         show.print_explanation(url, "model/ada", Explanation, "text")
         assert capsys.readouterr().out == "One.\nTwo.\n"
@@ -216,19 +216,19 @@ def test_explain_last_without_decisions_prints_a_notice(capsys: pytest.CaptureFi
         ((404, b'{"error":{"message":"no such path on the inference port"}}'), ops_client.INFERENCE),
     ],
 )
-def test_error_response_of_the_port_is_shown_as_one_error(answer: tuple[int, bytes], said: str) -> None:
+def test_error_response_of_the_operations_port_is_shown_to_the_user(answer: tuple[int, bytes], said: str) -> None:
     with port(status=answer) as url, pytest.raises(click.ClickException) as caught:
         show.print_status(url, None, watch=False, output="text")
     assert caught.value.message.startswith(said)
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "127.0.0.1:1"])
-def test_unreachable_port_error_names_the_fix(url: str) -> None:
+def test_unreachable_operations_port_suggests_serve_or_ops_option(url: str) -> None:
     with pytest.raises(click.ClickException, match="start `pilotlight serve`, or correct --ops"):
         ops_client.fetch(url, "/api/v1/status", object)
 
 
-def test_proxy_variables_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_http_proxy_variable_is_ignored_for_the_operations_port(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     with port(status=STATUS) as url:
         assert len(ops_client.fetch(url, "/api/v1/status", tuple[Row, ...])) == 2

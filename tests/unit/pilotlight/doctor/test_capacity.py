@@ -85,13 +85,13 @@ def test_missing_provider_crds_are_a_blocker(entry: str, says: str) -> None:
     assert one.fix.startswith("install it with its definitions, or leave out `capacity[].")
 
 
-def test_missing_kind_in_a_served_api_group_is_reported() -> None:
+def test_crd_missing_from_a_served_api_group_is_named_in_the_finding() -> None:
     played = cluster("provisioningRequest")
     played.objects["/apis/autoscaling.x-k8s.io/v1"] = {"resources": [{"name": "capacitybuffers"}]}
     assert found(played, settings(DWS % "x.example")).says.startswith("ProvisioningRequest: provisioningrequests of")
 
 
-def test_missing_unready_or_undescribed_node_pool_is_reported() -> None:
+def test_finding_says_why_a_karpenter_node_pool_cannot_be_used() -> None:
     played, path = cluster("karpenter"), "/apis/karpenter.sh/v1/nodepools/g4-nodepool"
     missing = found(played, settings(KARPENTER))
     assert (missing.grade, missing.says) == ("blocker", "there is no NodePool g4-nodepool: Settings `capacity` name it")
@@ -124,7 +124,7 @@ def test_missing_or_stopped_local_queue_is_a_blocker() -> None:
     assert found(played, settings(QUEUE)).grade == "ok"
 
 
-def test_node_group_requires_priority_class_and_settings_entry() -> None:
+def test_cluster_autoscaler_group_needs_priority_class_and_node_entry() -> None:
     played = cluster()
     missing = found(played, settings(GROUP))
     assert missing.says == "there is no PriorityClass pilotlight-placeholder: no pod could wait for a node"
@@ -262,7 +262,7 @@ def test_rejected_redfish_password_is_a_blocker() -> None:
 
 
 @pytest.mark.standard
-def test_wrong_or_invalid_redfish_ca_is_reported() -> None:
+def test_finding_for_a_wrong_or_invalid_redfish_ca_names_ca_crt() -> None:
     other = certificates.pem("somebody else")
     one, _ = redfish(secret(**{"username": USER, "password": PASSWORD, "ca.crt": other}))
     assert one.says == "the service gives no answer from here (ClientConnectorCertificateError)"
@@ -283,7 +283,7 @@ def test_ca_certificate_with_comments_is_accepted() -> None:
 
 
 @pytest.mark.standard
-def test_unreachable_redfish_warns_and_missing_composition_blocks() -> None:
+def test_unreachable_redfish_is_a_warning_missing_composition_a_blocker() -> None:
     good = secret(**{"username": USER, "password": PASSWORD, "ca.crt": authority()})
     away, _ = redfish(good, url="https://127.0.0.1:1")
     assert (away.grade, away.says) == ("warning", "the service gives no answer from here (ClientConnectorError)")
@@ -293,7 +293,7 @@ def test_unreachable_redfish_warns_and_missing_composition_blocks() -> None:
 
 
 @pytest.mark.standard
-def test_unknown_redfish_system_is_reported_by_node_name() -> None:
+def test_unknown_redfish_system_is_a_blocker_that_names_the_node() -> None:
     one, _ = redfish(secret(**{"username": USER, "password": PASSWORD, "ca.crt": authority()}), systems=("1", "7"))
     assert (one.grade, one.says) == ("blocker", "the service has no such system for w7")
     assert "capacity[].redfish.systems" in one.fix

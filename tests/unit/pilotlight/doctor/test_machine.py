@@ -78,7 +78,7 @@ def test_low_open_file_limit_is_a_warning() -> None:
 
 
 @pytest.mark.standard
-def test_taken_port_is_a_blocker_unless_held_by_own_process() -> None:
+def test_port_in_use_is_a_blocker_unless_pilotlight_serve_is_running() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen(1)
@@ -102,7 +102,7 @@ def test_state_directory_check_reports_unusable_paths(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("platform", "grade"), [("linux", "ok"), ("darwin", "info"), ("win32", "blocker")])
-def test_system_grade_depends_on_platform(platform: str, grade: str) -> None:
+def test_linux_passes_macos_is_informational_and_windows_is_a_blocker(platform: str, grade: str) -> None:
     assert machine.check_system(platform).grade == grade
 
 
@@ -183,7 +183,7 @@ def test_mig_manager_misconfiguration_is_a_warning_with_fix(found: list[dict[str
     assert fix in only.fix
 
 
-async def test_cluster_policy_is_read_only_with_repartitioning_enabled() -> None:
+async def test_cluster_policy_is_fetched_only_if_repartitioning_is_enabled() -> None:
     class Paper(Api):
         asked: ClassVar[list[str]] = []
 
@@ -275,7 +275,7 @@ def test_json_output_lists_findings(tmp_path: Path) -> None:
     assert {"check": "system", "grade": "ok", "says": "Linux", "fix": ""} in rows
 
 
-def test_account_without_namespace_is_a_usage_error(tmp_path: Path) -> None:
+def test_service_account_without_namespace_is_a_usage_error(tmp_path: Path) -> None:
     status, shown = run(tmp_path, "--driver", "kubernetes", "--account", "x")
     assert (status, shown) == (2, "pilotlight: --account: expected NAMESPACE:NAME of a service account\n")
 
@@ -358,7 +358,9 @@ def test_settings_load_from_document_bare_mapping_or_chart_values(tmp_path: Path
     assert (one.name, one.headroom) == ("rack", 2)
 
 
-def test_publish_setting_adds_publish_to_the_checked_rights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_checks_publish_rights_only_if_settings_enable_publish(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     scenes = list[cluster.Scene]()
 
     async def seen(_: Api, scene: cluster.Scene) -> list[Finding]:

@@ -138,7 +138,7 @@ class House:
         of.on_step(LoopStep(before, self.world, Plan(), (), (), 0.0, 0.0, 0.0))
 
 
-def test_orders_are_sent_to_the_provider_named_in_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_capacity_order_is_sent_to_the_provider_of_its_offer(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         house = House(monkeypatch)
         one = house.supplies()
@@ -248,7 +248,7 @@ def test_renamed_redfish_entry_keeps_its_nodes_until_release() -> None:
     asyncio.run(scenario())
 
 
-def test_each_fabric_system_is_written_by_one_provider_only() -> None:
+def test_each_redfish_system_is_assigned_to_one_provider_only() -> None:
     house = House(None)
     east = ProviderSettings(name="east", redfish=fabric_of("https://fabric.example", w1="1", w2="2", w3="3"))
     west = ProviderSettings(name="west", redfish=fabric_of("https://fabric.example", w1="1", w2="2"))
@@ -271,7 +271,7 @@ def test_each_fabric_system_is_written_by_one_provider_only() -> None:
     assert made(closes, west) == [["w1", "w3"], ["w2"]], "so it is where it closes and is named still"
 
 
-def test_claims_of_a_removed_fabric_are_reported_but_no_foreign_claims(
+def test_only_pending_claims_of_the_removed_provider_are_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def scenario() -> None:

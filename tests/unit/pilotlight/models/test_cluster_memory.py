@@ -55,7 +55,7 @@ def of(one: Model, *said: WeightsReport, at: Sizes | None = None) -> Model:
     return found
 
 
-def test_model_waits_until_its_header_is_read_or_unavailable(header: str) -> None:
+def test_memory_estimate_waits_until_the_header_is_read_or_unreadable(header: str) -> None:
     assert of(model()).unread_s == T0
     assert of(model(), look()).unread_s == T0, "it was looked at as an image, without its header"
     assert of(model(), look(no_header="truncated")) == model(), "it takes whole Devices"
@@ -64,7 +64,7 @@ def test_model_waits_until_its_header_is_read_or_unavailable(header: str) -> Non
     assert sized.memory_bytes > 0
 
 
-def test_wait_start_is_kept_while_the_model_is_unchanged() -> None:
+def test_start_of_the_header_wait_changes_only_with_the_artifact() -> None:
     now_s = T0
     at = Sizes(lambda: now_s)
     of(model(), at=at)
@@ -82,7 +82,7 @@ def test_wait_start_is_kept_while_the_model_is_unchanged() -> None:
         replace(model(gpu=Gpu(memory_bytes=BytesOrAuto(1 << 30))), memory_bytes=1 << 30),
     ],
 )
-def test_model_that_needs_no_header_does_not_wait(one: Model) -> None:
+def test_model_that_needs_no_header_does_not_wait_for_one(one: Model) -> None:
     assert of(one) == one
 
 
@@ -115,7 +115,9 @@ def test_memory_estimates_are_cached_per_model(header: str, monkeypatch: pytest.
     assert worked[len(models) :] == [], "one that goes is forgotten, and costs the others nothing"
 
 
-def test_a_model_that_raises_does_not_affect_the_others(header: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_memory_estimate_of_one_model_leaves_others_estimated(
+    header: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = documents.fill_memory_estimate
 
     def completed(of: Model, *known: Any, gpus: bool) -> Model:
@@ -131,7 +133,7 @@ def test_a_model_that_raises_does_not_affect_the_others(header: str, monkeypatch
     assert found.models[1].memory_bytes > 0
 
 
-async def test_header_reads_of_many_models_are_reported_together(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_headers_read_after_the_first_are_reported_in_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     at, told, slept, go_on = Sizes(lambda: T0), list[int](), asyncio.Event(), asyncio.Event()
 
     async def sleep(_: float) -> None:

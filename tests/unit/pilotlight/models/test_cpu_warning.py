@@ -68,7 +68,7 @@ async def test_many_cpu_bound_models_are_reported_in_one_line() -> None:
     running.cancel()
 
 
-async def test_wheel_is_not_probed_unless_a_gpu_model_uses_the_wheel() -> None:
+async def test_llama_wheel_is_probed_only_if_a_gpu_model_uses_it() -> None:
     houses = [House(WHEEL, gpus=False), House({}), House({**WHEEL, "llama-server": "/bin/llama-server"})]
     for house in houses:
         house.begin(llama("ada"))
@@ -82,7 +82,7 @@ async def test_wheel_is_not_probed_unless_a_gpu_model_uses_the_wheel() -> None:
     assert [(house.asked, house.said) for house in (*houses, no_gpu)] == [([], [])] * 4
 
 
-async def test_gpu_capable_wheel_is_probed_once_without_warning() -> None:
+async def test_llama_wheel_with_gpu_support_causes_no_warning() -> None:
     house = House(WHEEL, cpu_only=False)
     house.begin(llama("ada"))
     await asyncio.wait_for(house.cpu_bound.run(), 60)

@@ -23,7 +23,7 @@ def logins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "auth.json").write_text(json.dumps({"auths": auths}))
 
 
-async def test_stored_login_takes_precedence_over_the_cloud() -> None:
+async def test_stored_login_takes_precedence_over_the_cloud_login() -> None:
     found = await build_keychain().login(GAR, "x")
     assert found is not None
     assert found.user == "_json_key"
@@ -39,7 +39,7 @@ async def test_cloud_login_is_used_only_for_its_registries_over_https() -> None:
     assert await build_keychain().login("ghcr.io", "x") is None
 
 
-def test_cloud_keychain_covers_all_supported_clouds(tmp_path: Path) -> None:
+def test_cloud_keychain_applies_to_ecr_gar_and_acr_registries(tmp_path: Path) -> None:
     there = build_cloud_keychain({}, tmp_path)
     assert [any(one.applies(host) for one in there._clouds) for host in (ECR, GAR, ACR, "ghcr.io")] == [
         True, True, True, False,

@@ -56,7 +56,7 @@ def test_gguf_file_becomes_a_model_named_by_its_stem(folder: Path) -> None:
     assert model.memory_bytes > (folder / "models" / "ada.gguf").stat().st_size
 
 
-def test_directory_yields_its_models_in_order(folder: Path) -> None:
+def test_directory_of_gguf_files_yields_models_in_name_order(folder: Path) -> None:
     (folder / "models" / "notes.txt").write_text("not a model")
     models = gather_documents([folder / "models"], [], folder).models
     assert [(model.name, model.order) for model in models] == [("ada", 0), ("bob", 1)]
@@ -72,7 +72,7 @@ def test_gathered_documents_round_trip_through_yaml(folder: Path) -> None:
     assert again.tenants == documents.tenants
 
 
-def test_known_model_keeps_its_creation_time(folder: Path) -> None:
+def test_reloaded_model_keeps_its_creation_time(folder: Path) -> None:
     path = written(folder / "d.yaml", to_yaml(gather_documents([folder / "models"], [], folder)))
     ada, bob = read_documents(path).models
     old = {ada.name: parse_documents([("x", path.read_text())]).models[0]}  # made at 0
@@ -125,7 +125,7 @@ def test_colliding_normalized_names_error_names_both_files(folder: Path) -> None
     assert wrong(folder, folder / "models") == f"{two}: a Model named my-model is already made of {one}: rename one"
 
 
-def test_file_with_the_name_of_a_documented_model_is_rejected(folder: Path) -> None:
+def test_gguf_file_named_like_a_model_of_a_document_is_rejected(folder: Path) -> None:
     spec = "{engine: command, command: ['x', '{port}']}"
     other = written(folder / "x.yaml", HEAD + f"kind: Model\nmetadata: {{name: ada}}\nspec: {spec}\n")
     ada = folder / "models" / "ada.gguf"
@@ -173,7 +173,7 @@ def test_file_without_a_usable_name_is_skipped_in_a_directory(folder: Path, capf
     assert wrong(folder, folder / "models") == f"{folder}/models: no .gguf file has a usable name: rename them"
 
 
-def test_file_with_the_name_of_an_alias_is_rejected(folder: Path) -> None:
+def test_gguf_file_named_like_an_alias_of_a_model_is_rejected(folder: Path) -> None:
     spec = "{engine: command, command: ['x', '{port}'], aliases: [ada]}"
     other = written(folder / "x.yaml", HEAD + f"kind: Model\nmetadata: {{name: x}}\nspec: {spec}\n")
     ada = folder / "models" / "ada.gguf"
@@ -181,7 +181,7 @@ def test_file_with_the_name_of_an_alias_is_rejected(folder: Path) -> None:
     assert said == f"{ada}: Model ada: metadata.name: `ada` is already an alias of Model x in {other}"
 
 
-def test_document_without_config_option_suggests_the_option(folder: Path) -> None:
+def test_document_passed_as_a_model_file_suggests_the_config_option(folder: Path) -> None:
     two = written(folder / "two.yaml", ACME)
     assert wrong(folder, two) == f"{two}: not a GGUF file; documents are given with `-c {two}`"
 
@@ -251,7 +251,7 @@ def test_stored_key_without_tenant_document_creates_the_tenant(folder: Path) -> 
     assert [(tenant.name, len(tenant.spec.keys)) for tenant in tenants] == [("acme", 1), ("lab", 1)]
 
 
-def test_key_both_pasted_and_stored_is_listed_once(folder: Path) -> None:
+def test_key_in_both_document_and_key_file_is_listed_once(folder: Path) -> None:
     _, entry = keys.generate_key("tenant", "ci")
     keys.store_key(folder, "acme", entry)
     pasted = ACME.replace("a" * 64, entry.sha256)

@@ -59,7 +59,7 @@ def test_non_gguf_artifact_of_a_custom_command_is_not_checked(tmp_path: Path, en
     assert wrong(engine, tmp_path / "made-by-the-engine") == ""
 
 
-def test_lost_read_permission_is_reported_despite_cached_header(
+def test_lost_read_permission_is_an_error_despite_a_cached_header(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever runs the tests may be root, who may read everything."""
@@ -85,7 +85,7 @@ def test_header_is_cached_until_the_file_changes(tmp_path: Path, monkeypatch: py
     assert len(reads) == 2
 
 
-def test_missing_part_of_a_split_model_is_reported(tmp_path: Path) -> None:
+def test_missing_part_of_a_split_gguf_is_named_in_the_error(tmp_path: Path) -> None:
     first, second = (tmp_path / f"[x] m-0000{part}-of-00002.gguf" for part in (1, 2))
     tiny_gguf.make_model(first, "Good.")
     shutil.copy(first, second)
@@ -94,7 +94,7 @@ def test_missing_part_of_a_split_model_is_reported(tmp_path: Path) -> None:
     assert wrong("llama.cpp", first).startswith(f"{first}: part 2 of 2 is missing: {second.name}; put a whole GGUF")
 
 
-def test_engine_installed_later_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_installed_after_startup_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, found = tmp_path / "m.gguf", dict[str, str]()
     tiny_gguf.make_model(path, "Good.")
     monkeypatch.setattr(documents, "find_installed_programs", lambda: dict(found))

@@ -48,7 +48,7 @@ def part(of: Model, name: str) -> int:
     return sum(item.bytes for item in made(of).items if item.name == name)
 
 
-def test_flags_and_variables_that_change_memory_are_counted(file: Path) -> None:
+def test_llama_cpp_flags_and_variables_override_memory_defaults(file: Path) -> None:
     def told(*args: str, **env: str) -> object:
         return read_serving_options(model(file, args=args, env=env, context_tokens=1024))
 
@@ -67,7 +67,7 @@ def test_flags_and_variables_that_change_memory_are_counted(file: Path) -> None:
     assert told("--cache-ram") == plain
 
 
-def test_engine_command_matches_the_counted_checkpoints_and_cache(file: Path) -> None:
+def test_launch_command_sets_the_checkpoints_that_the_estimate_counts(file: Path) -> None:
     of = model(file, context_tokens=1024)
     ours = build_launch_command(of, None, "127.0.0.1", 1, {"xllamacpp": "/bin/python"})
     assert ours.argv[ours.argv.index("--ctx-checkpoints") + 1] == str(read_serving_options(of).checkpoints)
@@ -80,7 +80,7 @@ def test_engine_command_matches_the_counted_checkpoints_and_cache(file: Path) ->
     assert own.env["LLAMA_ARG_CACHE_RAM"] == "64"
 
 
-def test_llama_server_command_is_counted_with_its_own_defaults(file: Path) -> None:
+def test_custom_llama_server_command_is_estimated_with_its_defaults(file: Path) -> None:
     words = ("/usr/bin/llama-server", "--model", "{model_path}", "--port", "{port}")
     assert read_serving_options(model(file, "command", command=words)).checkpoints == 32
     assert read_serving_options(model(file, "command", command=words)).prompts_bytes == 8192 * MIB
@@ -88,14 +88,14 @@ def test_llama_server_command_is_counted_with_its_own_defaults(file: Path) -> No
     assert read_serving_options(model(file, "command", command=("other", "{port}"))).checkpoints == 0
 
 
-def test_host_memory_is_counted_only_without_gpus(file: Path) -> None:
+def test_context_checkpoints_count_as_model_memory_only_without_gpus(file: Path) -> None:
     of = model(file, context_tokens=1024)
     host, gpu = fill_memory_estimate(of).memory_bytes, fill_memory_estimate(of, gpus=True).memory_bytes
     assert host - gpu == part(of, "checkpoints") > 0
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
-def test_paged_engine_estimate_ignores_slots_and_context(file: Path, engine: EngineName) -> None:
+def test_vllm_and_sglang_memory_estimate_ignores_slots_and_context(file: Path, engine: EngineName) -> None:
     """Not slots x context: a document's gpu.memory or the whole Device is what it takes."""
     for context in (None, 512):
         of = model(file, engine, context_tokens=context)
@@ -113,7 +113,7 @@ def auto(folder: Path, **spec: Any) -> Model:
 
 
 @pytest.mark.parametrize("engine", sorted(PAGED))
-def test_memory_auto_of_paged_engine_is_read_from_config_json(tmp_path: Path, engine: EngineName) -> None:
+def test_memory_auto_of_paged_engine_is_estimated_from_config_json(tmp_path: Path, engine: EngineName) -> None:
     of = auto(tmp_path)
     of = fill_memory_estimate(replace(of, memory_bytes=0, spec=replace(of.spec, engine=engine)))
     items = {item.name: item.bytes for item in made(of).items}
@@ -124,7 +124,7 @@ def test_memory_auto_of_paged_engine_is_read_from_config_json(tmp_path: Path, en
     assert auto(tmp_path, gpu=Gpu()).memory_bytes == 0, "else it takes a whole Device, as ever"
 
 
-def test_cache_is_split_across_several_devices(tmp_path: Path) -> None:
+def test_kv_cache_is_split_evenly_across_several_devices(tmp_path: Path) -> None:
     one, two = auto(tmp_path), auto(tmp_path, gpu=Gpu(count=2, memory_bytes=BytesOrAuto(0)))
     assert part(two, "cache") == part(one, "cache") // 2
     assert part(two, "activation") == part(one, "activation")
@@ -134,7 +134,7 @@ def test_paged_engines_match_the_engine_registry() -> None:
     assert {name for name, engine in ENGINES.items() if engine.pages} == PAGED
 
 
-def test_memory_auto_sets_the_device_fraction_and_is_explained(tmp_path: Path) -> None:
+def test_memory_auto_sets_the_memory_fraction_of_the_engine(tmp_path: Path) -> None:
     of = auto(tmp_path)
     mine = replica(of, "a1", memory_bytes=of.memory_bytes)
     assert compute_engine_limits(of, mine, 0.25).memory_fraction == 0.25
@@ -184,7 +184,7 @@ def test_fit_explanation_lists_memory_parts_and_devices(file: Path) -> None:
     assert (told.places[0].fits, told.places[0].calls) == (True, None)
 
 
-def test_fit_explanation_names_document_memory_and_small_devices(file: Path) -> None:
+def test_fit_explanation_names_devices_smaller_than_the_set_memory(file: Path) -> None:
     of = replace(model(file), memory_bytes=30 << 30)
     of = replace(of, spec=replace(of.spec, gpu=replace(of.spec.gpu, memory_bytes=BytesOrAuto(30 << 30))))
     told = explained(of)
@@ -220,7 +220,7 @@ def test_unreadable_artifact_is_explained_in_one_sentence(tmp_path: Path) -> Non
     assert "of no kind that says more" in folder.sentences[0]
 
 
-def test_fit_of_a_model_without_device_lists_no_placement(file: Path) -> None:
+def test_fit_of_a_model_that_needs_no_device_lists_no_placement(file: Path) -> None:
     of = model(file)
     of = replace(of, spec=replace(of.spec, gpu=replace(of.spec.gpu, count=0)))
     told = explained(of)

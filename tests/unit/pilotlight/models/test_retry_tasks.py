@@ -89,7 +89,7 @@ async def test_failed_task_is_logged_and_retried_after_backoff(caplog: pytest.Lo
     assert one.errands.failed() == {}
 
 
-async def test_unexpected_error_goes_to_loop_handler_and_is_retried_later() -> None:
+async def test_task_with_an_unexpected_error_is_retried_after_the_max_backoff() -> None:
     one, told = Doing(), list[object]()
     asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context["exception"]))
     one.raises = ZeroDivisionError()

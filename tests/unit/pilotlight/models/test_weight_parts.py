@@ -23,7 +23,7 @@ def model(artifact: str | None, *found: str, **spec: object) -> Model:
     return Model(name=ModelName("m"), spec=ModelSpec(engine="vllm", artifact=artifact, adapters=named, **spec))  # type: ignore[arg-type]  # a test's own words
 
 
-def test_remote_parts_are_listed_once_with_the_model_permission() -> None:
+def test_remote_artifact_used_twice_by_a_model_is_listed_once() -> None:
     one = model("oci://r.io/m:1", "oci://r.io/m:1", "file:///a", "s3://b/k", "hf://o/n", allow_unsafe=True)
     expected = [Part(text, unsafe=True) for text in ("oci://r.io/m:1", "s3://b/k", "hf://o/n")]
     assert list(list_parts(one)) == expected
@@ -41,7 +41,7 @@ def test_remote_parts_are_listed_once_with_the_model_permission() -> None:
         (["x/adapter_config.json", "x/adapter_model.safetensors", "README.md"], "x"),
     ],
 )
-def test_adapter_path_is_the_named_gguf_or_the_config_directory(paths: list[str], found: str) -> None:
+def test_adapter_path_is_its_gguf_file_or_its_peft_directory(paths: list[str], found: str) -> None:
     one = model("file:///m", "oci://r.io/a:1")
     spec = use_local_files(one, {Part("oci://r.io/a:1"): (Path("/c/files"), paths)}).spec
     assert (spec.artifact, spec.adapters[0].artifact) == ("file:///m", f"file://{Path('/c/files') / found}")
@@ -60,7 +60,7 @@ def test_adapter_path_is_the_named_gguf_or_the_config_directory(paths: list[str]
         (["x,y.gguf"], "adapter a0: x,y.gguf has one of"),
     ],
 )
-def test_artifact_without_a_single_adapter_is_rejected_by_name(paths: list[str], said: str) -> None:
+def test_artifact_without_exactly_one_valid_adapter_is_rejected(paths: list[str], said: str) -> None:
     with pytest.raises(EngineError, match=said):
         use_local_files(model("file:///m", "oci://r.io/a:1"), {Part("oci://r.io/a:1"): (Path("/c"), paths)})
 

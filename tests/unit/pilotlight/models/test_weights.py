@@ -90,7 +90,7 @@ def test_load_path_is_the_single_gguf_file_or_the_directory(paths: list[str], en
         (["model.safetensors"], "oci://r.io/a:1 holds no GGUF file, and llama.cpp loads no other"),
     ],
 )
-def test_llama_cpp_without_a_single_gguf_file_is_an_error(paths: list[str], said: str) -> None:
+def test_llama_cpp_weights_with_none_or_two_gguf_files_are_an_error(paths: list[str], said: str) -> None:
     with pytest.raises(EngineError, match=said):
         weight_parts.select_load_path(Path("/c"), paths, model("oci://r.io/a:1"))
 
@@ -102,7 +102,7 @@ def test_local_files_bypass_the_store(tmp_path: Path) -> None:
     assert not (tmp_path / "weights").exists()
 
 
-def test_weights_settings_configure_mirrors_and_ca() -> None:
+def test_registry_mirrors_and_ca_file_are_taken_from_settings() -> None:
     mirrors = (WeightsMirror(host="m:5000/hub", registry="docker.io"), WeightsMirror(host="near"))
     found = build_registries(Weights(mirrors=mirrors, ca_file="/ca.pem"))
     assert found.mirrors == {
@@ -112,7 +112,7 @@ def test_weights_settings_configure_mirrors_and_ca() -> None:
     assert found.ca == Path("/ca.pem")
 
 
-def test_observed_copies_replace_the_previous_set() -> None:
+def test_newly_observed_stored_copies_replace_the_previous_set() -> None:
     copies = frozenset({Copy(artifact="oci://r.io/a:1", node=NodeId("n1"))})
     before = world([], [device("g1", 80)], [])
     after, _ = fold(before, [CopiesSeen(copies=copies)], T0)
@@ -121,7 +121,7 @@ def test_observed_copies_replace_the_previous_set() -> None:
     assert fold(after, [CopiesSeen(copies=frozenset())], T0)[0].copies == frozenset()
 
 
-def test_waiting_and_always_on_models_need_weights() -> None:
+def test_weights_are_wanted_only_with_waiting_requests_or_min_replicas() -> None:
     called, idle, always = (
         replace(model(f"oci://r.io/{name}:1"), name=ModelName(name)) for name in ("called", "idle", "always")
     )
@@ -192,7 +192,7 @@ async def test_copy_unusable_by_the_engine_is_released(tmp_path: Path) -> None:
             await one(missing, lambda _: None)  # type: ignore[misc]  # it is in a registry
 
 
-def test_cached_tag_without_its_copy_locates_nothing(tmp_path: Path) -> None:
+def test_cached_tag_whose_copy_is_gone_resolves_to_no_local_path(tmp_path: Path) -> None:
     one, of = at(tmp_path), reference.parse_reference("oci://r.example/a:1")
     store = Store(tmp_path / "weights").open()
     Meanings(store).remember(of, CopyKey(of.host, digest.compute_digest(b"x")))
@@ -229,7 +229,7 @@ def adapted(model_at: str, *adapters: str, **spec: object) -> Model:
     )
 
 
-async def test_adapters_are_fetched_and_held_together_with_their_model(tmp_path: Path) -> None:
+async def test_adapters_are_fetched_and_locked_together_with_their_model(tmp_path: Path) -> None:
     for name, files in (("m", {"a.gguf": b"GGUF", "adapter-x.gguf": b"GGUF MINE"}), ("l", {"lora.gguf": b"GGUF LORA"})):
         packed.packed(packed.model(tmp_path / name, files), tmp_path / f"{name}.layout")
     with packed.served(tmp_path / "m.layout") as host, packed.served(tmp_path / "l.layout") as other:
@@ -267,7 +267,7 @@ async def test_missing_adapter_fails_the_start_and_releases_the_copies(tmp_path:
         assert one.located(wants).spec.adapters[1] == wants.spec.adapters[1]
 
 
-async def test_failed_fetch_releases_the_copies_of_its_siblings() -> None:
+async def test_failed_fetch_of_one_copy_releases_and_cancels_the_others() -> None:
     closed, gone, began = list[str](), list[str](), asyncio.Event()
 
     class Came:
@@ -342,7 +342,7 @@ async def test_hub_code_is_fetched_only_for_models_that_allow_unsafe(tmp_path: P
             held.close()
 
 
-async def test_failed_header_read_is_reported_and_retried(tmp_path: Path) -> None:
+async def test_failed_header_read_is_retried_until_the_registry_has_the_tag(tmp_path: Path) -> None:
     """The registry answers nothing at first: the reason is told, and the memory is known as soon as it does."""
     (tmp_path / "m").mkdir()
     tiny_gguf.make_model(tmp_path / "m" / "a.gguf", "one two")

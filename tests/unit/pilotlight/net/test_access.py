@@ -98,7 +98,7 @@ async def let_in(url: str, given: Access) -> bool:
         return False
 
 
-async def test_gateway_with_any_valid_token_is_admitted(token: Path, tmp_path: Path) -> None:
+async def test_gateway_with_any_token_of_the_token_file_is_admitted(token: Path, tmp_path: Path) -> None:
     written(token, OTHER, TOKEN)
     async with autoscaler(Access(token=token)) as (url, _):
         assert await let_in(url, Access(token=token)), "it shows the first of them"
@@ -140,7 +140,7 @@ def permitted(roles: Roles) -> dict[str, int]:
     return {path: 200 if role in roles else 403 for path, role in ENDPOINTS.items()}
 
 
-def test_each_contract_endpoint_has_a_role() -> None:
+def test_each_endpoint_of_the_autoscaler_api_has_a_required_role() -> None:
     stepped = SteppedLoop(world([A], [device()]))
     app = ContractServer(stepped.loop).application()
     assert {one.canonical for one in app.router.resources()} == ENDPOINTS.keys()
@@ -155,7 +155,7 @@ async def test_service_account_can_use_only_endpoints_of_its_roles(roles: Roles)
         assert await statuses(url, OTHER) == permitted(roles)
 
 
-async def test_each_token_file_grants_only_endpoints_of_its_role(
+async def test_each_token_file_allows_only_endpoints_of_its_role(
     token: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with autoscaler(Access(token=token)) as (url, _):
@@ -214,7 +214,7 @@ async def test_certificate_and_token_of_different_roles_get_403(tmp_path: Path, 
         ({}, GATEWAY),
     ],
 )
-def test_common_name_is_used_only_without_dns_names(certificate: dict[str, Any], roles: Roles) -> None:
+def test_certificate_common_name_is_used_only_without_dns_names(certificate: dict[str, Any], roles: Roles) -> None:
     assert auth.read_certificate_roles(certificate, "a") == roles
 
 
@@ -238,7 +238,7 @@ async def test_token_approved_by_external_authenticator_is_admitted(token: Path,
     assert set(asked) == {OTHER, "0" * 32, ""}
 
 
-async def test_invalid_token_gets_401_and_one_log_line_per_side(
+async def test_invalid_token_gets_401_and_is_logged_once_by_client_and_server(
     token: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     wrong = written(tmp_path / "wrong", OTHER)
@@ -301,7 +301,7 @@ async def test_rotated_token_takes_effect_without_restart(
         assert not await let_in(url, Access(token=old))
 
 
-async def test_mutual_tls_admits_only_certificates_of_its_authority(
+async def test_mutual_tls_admits_only_certificates_of_the_configured_ca(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with autoscaler(Access(identity=mutual(tmp_path))) as (url, _):
@@ -337,7 +337,7 @@ async def test_client_sends_no_token_to_an_untrusted_autoscaler(
     ]
 
 
-async def test_renewed_autoscaler_certificate_serves_new_connections(
+async def test_renewed_autoscaler_certificate_is_used_for_new_connections(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(renewal, "LOOK_S", 0.01)
@@ -364,7 +364,9 @@ async def test_renewed_autoscaler_certificate_serves_new_connections(
         (LOOPBACK, Access(token=Path("t"), agent_name="a"), "no client shows a certificate: give --contract-ca-file"),
     ],
 )
-def test_unauthenticated_or_unencrypted_contract_port_is_rejected(address: Address, given: Access, says: str) -> None:
+def test_autoscaler_api_port_without_authentication_or_tls_is_rejected(
+    address: Address, given: Access, says: str
+) -> None:
     with pytest.raises(click.UsageError, match=says):
         access.check_port(address, given)
 
@@ -390,7 +392,9 @@ def test_unix_loopback_and_https_autoscaler_urls_are_accepted() -> None:
     access.check_autoscalers(["unix:/a", "http://127.0.0.1:80", "http://[::1]:80/", "https://pl.example:8443"])
 
 
-async def test_token_file_readable_by_others_is_reported(token: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_token_file_readable_by_other_users_prints_a_warning(
+    token: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said: list[str] = []
     monkeypatch.setattr(access, "write_stderr", said.append)
     token.chmod(0o644)

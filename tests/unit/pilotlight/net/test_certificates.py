@@ -29,7 +29,7 @@ def why(identity: Identity) -> str:
     return line
 
 
-def test_server_context_requires_tls_1_2_and_certified_clients(pair: Pair, tmp_path: Path) -> None:
+def test_server_requires_tls_1_2_and_with_a_ca_also_client_certificates(pair: Pair, tmp_path: Path) -> None:
     context = certificates.build_server_context(Identity(cert=pair.cert, key=pair.key))
     assert context.minimum_version is ssl.TLSVersion.TLSv1_2
     assert context.options & ssl.OP_NO_RENEGOTIATION
@@ -59,7 +59,7 @@ def test_key_of_another_certificate_is_rejected(tmp_path: Path, pair: Pair) -> N
     )
 
 
-def test_missing_certificate_files_and_directories_are_rejected(tmp_path: Path, pair: Pair) -> None:
+def test_missing_certificate_or_directory_as_key_is_rejected(tmp_path: Path, pair: Pair) -> None:
     gone = tmp_path / "gone.pem"
     assert why(Identity(cert=gone, key=pair.key)).startswith(f"{gone}: No such file or directory: ")
     assert why(Identity(cert=pair.cert, key=tmp_path)).startswith(f"{tmp_path}: Is a directory: ")
@@ -89,7 +89,7 @@ def test_encrypted_key_is_rejected_without_password_prompt(tmp_path: Path, pair:
     assert why(Identity(cert=pair.cert, key=locked)).startswith(f"{locked}: the key is encrypted: write it out with ")
 
 
-def test_key_readable_by_others_is_reported(tmp_path: Path, pair: Pair) -> None:
+def test_private_key_readable_by_other_users_gets_a_chmod_suggestion(tmp_path: Path, pair: Pair) -> None:
     assert certificates.list_exposed_files(pair.key, None, tmp_path / "gone") == []
     pair.key.chmod(0o644)
     (line,) = certificates.list_exposed_files(pair.key, pair.key)
@@ -112,7 +112,7 @@ def test_tokens_are_read_one_per_line(tmp_path: Path) -> None:
         (f"{TOKEN}\n" * 17, "more than 16 tokens"),
     ],
 )
-def test_invalid_token_is_rejected_without_being_shown(tmp_path: Path, text: str, says: str) -> None:
+def test_invalid_token_is_rejected_without_appearing_in_the_error(tmp_path: Path, text: str, says: str) -> None:
     path = tmp_path / "token"
     path.write_text(text)
     with pytest.raises(FileError) as refused:

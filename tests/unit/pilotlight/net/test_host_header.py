@@ -48,7 +48,7 @@ def test_loopback_host_names_are_recognized(host: str) -> None:
 
 
 @pytest.mark.parametrize("host", FOREIGN)
-def test_other_host_names_are_not_loopback(host: str) -> None:
+def test_remote_or_malformed_host_header_is_not_loopback(host: str) -> None:
     assert not http_server.is_loopback_host(host)
 
 
@@ -110,7 +110,7 @@ async def test_unix_socket_accepts_any_host_header(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("at", ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1"])
-def test_loopback_listener_requires_all_hosts_to_be_loopback(at: str) -> None:
+def test_loopback_listener_rejects_any_non_loopback_host_header(at: str) -> None:
     assert http_server.is_host_allowed((at, 8081), ["localhost:8081"])
     assert not http_server.is_host_allowed((at, 8081), ["ops.example"])
     assert not http_server.is_host_allowed((at, 8081), ["localhost", "ops.example"])

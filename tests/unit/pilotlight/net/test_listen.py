@@ -73,7 +73,7 @@ def test_taken_port_is_a_one_line_error() -> None:
     assert caught.value.message == f"127.0.0.1:{port} is taken: name another port"
 
 
-def test_address_of_another_machine_is_a_one_line_error() -> None:
+def test_listening_on_a_non_local_address_is_a_one_line_error() -> None:
     with pytest.raises(click.ClickException, match=r"^cannot listen on 192\.0\.2\.1:0: "):
         open_listeners(Address("192.0.2.1", 0), 1)
 

@@ -44,7 +44,7 @@ def _demand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", FOREIGN)
-def test_response_of_foreign_server_prints_one_line_with_status_2(name: str) -> None:
+def test_response_of_another_server_exits_2_with_a_one_line_error(name: str) -> None:
     with serving(lambda link: link.sendall(FOREIGN[name])) as url:
         for words in COMMANDS:
             done = CliRunner().invoke(cli, [*words, "--ops", url], prog_name="pilotlight")
@@ -66,7 +66,7 @@ def test_error_response_is_shown_with_exit_status_1() -> None:
     assert (done.exit_code, done.stderr) == (1, "pilotlight: no such model; there are: \\u001b]0;a\n")
 
 
-def test_sentences_are_escaped_on_terminal_and_intact_in_json() -> None:
+def test_explanation_is_escaped_in_text_output_and_unchanged_in_json() -> None:
     text = "\x1b]0;red\x07\x9b\u202e \x7f\nsecond"
     body = sized(json.dumps({"sentences": [text, "x" * 100_000]}).encode())
     with serving(lambda link: link.sendall(body)) as url:

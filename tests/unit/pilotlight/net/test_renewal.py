@@ -46,7 +46,7 @@ async def following(files: Files) -> AsyncIterator[None]:
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_changed_file_is_reloaded_and_broken_file_is_ignored(tmp_path: Path, said: list[str]) -> None:
+async def test_changed_file_is_reloaded_unless_its_content_is_invalid(tmp_path: Path, said: list[str]) -> None:
     path, files = tmp_path / "n", Files()
     path.write_text("1")
     value = files.read(number(path), (path,))

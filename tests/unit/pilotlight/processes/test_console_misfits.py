@@ -20,7 +20,7 @@ def step(before: World, after: World) -> LoopStep:
     return LoopStep(before, after, Plan(), (), (), 0.0, 0.0, 0.0)
 
 
-def test_misfit_is_reported_once_after_devices_are_listed() -> None:
+def test_model_that_fits_no_listed_device_is_printed_exactly_once() -> None:
     said: list[str] = []
     listener = Misfits(raised, said.append)
     begun, listed = world([model("huge", 30)], synced=False), world([model("huge", 30)], [device(memory_gi=4)])
@@ -34,14 +34,14 @@ def test_misfit_is_reported_once_after_devices_are_listed() -> None:
     assert len(said) == 1
 
 
-def test_misfit_is_reported_in_an_unchanged_first_step() -> None:
+def test_model_that_fits_no_device_is_printed_in_the_first_loop_step() -> None:
     said: list[str] = []
     made = world([model("huge", 30)], [device(memory_gi=4)])
     Misfits(raised, said.append).on_step(step(made, made))
     assert len(said) == 1
 
 
-def test_new_device_updates_the_reported_misfits() -> None:
+def test_added_device_updates_the_printed_models_that_fit_no_device() -> None:
     said: list[str] = []
     listener = Misfits(raised, said.append)
     small = world([model("huge", 30), model("b", 50)], [device(memory_gi=4)])
@@ -58,7 +58,7 @@ def test_new_device_updates_the_reported_misfits() -> None:
     assert len(said) == 2, "a Model that is gone from the documents is no news"
 
 
-def test_change_of_node_repartitioning_updates_misfits() -> None:
+def test_model_fits_as_soon_as_its_node_may_be_repartitioned() -> None:
     """No Slice and no document is another by that."""
     said: list[str] = []
     listener = Misfits(raised, said.append)
@@ -72,7 +72,7 @@ def test_change_of_node_repartitioning_updates_misfits() -> None:
     assert len(said) == 3
 
 
-def test_number_of_misfit_lines_is_limited() -> None:
+def test_models_that_fit_no_device_are_summarized_beyond_the_line_limit() -> None:
     said: list[str] = []
     listener = Misfits(raised, said.append)
     many = [model(f"m{number:03}", 30) for number in range(100)]
@@ -84,7 +84,7 @@ def test_number_of_misfit_lines_is_limited() -> None:
     assert said[-1].endswith(f"m009 and {100 - SAID_MAX} more")
 
 
-def test_a_model_that_raises_does_not_affect_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fit_check_that_fails_for_one_model_still_covers_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     said, faults, never = list[str](), list[tuple[str, str, str]](), Fitting.never
 
     def raising(self: Fitting, of: Model) -> str:

@@ -54,7 +54,7 @@ def lines(read: int) -> list[str]:
     return [match[1] for match in matches if match]
 
 
-def test_transitions_are_printed_without_transient_states(pipe: tuple[int, int]) -> None:
+def test_replica_transitions_are_printed_except_transient_states(pipe: tuple[int, int]) -> None:
     narrator = Narrator(pipe[1])
     narrator.on_step(step(("ada", S.PENDING), ("ada", S.STARTING), ("ada", S.SCRUBBING)))
     narrator.on_step(step(("barbara", S.READY), ("ada", S.GONE), reason="a line\nbroken"))
@@ -66,7 +66,7 @@ def test_transitions_are_printed_without_transient_states(pipe: tuple[int, int])
     os.close(pipe[0])
 
 
-def test_requests_rejected_without_a_start_are_printed(pipe: tuple[int, int]) -> None:
+def test_rejection_of_requests_for_an_unplaceable_model_is_printed(pipe: tuple[int, int]) -> None:
     Narrator(pipe[1]).refused([RefusedCalls(at_s=1.0, model=ModelName("huge"), reason="fits on no device: needs 30Gi")])
     assert lines(pipe[0]) == ["huge  refused    fits on no device: needs 30Gi"]
     os.close(pipe[0])
@@ -100,6 +100,6 @@ def test_stalled_reader_drops_lines_instead_of_blocking(pipe: tuple[int, int]) -
     os.close(pipe[0])
 
 
-def test_closed_pipe_raises_no_error(pipe: tuple[int, int]) -> None:
+def test_writing_to_a_closed_pipe_raises_no_error(pipe: tuple[int, int]) -> None:
     os.close(pipe[0])
     Narrator(pipe[1]).on_step(step(("ada", S.READY)))

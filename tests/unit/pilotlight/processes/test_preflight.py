@@ -70,7 +70,7 @@ def house(monkeypatch: pytest.MonkeyPatch) -> House:
     return House()
 
 
-def test_obstacle_and_its_removal_are_each_reported_once(house: House) -> None:
+def test_reason_a_model_cannot_start_and_its_removal_are_printed_once(house: House) -> None:
     house.obstacles = {"b": WHY}
 
     async def scenario() -> None:
@@ -98,7 +98,7 @@ def test_changed_documents_are_checked_immediately(house: House, monkeypatch: py
     house.play(scenario)
 
 
-def test_preflight_waits_for_the_device_inventory(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_are_not_checked_before_devices_are_listed(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which program an engine is depends on them."""
     monkeypatch.setattr(preflight, "LOOK_EVERY_S", 3600.0)
     house.stepped.loop.world = replace(house.stepped.loop.world, synced=False)
@@ -114,7 +114,7 @@ def test_preflight_waits_for_the_device_inventory(house: House, monkeypatch: pyt
     house.play(scenario)
 
 
-def test_new_model_file_is_read_before_its_obstacle_clears(house: House) -> None:
+def test_memory_of_a_new_model_file_is_known_before_a_start_is_allowed(house: House) -> None:
     """Else it would start with the whole device, and start again once its memory is known."""
     house.obstacles = {"b": WHY}
 
@@ -129,7 +129,7 @@ def test_new_model_file_is_read_before_its_obstacle_clears(house: House) -> None
     assert known[0].obstacles == {"b": WHY}, "the memory first"
 
 
-def test_number_of_obstacle_lines_is_limited(house: House) -> None:
+def test_models_that_cannot_start_are_summarized_beyond_the_line_limit(house: House) -> None:
     many = tuple(model(f"m{number:03}", 1) for number in range(100))
     house.obstacles = {one.name: WHY for one in many}
 

@@ -114,7 +114,7 @@ async def test_missing_keys_yield_an_empty_login_with_a_note(tmp_path: Path) -> 
         assert there.asked == []
 
 
-async def test_failure_names_the_step_and_the_fix_without_secrets(tmp_path: Path) -> None:
+async def test_ecr_login_error_names_the_failed_step_and_hides_secrets(tmp_path: Path) -> None:
     async with Services().serving() as there:
         role = {"AWS_WEB_IDENTITY_TOKEN_FILE": "/nobody", "AWS_ROLE_ARN": "models"}
         with pytest.raises(PolicyError, match=f"{HOST}: AWS: the keys to ask with: .*AWS_ROLE_ARN"):

@@ -120,7 +120,7 @@ async def test_missing_identity_yields_an_empty_login_with_a_note() -> None:
     assert "Azure: no identity is here; give the pod workload identity" in login.note
 
 
-async def test_failure_names_the_step_and_the_fix_without_secrets(tmp_path: Path) -> None:
+async def test_acr_login_error_names_the_failed_step_and_hides_secrets(tmp_path: Path) -> None:
     async with Services().serving() as there:
         env = workload(tmp_path, there)
         there.says[ENTRA] = (401, {"error": "x", "error_description": f"AADSTS70021: {PROOF} does not match"})

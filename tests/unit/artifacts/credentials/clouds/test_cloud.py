@@ -42,7 +42,7 @@ async def password(clouds: Clouds, host: str = "own.example") -> str:
     return "-" if found is None else found.password
 
 
-async def test_logins_are_cached_per_host_and_absent_for_other_hosts() -> None:
+async def test_cloud_login_is_cached_separately_for_each_host() -> None:
     fake = Fake()
     clouds = Clouds([fake], StillClock())
     assert await password(clouds, "evil.example") == "-"
@@ -117,7 +117,7 @@ async def test_login_is_used_until_expiry_while_the_cloud_is_unreachable() -> No
         await password(clouds)
 
 
-async def test_refused_login_is_cached_for_a_while_with_the_reason() -> None:
+async def test_denied_cloud_login_is_cached_with_its_reason_until_expiry() -> None:
     fake, clock = Fake(), StillClock()
     fake.fails = DeniedError("own.example: AWS: refused; the keys need a right")
     clouds = Clouds([fake], clock)
@@ -128,7 +128,7 @@ async def test_refused_login_is_cached_for_a_while_with_the_reason() -> None:
     assert await password(clouds) == "token-2"
 
 
-async def test_oldest_cached_login_is_evicted() -> None:
+async def test_oldest_login_is_evicted_when_the_cache_is_full() -> None:
     fake = Fake()
     clouds = Clouds([fake], StillClock())
     for number in range(KEPT_MAX + 1):
@@ -140,7 +140,7 @@ async def test_oldest_cached_login_is_evicted() -> None:
 
 
 @pytest.mark.standard
-async def test_missing_identity_pulls_anonymously_and_the_error_says_why() -> None:
+async def test_denied_anonymous_pull_error_names_the_missing_cloud_identity() -> None:
     class Nobody(Fake):
         def applies(self, host: str) -> bool:
             return True

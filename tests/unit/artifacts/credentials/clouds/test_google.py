@@ -55,7 +55,7 @@ async def test_login_is_anonymous_without_a_google_metadata_server() -> None:
         assert login == Login(note=login.note)
 
 
-async def test_missing_service_account_is_denied_with_the_fix() -> None:
+async def test_missing_service_account_error_names_the_required_role() -> None:
     async with Services().serving() as there:
         there.headers = {"Metadata-Flavor": "Google"}
         google = Google(there.host, StillClock())

@@ -74,7 +74,7 @@ def test_pod_identity_urls_allowed_by_aws_are_accepted(url: str) -> None:
     assert PodKeys({FULL: url, RELATIVE: "/v2/credentials/1"})._url() == "http://169.254.170.2/v2/credentials/1"
 
 
-async def test_pod_identity_service_failure_is_reported_without_secrets() -> None:
+async def test_pod_identity_service_error_hides_the_response_body() -> None:
     async with Services().serving() as there:
         pod = PodKeys({FULL: f"{there.url}{PATH}"}, StillClock())
         there.says[PATH] = (403, b"s3cret")

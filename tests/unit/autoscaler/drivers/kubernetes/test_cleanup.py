@@ -72,7 +72,7 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
     return Stage(monkeypatch)
 
 
-async def test_measurement_proves_cleanup_at_once(stage: Stage) -> None:
+async def test_pod_is_clean_as_soon_as_its_device_memory_is_measured_free(stage: Stage) -> None:
     proof = await stage.clear()
     await stage.looks()
     assert not proof.done()
@@ -81,7 +81,7 @@ async def test_measurement_proves_cleanup_at_once(stage: Stage) -> None:
     assert set(stage.asked) == {("r", 100.0)}, "only what was measured since its pod went"
 
 
-async def test_cleanup_is_assumed_after_30_seconds_without_measurement(stage: Stage) -> None:
+async def test_unmeasured_pod_is_assumed_clean_after_30_seconds(stage: Stage) -> None:
     proof = await stage.clear()
     stage.now_s += 29.9
     await stage.looks()
@@ -90,7 +90,7 @@ async def test_cleanup_is_assumed_after_30_seconds_without_measurement(stage: St
     assert await proof == ASSUMED
 
 
-async def test_measurement_proves_cleanup_at_once_after_force_delete(stage: Stage) -> None:
+async def test_force_deleted_pod_is_clean_once_its_memory_is_measured_free(stage: Stage) -> None:
     proof = await stage.clear(by_force=True)
     stage.now_s += 100.0
     await stage.looks()
@@ -99,7 +99,7 @@ async def test_measurement_proves_cleanup_at_once_after_force_delete(stage: Stag
     assert await proof == MEASURED
 
 
-async def test_force_deleted_pod_is_assumed_clean_after_grace_and_margin(
+async def test_force_deleted_pod_is_assumed_clean_after_grace_period_and_margin(
     stage: Stage,
 ) -> None:
     proof = await stage.clear(RUNS._replace(grace_s=600.0), by_force=True)
@@ -135,19 +135,19 @@ async def test_pod_on_removed_or_rebooted_node_is_assumed_clean(stage: Stage, no
 
 
 @pytest.mark.parametrize(("ended", "proof"), [("ended with status 0", EXITED), ("", ASSUMED)])
-async def test_pod_without_slices_is_clean_without_measurement_or_wait(stage: Stage, ended: str, proof: str) -> None:
+async def test_pod_without_devices_is_clean_at_once_without_measurement(stage: Stage, ended: str, proof: str) -> None:
     told = await stage.clear(RUNS._replace(slices=(), ended=ended))
     assert (await told, stage.asked, stage.now_s) == (proof, [], 100.0)
 
 
-def test_pod_deleted_while_running_counts_as_force_deleted() -> None:
+def test_pod_object_removed_before_engine_exit_counts_as_force_deleted() -> None:
     assert is_force_deleted(RUNS)
     assert not is_force_deleted(RUNS._replace(ended="ended with status 0")), "its kubelet has told of its end"
     assert not is_force_deleted(RUNS._replace(started_unix_s=None)), "nothing ran"
     assert not is_force_deleted(RUNS._replace(slices=())), "it held nothing"
 
 
-async def test_shared_resource_claim_does_not_prove_cleanup(stage: Stage) -> None:
+async def test_only_a_pod_with_an_unshared_resource_claim_is_clean_at_once(stage: Stage) -> None:
     own = await stage.clear(RUNS._replace(claims=("r",)))
     assert await own == UNPREPARED
     for claims in (("mps-gpu-0-1",), ("r", "mps-gpu-0-1")):

@@ -73,7 +73,7 @@ def test_hostpath_mount_rejects_pod_with_security_context() -> None:
         made("hostPath")
 
 
-def test_hostpath_mount_with_security_context_is_a_start_obstacle() -> None:
+def test_hostpath_mount_with_security_context_blocks_start_with_reason() -> None:
     ada = model("ada", command=("engine", "{port}"), pod=Pod(security_context={"runAsUser": 0}))
 
     def obstacle(mount: Literal["auto", "hostPath"]) -> str:

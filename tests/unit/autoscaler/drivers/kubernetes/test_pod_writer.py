@@ -121,7 +121,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(orders_, "RETRY_S", 0.0)
 
 
-async def test_removed_drain_mark_is_written_again_before_pod_delete() -> None:
+async def test_removed_drain_annotation_is_written_again_before_pod_delete() -> None:
     server = Server(meddles=1)
     await orders(server).delete(server.one, 5.0)
     assert server.pod is None
@@ -129,7 +129,7 @@ async def test_removed_drain_mark_is_written_again_before_pod_delete() -> None:
 
 
 @pytest.mark.parametrize(("lingers", "grace_s"), [(False, 5), (True, 1)])
-async def test_pre_stop_sleep_shortens_grace_period_of_ordered_delete(lingers: bool, grace_s: int) -> None:
+async def test_drained_pod_with_pre_stop_sleep_is_deleted_with_one_second_grace(lingers: bool, grace_s: int) -> None:
     server = Server()
     if lingers and server.pod is not None:
         pods.add_pre_stop_sleep(server.pod)
@@ -144,7 +144,7 @@ async def test_delete_is_retried_after_many_conflicts() -> None:
     assert server.asked == ["mark", "delete"] * (CONFLICTS_MAX + 4)
 
 
-async def test_drain_mark_is_retried_after_conflict() -> None:
+async def test_drain_annotation_is_retried_after_conflict() -> None:
     server = Server()
     server.contended = 2
     await orders(server).delete(server.one, 5.0)
@@ -152,7 +152,7 @@ async def test_drain_mark_is_retried_after_conflict() -> None:
 
 
 @pytest.mark.parametrize("writes", [0, 1, 2, 3])
-async def test_fenced_writer_stops_deleting_pod(writes: int) -> None:
+async def test_writer_that_loses_leadership_stops_deleting_a_pod(writes: int) -> None:
     server = Server(meddles=2, writes=writes)
     await orders(server).delete(server.one, 5.0)
     assert server.pod is not None
@@ -202,7 +202,7 @@ class Queue(Server):
         raise ApiError(404, "NotFound", "it is gone")
 
 
-async def test_placeholder_pod_is_deleted_on_creation_despite_server_errors() -> None:
+async def test_replica_pod_replaces_its_placeholder_pod_despite_api_errors() -> None:
     server = Queue(deaf=1)
     assert server.pod is not None
     hears = Hearing()

@@ -59,7 +59,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_pod_mounts_weights_read_only_at_one_path(way: str) -> None:
+def test_every_volume_type_mounts_weights_read_only_at_the_same_path(way: str) -> None:
     of = model(f"{CLAIM if way == 'claim' else OCI}\nargs: ['-m']")
     made = pod(of, WAYS[way])
     agrees(f"volumes/{way}", [*WAYS[way].objects, made])
@@ -76,7 +76,7 @@ def test_artifact_resolves_to_the_mounted_file_path() -> None:
     assert volumes.resolve_weight_paths(model(OCI), WAYS["volume"]).spec.artifact == "file:///weights/llama.gguf"
 
 
-def test_pvc_artifact_is_mounted_without_pulled_weights() -> None:
+def test_pvc_artifact_is_mounted_without_a_download() -> None:
     """Nobody pulls anything for it."""
     of = model(CLAIM)
     one = replica(of)
@@ -99,7 +99,7 @@ def test_volume_mount_at_weights_path_is_rejected(path: str) -> None:
         pod(of, WAYS["claim"])
 
 
-def test_volume_with_name_of_weights_volume_is_rejected() -> None:
+def test_user_volume_named_like_the_weights_volume_is_rejected() -> None:
     """A document cannot say so; an older Model that is not read again may."""
     theirs = Pod(volumes=({"name": volumes.NAME, "emptyDir": {}},))
     with pytest.raises(CollisionError, match=f"the volume {volumes.NAME} is used by Pilotlight in this pod"):
@@ -116,7 +116,7 @@ def test_volume_with_name_of_weights_volume_is_rejected() -> None:
         (Pod(), ("A",), PodFields(env={"A": "1"}), "environment variable A"),
     ],
 )
-def test_pod_override_of_device_fields_is_rejected(
+def test_model_pod_field_that_the_device_also_sets_is_rejected(
     theirs: Pod, env: tuple[str, ...], asks: PodFields, what: str
 ) -> None:
     with pytest.raises(CollisionError, match=f"the {what} is used by Pilotlight in this pod"):
@@ -124,7 +124,7 @@ def test_pod_override_of_device_fields_is_rejected(
     refuse_collisions(theirs, env, PodFields(), seen(CLAIM).pod)
 
 
-def test_hostpath_mount_rejects_security_context_of_model() -> None:
+def test_security_context_of_model_is_rejected_with_hostpath_weights() -> None:
     privileged = Settings(weights=Weights(mount="hostPath"))
     for artifact in (OCI, CLAIM, ""):
         of = model(f"{artifact}\npod: {{securityContext: {{runAsUser: 0}}}}")
@@ -176,7 +176,7 @@ def test_adapters_are_mounted_under_their_names_next_to_weights(own: str, mount:
     )
 
 
-def test_weights_fetched_by_engine_need_no_volume_except_for_adapters() -> None:
+def test_engine_that_downloads_its_weights_gets_only_adapter_volumes() -> None:
     of = with_loras(OCI)
     of = replace(of, spec=replace(of.spec, engine="vllm", artifact="hf://a/b"))
     weights = mount_weights(of, "engines", NODE, None, FACTS, Settings(), CAME)
@@ -232,7 +232,7 @@ def test_volume_name_is_unique_per_node_namespace_and_installation() -> None:
     assert names() == names()
 
 
-def test_node_facts_include_kubelet_and_container_runtime_versions() -> None:
+def test_kubelet_and_container_runtime_versions_are_read_from_node() -> None:
     info = {"kubeletVersion": "v1.36.3", "containerRuntimeVersion": "containerd://2.1.4", "bootID": "b"}
     metadata = {"name": "n1", "labels": {"kubernetes.io/hostname": "host-1"}}
     found = nodes.read_node({"metadata": metadata, "spec": {}, "status": {"nodeInfo": info}})
@@ -282,7 +282,7 @@ OBJECTS = build_node_volume("engines", NODE, "/store")
 AT_FIRST = [f"GET /api/v1/nodes/{NODE.name}", "APPLY PersistentVolume", "APPLY PersistentVolumeClaim"]
 
 
-async def test_node_volume_takes_three_requests_then_none_for_a_minute() -> None:
+async def test_node_volume_is_applied_again_only_after_a_minute() -> None:
     server, at = Server(), [0.0]
     made = making(server, at)
     await made.make(OBJECTS)
@@ -299,7 +299,7 @@ async def test_node_volume_takes_three_requests_then_none_for_a_minute() -> None
     assert server.asked == AT_FIRST * 2, "somebody may have deleted it"
 
 
-async def test_volume_of_deleted_claim_is_released_for_the_next_claim() -> None:
+async def test_volume_bound_to_a_deleted_pvc_is_released_for_the_next_pvc() -> None:
     server = Server()
     await making(server, [0.0]).make(OBJECTS)
     path = f"{volumes.VOLUMES}/{OBJECTS[0]['metadata']['name']}"
@@ -310,7 +310,7 @@ async def test_volume_of_deleted_claim_is_released_for_the_next_claim() -> None:
 
 
 @pytest.mark.parametrize("kind", ["PersistentVolume", "PersistentVolumeClaim"])
-async def test_volume_or_claim_being_deleted_raises_conflict_until_gone(kind: str) -> None:
+async def test_terminating_volume_or_pvc_raises_conflict_until_it_is_gone(kind: str) -> None:
     server = Server()
     made = making(server, [0.0])
     server.leaves = {kind}
@@ -321,7 +321,7 @@ async def test_volume_or_claim_being_deleted_raises_conflict_until_gone(kind: st
     await made.make(OBJECTS)
 
 
-async def test_forbidden_volume_error_names_the_missing_permission_fix() -> None:
+async def test_error_for_forbidden_volume_names_the_helm_value_to_set() -> None:
     server = Server()
     server.forbids = True
     with pytest.raises(ApiError, match=r"forbidden: it takes the rights that the chart gives with `agent\.enabled`"):
@@ -393,7 +393,7 @@ class Says(Server):
         return {"status": {"allowed": True}}
 
 
-async def test_cluster_facts_are_reported_once_the_server_answers() -> None:
+async def test_cluster_version_is_reported_when_the_api_server_answers() -> None:
     server, heard = Says(), list[ClusterFacts]()
     assert await volumes.query_cluster_facts(cast("Api", server), "namespace") == ClusterFacts(False, (1, 35))
     assert server.asked == ["/version"], "with that scope nothing of the cluster may be made"

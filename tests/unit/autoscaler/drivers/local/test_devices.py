@@ -59,7 +59,7 @@ def test_only_gpus_named_in_the_environment_are_used(names: str | None, found: s
     assert [one.uuid for one in filter_visible_gpus(gpus, names)] == [f"GPU-{name}" for name in found]
 
 
-async def test_host_memory_is_used_without_nvml() -> None:
+async def test_host_memory_is_the_only_device_without_nvml() -> None:
     (host,) = await Devices((), lambda: None).open()
     assert (host.id, host.product) == ("host", "")
     assert host.memory_bytes > 0
@@ -74,7 +74,7 @@ async def test_host_memory_is_used_without_nvml() -> None:
         (100 << 30, 8 << 30, 6 << 30),  # a container's limit counts
     ],
 )
-def test_host_memory_keeps_a_reserve(total: int, limit: int | None, usable: int) -> None:
+def test_part_of_the_host_memory_is_kept_free(total: int, limit: int | None, usable: int) -> None:
     assert host_bytes(total, limit) == usable
 
 

@@ -26,7 +26,7 @@ def test_disk_without_free_bytes_or_inodes_is_full(space: Space, full: bool) -> 
     assert disk_space.is_full(space) == full
 
 
-def test_free_space_of_directory_is_measured(tmp_path: Path) -> None:
+def test_directory_that_does_not_exist_does_not_count_as_full(tmp_path: Path) -> None:
     assert disk_space.measure_free_space(tmp_path).bytes > 0
     assert not disk_space.is_full(disk_space.measure_free_space(tmp_path / "none")), "a write there names the error"
 

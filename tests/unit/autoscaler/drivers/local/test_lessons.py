@@ -20,7 +20,7 @@ def state(tmp_path: Path) -> StateDirectory:
     return StateDirectory.open(tmp_path / "state")
 
 
-def test_saved_lesson_is_loaded_again(state: StateDirectory) -> None:
+def test_saved_placement_values_are_loaded_again(state: StateDirectory) -> None:
     file = LessonFile(state)
     assert file.load() == (None, "")
     file.save(LESSON)
@@ -28,7 +28,7 @@ def test_saved_lesson_is_loaded_again(state: StateDirectory) -> None:
     assert LessonFile(state).load() == (LESSON, "")
 
 
-def test_file_of_other_version_is_kept_until_the_next_save(state: StateDirectory) -> None:
+def test_placement_values_of_other_version_are_kept_until_next_save(state: StateDirectory) -> None:
     path = state.path / "lesson.json"
     path.write_bytes(b'{"version": 2, "lesson": {"of": "another kind"}}')
     assert LessonFile(state).load() == (None, f"{path} is of version 2, not 1: what it says is learnt again")
@@ -41,7 +41,7 @@ def test_file_of_other_version_is_kept_until_the_next_save(state: StateDirectory
     "text",
     [b"", b"{", b"[]", b'{"version": 1}', msgspec.json.encode({"version": 1, "lesson": replace(LESSON, prices=b"x")})],
 )
-def test_corrupt_lesson_file_is_moved_aside_and_reported(state: StateDirectory, text: bytes) -> None:
+def test_corrupt_placement_values_file_is_moved_aside_and_reported(state: StateDirectory, text: bytes) -> None:
     path = state.path / "lesson.json"
     path.write_bytes(text)
     lesson, problem = LessonFile(state).load()

@@ -15,7 +15,7 @@ def record(name: str) -> ReplicaRecord:
     return ReplicaRecord(id=ReplicaId(name), model=ModelName("m"), spec_hash="h", intent="i", slices=(), memory_bytes=1)
 
 
-def test_directory_is_private_to_its_owner_and_keeps_its_mark_prefix(tmp_path: Path) -> None:
+def test_state_directory_is_private_and_keeps_its_installation_id(tmp_path: Path) -> None:
     state = StateDirectory.open(tmp_path / "a" / "b")
     assert stat.S_IMODE(state.path.stat().st_mode) == 0o700
     assert {p.name for p in state.path.iterdir()} == {"version", "installation", "lock", "replicas", "logs", "run"}
@@ -26,7 +26,7 @@ def test_directory_is_private_to_its_owner_and_keeps_its_mark_prefix(tmp_path: P
     again.close()
 
 
-def test_second_owner_is_rejected_with_pid_of_the_first(tmp_path: Path) -> None:
+def test_second_process_is_rejected_with_the_pid_of_the_first(tmp_path: Path) -> None:
     state = StateDirectory.open(tmp_path / "s")
     with pytest.raises(InUseError) as refused:
         StateDirectory.open(tmp_path / "s")
@@ -39,7 +39,7 @@ def test_second_owner_is_rejected_with_pid_of_the_first(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("version", "why"), [("2", "newer Pilotlight (layout 2, this one knows 1)"), ("x", "not one of Pilotlight's")]
 )
-def test_newer_or_foreign_directory_is_rejected_unchanged(tmp_path: Path, version: str, why: str) -> None:
+def test_directory_of_newer_version_or_other_program_is_left_unchanged(tmp_path: Path, version: str, why: str) -> None:
     (tmp_path / "version").write_text(version)
     for use in (StateDirectory.open, StateDirectory.attach):
         with pytest.raises(StateError, match="--state") as refused:
@@ -51,7 +51,7 @@ def test_newer_or_foreign_directory_is_rejected_unchanged(tmp_path: Path, versio
 
 @pytest.mark.parametrize("name", ["version", "installation", EPOCH])
 @pytest.mark.parametrize("content", [b"", b"-1", b"0x1\n", b"\xff", b"0123456789abcdeg"])
-def test_corrupt_file_is_rejected_by_name_and_left_unchanged(tmp_path: Path, name: str, content: bytes) -> None:
+def test_error_names_a_corrupt_file_and_leaves_it_unchanged(tmp_path: Path, name: str, content: bytes) -> None:
     state = StateDirectory.open(tmp_path)
     assert [state.next_epoch(), state.next_epoch()] == [1, 2]
     state.close()
@@ -74,7 +74,7 @@ def test_epoch_increases_and_is_not_issued_if_write_fails(tmp_path: Path) -> Non
     state.close()
 
 
-def test_unwritable_directory_is_rejected_with_the_fix(tmp_path: Path) -> None:
+def test_error_for_unwritable_directory_names_the_state_option(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "file", tmp_path / "file" / "below", "/proc/pilotlight"):
         with pytest.raises(StateError, match="name a writable one with --state") as refused:
@@ -88,7 +88,7 @@ def test_attach_to_missing_directory_is_rejected(tmp_path: Path) -> None:
         StateDirectory.attach(tmp_path / "s")
 
 
-def test_records_with_any_name_are_read_back(tmp_path: Path) -> None:
+def test_replica_records_with_special_characters_are_read_back(tmp_path: Path) -> None:
     state = StateDirectory.open(tmp_path)
     names = ["a", "a/b", "..", "ns/name:tag", "x" * 500, "ä"]
     for name in names:

@@ -214,7 +214,7 @@ def test_infinity_engine_is_converted_to_a_command() -> None:
         ({"minReplicas": 5, "maxReplicas": 2}, "spec.replicas.min: expected at most replicas.max"),
     ],
 )
-def test_model_without_equivalent_is_rejected_with_a_reason(keys: dict[str, object], said: str) -> None:
+def test_model_that_cannot_be_converted_is_rejected_with_a_reason(keys: dict[str, object], said: str) -> None:
     taken = models.convert_model(spec(**keys))
     assert taken.document is None
     assert said in taken.refused

@@ -119,7 +119,7 @@ def test_complete_configuration_is_converted() -> None:
     }
 
 
-def test_converted_documents_load_together() -> None:
+def test_converted_documents_are_accepted_by_the_document_parser() -> None:
     documents = parse_documents([("printed", to_yaml(refuse_duplicate_names(convert(WHOLE))))])
     assert [one.name for one in documents.models] == ["coder:32b", "pooled"]
     assert [one.name for one in documents.tenants] == ["llama-swap"]
@@ -178,7 +178,7 @@ def test_port_in_command_is_replaced_by_placeholder(cmd: str, keys: dict[str, ob
         ("", {}, "cmd: expected the command"),
     ],
 )
-def test_model_without_equivalent_is_rejected_with_a_reason(cmd: str, keys: dict[str, object], said: str) -> None:
+def test_model_that_cannot_be_converted_is_rejected_with_a_reason(cmd: str, keys: dict[str, object], said: str) -> None:
     taken = model(cmd, keys)
     assert taken.document is None
     assert said in taken.refused
@@ -213,7 +213,7 @@ def test_extra_flags_are_supported_by_the_xllamacpp_server() -> None:
     assert set(xllamacpp_server.FLAGS) >= EXTRA_FLAGS
 
 
-def test_value_of_a_single_macro_keeps_its_type() -> None:
+def test_value_that_is_only_a_macro_keeps_the_type_of_the_macro() -> None:
     (taken,) = convert("macros: {idle: 30}\nmodels: {m: {cmd: 'engine ${PORT}', ttl: '${idle}'}}")
     assert written(taken)["idleSeconds"] == 30
 

@@ -86,7 +86,7 @@ def test_idle_replica_has_drained_and_stopped_events() -> None:
     assert told(at, seen(Seen.CLEAN, proof="exited"))[1] == [("Stopped", "r: idle for 60 s")]
 
 
-def test_drain_of_victim_has_evicted_event() -> None:
+def test_replica_drained_for_another_model_has_an_evicted_event() -> None:
     reason = "make room for ben: m was resident 40 s, 2 waiting"
     assert told(one_of(), DrainReplica(replica=R, reason=reason, victim_of=ModelName("ben")))[1] == [
         ("Evicted", f"r: {reason}")
@@ -137,7 +137,7 @@ def test_repeated_event_before_sending_is_counted() -> None:
     assert book.take(T0 + 5) is None
 
 
-def test_event_series_lasts_ten_minutes() -> None:
+def test_events_within_ten_minutes_join_one_series() -> None:
     book = Book()
     book.note(ADA, WOKEN, T0)
     first = book.take(T0)

@@ -35,7 +35,7 @@ class Told:
         return [one.name for one in self.documents[-1].models]
 
 
-def test_documents_are_withheld_until_all_sources_reported() -> None:
+def test_no_models_are_delivered_until_all_sources_have_reported() -> None:
     told = Told()
     one = Installation(told, (FILES, CUSTOMS))
     one.put(CUSTOMS, {X: model()}, statuses={X: {"learned": 1}})

@@ -81,7 +81,7 @@ SITUATIONS = {
 
 
 @pytest.mark.parametrize("reason", SITUATIONS)
-def test_ready_condition_has_the_reason_of_each_situation(reason: str) -> None:
+def test_ready_condition_has_the_expected_reason_for_each_model_state(reason: str) -> None:
     of, status = SITUATIONS[reason]
     ready = said(of, "Ready")
     assert (ready.reason, ready.status) == (reason, status)
@@ -106,14 +106,14 @@ def test_a_quarantined_model_is_faulty_and_stays_ready_while_it_serves() -> None
     assert said(case(), "Faulty")[1:3] == ("False", "NoFault")
 
 
-def test_waiting_for_capacity_is_not_degraded() -> None:
+def test_model_waiting_for_capacity_is_not_degraded() -> None:
     waits = starting(waits="Unschedulable: 0/3 nodes are available")
     assert said(waits, "Ready").message == "waiting for capacity: Unschedulable: 0/3 nodes are available"
     assert (said(waits, "Placed").status, said(waits, "Starting").status) == ("False", "True")
     assert said(waits, "Degraded").status == "False"
 
 
-def test_pod_preparing_its_image_is_not_degraded() -> None:
+def test_model_whose_pod_pulls_its_image_is_not_degraded() -> None:
     waits = starting(waits="node n1 gets its image and volumes ready")
     assert said(waits, "Ready")[1:] == ("False", "Starting", "node n1 gets its image and volumes ready")
     assert said(waits, "Degraded").status == "False"
@@ -196,7 +196,7 @@ def test_transition_time_changes_only_with_condition_status() -> None:
     assert paused.conditions[0].last_transition_time == datetime.fromtimestamp(UNIX0 + 50, UTC)
 
 
-def test_last_start_is_kept_and_omitted_for_found_replicas() -> None:
+def test_last_start_stays_in_the_status_after_the_replica_ends() -> None:
     seen = statuses.render_status(case(replicas=(replica(ADA, "r", started_s=T0 - 105),)), NO_STATUS, NOW)
     assert statuses.encode_status(seen)["lastStart"]
     assert statuses.render_status(case(), seen, NOW).last_start == seen.last_start
@@ -225,7 +225,7 @@ def test_inactive_model_objects_show_the_reason_and_no_replicas() -> None:
     assert told[1].conditions[0].message == "`ada` belongs to Model default/ada"
 
 
-def test_models_of_other_installations_are_listed_once_holder_is_known() -> None:
+def test_model_is_omitted_until_its_serving_installation_is_known() -> None:
     objects = {
         ObjectKey(name, "ada"): ModelObject(name, 1, None if name == "wrong" else ADA, "no" if name == "wrong" else "")
         for name in ("ours", "wrong", "theirs", "unknown")
@@ -255,7 +255,7 @@ def test_input_and_rendered_status_have_equal_summaries(reason: str) -> None:
     assert statuses.summarize_input(of) == statuses.summarize_status(statuses.render_status(of, NO_STATUS, NOW))
 
 
-def test_messages_and_demand_do_not_change_the_summary() -> None:
+def test_change_of_message_or_demand_leaves_the_status_summary_equal() -> None:
     light = case(unmet=unmet("r is resident 2 s"), load=ModelLoad(waiting=1))
     same = case(unmet=unmet("r is resident 3 s"), load=ModelLoad(waiting=7))
     assert statuses.summarize_input(light) == statuses.summarize_input(same)
@@ -327,7 +327,7 @@ def test_invalid_status_loses_history_of_its_own_model_only() -> None:
 # --- what changed -----------------------------------------------------------------------------------------------------
 
 
-def test_changed_models_include_changes_of_any_input() -> None:
+def test_model_counts_as_changed_if_any_input_of_its_status_changes() -> None:
     ben, cleo, dora = model("ben"), model("cleo"), model("dora")
     before = world([ADA, ben, cleo, dora], replicas=[replica(ADA, "r")])
     assert statuses.list_changed_models(before, before) == set()

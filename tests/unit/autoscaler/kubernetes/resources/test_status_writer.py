@@ -136,7 +136,7 @@ async def test_status_writes_are_rate_limited_and_ordered_by_waiting_time() -> N
     assert not set(first) & set(second)
 
 
-async def test_model_of_other_installation_gets_one_condition_and_no_status() -> None:
+async def test_model_of_other_installation_gets_a_condition_but_no_status() -> None:
     house = House()
     await house.settle()
     house.paper.wrote.clear()
@@ -153,7 +153,7 @@ async def test_model_of_other_installation_gets_one_condition_and_no_status() ->
     assert house.paper.owners[-1] == ("pilotlight-me", "false"), "of its own, and it takes nothing of the other's"
 
 
-async def test_served_elsewhere_condition_is_removed_once_after_takeover() -> None:
+async def test_removal_of_served_elsewhere_condition_ends_after_a_conflict() -> None:
     house = House()
     await house.settle()
     house.paper.wrote.clear()
@@ -196,7 +196,7 @@ async def test_status_of_previous_installation_is_read_after_takeover() -> None:
     assert house.statuses._kept[theirs.uid].status.observed_generation == 7
 
 
-async def test_a_model_whose_fit_raises_does_not_affect_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_exception_in_fit_check_of_one_model_does_not_affect_others(monkeypatch: pytest.MonkeyPatch) -> None:
     faults, never, bad, huge = list[str](), Fitting.never, MODELS[0], MODELS[1]
 
     def raising(self: Fitting, of: Model) -> str:
@@ -230,7 +230,7 @@ async def test_model_that_fits_no_device_is_not_ready_until_one_fits() -> None:
     assert (house.readiness(huge), house.readiness(MODELS[1])) == (("True", "Serving"), ("False", "NoDeviceFits"))
 
 
-async def test_possible_repartitioning_prevents_no_device_fits_condition() -> None:
+async def test_model_that_fits_after_mig_repartitioning_counts_as_placeable() -> None:
     house, huge = House(), MODELS[0]
     cut = replace(town(), models=house.at.models, cuttable={})
     house.show(replace(cut, slices={"g": device("g", 4)}))
@@ -323,7 +323,7 @@ async def test_invalid_status_is_overwritten(house: House) -> None:
     assert heard(house, house.paper.version + 1, {"replicas": "many"}) == ["m0"]
 
 
-async def test_own_write_echo_is_ignored_and_later_foreign_write_is_corrected(house: House) -> None:
+async def test_status_overwritten_by_another_writer_is_written_again(house: House) -> None:
     """Our own words are nothing new; what another wrote after us is."""
 
     def echo(status: Mapping[str, object], later: int) -> None:
@@ -351,7 +351,7 @@ async def test_own_write_echo_is_ignored_and_later_foreign_write_is_corrected(ho
 
 
 @pytest.mark.parametrize("late", [True, False])
-async def test_status_seen_during_listing_overrides_the_list(house: House, late: bool) -> None:
+async def test_newer_status_from_the_watch_overrides_the_listed_status(house: House, late: bool) -> None:
     """At the begin of a leadership."""
     uid, version = MODELS[0].uid, house.paper.version
     listed = status.read_status(house.paper.wrote[-1]["status"])
@@ -449,6 +449,6 @@ async def test_events_wait_while_the_server_is_unavailable() -> None:
 
 
 @pytest.mark.usefixtures("fast")
-async def test_fenced_writer_drops_events_and_follower_has_none() -> None:
+async def test_events_are_dropped_when_leadership_is_lost() -> None:
     assert await told([FencedError("another leads")]) == ([], 2)
     assert await told([], leads=False) == ([], 0)

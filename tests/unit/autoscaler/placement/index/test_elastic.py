@@ -56,7 +56,7 @@ def generous(budget: ElasticBudget) -> ElasticBudget:
 # --- by hand ----------------------------------------------------------------------------------------------------------
 
 
-def test_only_requests_for_part_of_one_device_are_elastic() -> None:
+def test_only_replicas_that_use_part_of_one_device_are_elastic() -> None:
     assert make_elastic(RequestShape(memory_bytes=810)).least.memory_bytes == 729
     assert make_elastic(RequestShape(memory_bytes=815)).least.memory_bytes == 734, "at least nine tenths: 733.5"
     for one in (RequestShape(memory_bytes=0), RequestShape(devices=2, memory_bytes=500), RequestShape(devices=0)):
@@ -66,7 +66,7 @@ def test_only_requests_for_part_of_one_device_are_elastic() -> None:
             encode_request(wrong, (SliceClass(1000),))
 
 
-def test_elastic_request_gets_all_remaining_memory_if_sufficient() -> None:
+def test_elastic_replica_gets_all_remaining_memory_above_its_minimum() -> None:
     one = Elastic(NodeArrays(nodes(1), build_untrained_estimate(SIZES)))
     generous(one.budget)
     assert granted(one.start(RequestShape(memory_bytes=570))) == (0, 570), "who is not elastic gets what it asks for"
@@ -74,7 +74,7 @@ def test_elastic_request_gets_all_remaining_memory_if_sufficient() -> None:
     assert one.start(share(460)) is None
 
 
-def test_elastic_request_is_reduced_to_leave_room_for_another() -> None:
+def test_elastic_replica_gets_less_memory_to_leave_space_for_another() -> None:
     """Learnt: 41 tens are of no use, 42 are filled."""
     waste = np.linspace(0, 0.1, LEVELS)
     waste[1:42] = 10.0 * np.arange(1, 42)
@@ -85,7 +85,7 @@ def test_elastic_request_is_reduced_to_leave_room_for_another() -> None:
     assert granted(one.start(share(460))) == (0, 415)
 
 
-def test_no_elastic_request_is_reduced_without_budget() -> None:
+def test_elastic_replica_gets_its_full_memory_if_no_budget_remains() -> None:
     one = Elastic(NodeArrays(nodes(2), build_untrained_estimate(SIZES)))
     assert granted(one.start(RequestShape(memory_bytes=570))) == (0, 570)
     first = one.start(share(460))
@@ -99,7 +99,7 @@ def test_no_elastic_request_is_reduced_without_budget() -> None:
     assert one.budget.count == 101
 
 
-def test_elastic_budget_limits_reductions_by_request_and_by_byte() -> None:
+def test_elastic_budget_limits_the_mean_reduction_per_replica_and_byte() -> None:
     budget = ElasticBudget()
     assert budget.allows(1000, 950)
     assert not budget.allows(1000, 949)
@@ -113,7 +113,7 @@ def test_elastic_budget_limits_reductions_by_request_and_by_byte() -> None:
     assert not large.allows(1000, 900), "by request 0.99, by byte 0.908"
 
 
-def test_residual_waste_counts_forgone_elastic_memory_by_half() -> None:
+def test_residual_waste_falls_by_half_of_the_elastic_memory_saved() -> None:
     waste = compute_residual_waste({600: 1.0}, {600: 540})
     assert waste[539] == 539
     assert waste[540] == pytest.approx(-30)
@@ -130,7 +130,9 @@ ASKED = st.builds(share, st.integers(1, 1000)) | st.builds(
 
 @settings(deadline=None)
 @given(st.lists(ASKED, max_size=60), st.data())
-def test_elastic_grants_meet_the_minimum_and_keep_the_mean(kinds: Sequence[RequestShape], data: st.DataObject) -> None:
+def test_elastic_replica_never_gets_less_than_its_minimum_memory(
+    kinds: Sequence[RequestShape], data: st.DataObject
+) -> None:
     one = Elastic(NodeArrays(nodes(3, 2), build_untrained_estimate(SIZES)))
     running: list[PlacedRequest] = []
     for kind in kinds:
@@ -154,7 +156,7 @@ def test_elastic_grants_meet_the_minimum_and_keep_the_mean(kinds: Sequence[Reque
 
 @settings(deadline=None, max_examples=examples(40))
 @given(st.lists(ASKED, max_size=40))
-def test_cached_rows_choose_as_recomputed_rows(kinds: Sequence[RequestShape]) -> None:
+def test_cached_score_rows_give_the_same_choice_as_recomputed_ones(kinds: Sequence[RequestShape]) -> None:
     kept = Elastic(NodeArrays(nodes(3, 2), build_untrained_estimate(SIZES)))
     taken: list[PlacedRequest] = []
     for kind in kinds:
@@ -170,7 +172,7 @@ def test_cached_rows_choose_as_recomputed_rows(kinds: Sequence[RequestShape]) ->
             taken.append(found)
 
 
-def test_elastic_training_is_deterministic_and_fills_more() -> None:
+def test_training_with_elastic_replicas_uses_more_device_memory() -> None:
     def draws(seed: int) -> Draw:
         return random.Random(seed).randrange
 
@@ -195,7 +197,7 @@ def test_elastic_training_is_deterministic_and_fills_more() -> None:
         (800, 720, "0.9000 and 0.9000"), (800, 0, "no grant for"),
     ],
 )  # fmt: skip
-def test_replay_rejects_invalid_grants(asked: int, milli: int, error: str) -> None:
+def test_replay_rejects_an_invalid_memory_allocation(asked: int, milli: int, error: str) -> None:
     class Miser:
         def choose(self, kind: Asked) -> tuple[int, int, int]:
             return 0, 0, milli
@@ -205,7 +207,7 @@ def test_replay_rejects_invalid_grants(asked: int, milli: int, error: str) -> No
         replay(round, lambda _: Miser())
 
 
-def test_replay_counts_requested_and_subtracts_granted_memory() -> None:
+def test_replay_counts_requested_but_occupies_allocated_memory() -> None:
     seen: list[Cluster] = []
 
     class Fair:

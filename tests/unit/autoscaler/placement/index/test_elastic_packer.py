@@ -48,14 +48,14 @@ def grants(packing: PackResult) -> list[tuple[str, float]]:
 # --- the packer -------------------------------------------------------------------------------------------------------
 
 
-def test_elastic_request_is_placed_in_a_slightly_small_gap() -> None:
+def test_elastic_replica_gets_less_memory_in_a_slightly_too_small_gap() -> None:
     hole = shelf(device("g0", 20), on("x", 10.5))
     assert grants(run([want("a")], [hole])) == [("a", 9.5)]
     rigid = run([want("a", spare_gi=0)], [hole]).unmet[0]
     assert rigid.reason.startswith("needs 10Gi on one device; the largest has 9.5Gi free of 20Gi")
 
 
-def test_elastic_request_without_budget_keeps_its_full_size() -> None:
+def test_elastic_replica_gets_its_full_memory_if_no_budget_remains() -> None:
     small, large = shelf(device("g0", 20), on("x", 11)), shelf(device("g1", 24))
     assert grants(run([want("a")], [small, large])) == [("a", 10)], "alone with nine tenths all would have too little"
     alone = run([want("a")], [small]).unmet[0]
@@ -64,7 +64,7 @@ def test_elastic_request_without_budget_keeps_its_full_size() -> None:
     assert grants(run([want("a")], [small], generous=1)) == [("a", 9)]
 
 
-def test_elastic_grants_of_one_pack_share_the_budget() -> None:
+def test_memory_reductions_in_one_packing_share_the_elastic_budget() -> None:
     shelves = [shelf(device("g0", 24)), shelf(device("g1", 9)), shelf(device("g2", 9))]
     wants = [
         want("a", unserved_since_s=1.0, products=()),
@@ -77,14 +77,14 @@ def test_elastic_grants_of_one_pack_share_the_budget() -> None:
     assert len(run(wants, shelves).placements) == 2, "of three only one could"
 
 
-def test_elastic_request_takes_a_slightly_small_dedicated_slice() -> None:
+def test_elastic_replica_accepts_a_slightly_too_small_dedicated_slice() -> None:
     cut = shelf(device("g0", 9.5, shared=False))
     assert grants(run([want("a")], [cut])) == [("a", 9.5)]
     never = run([want("a", 11)], [cut]).unmet[0]
     assert (never.never, never.reason) == (True, "needs 10Gi on one device; the largest has 9.5Gi")
 
 
-def test_elastic_request_with_budget_evicts_only_for_its_reduced_size() -> None:
+def test_elastic_replica_evicts_only_for_its_reduced_memory_size() -> None:
     busy = on("busy", 10.5, busy=True)
     starting = shelf(device("g0", 20), busy, locked=True)
     made = run([want("a", force=EvictionLevel.BUSY)], [starting, shelf(device("g1", 10), on("idle", 10))], generous=1)
@@ -97,7 +97,7 @@ def test_elastic_request_with_budget_evicts_only_for_its_reduced_size() -> None:
     )
 
 
-def test_promised_reduced_size_fits_after_the_eviction() -> None:
+def test_elastic_replica_gets_the_promised_memory_after_an_eviction() -> None:
     two = shelf(device("g2", 10), on("idle", 9), on("other", 1))
     assert victims(run([want("a", force=EvictionLevel.BUSY)], [two], generous=1)) == ["idle"]
     assert grants(run([want("a")], [shelf(device("g2", 10), on("other", 1))], generous=1)) == [("a", 9)]
@@ -134,7 +134,7 @@ def _shelf(number: int, size: int, used: int, *, shared: bool) -> Bin:
 
 @settings(deadline=None, max_examples=examples(300))
 @given(WANTS, SHELVES, st.integers(0, 4))
-def test_elastic_grants_keep_the_mean_and_never_overcommit(
+def test_elastic_replicas_get_at_least_95_percent_of_memory_on_average(
     wants: list[PlacementRequest], sizes: list[tuple[int, int, bool]], generous: int
 ) -> None:
     shelves = [_shelf(at, size, used, shared=shared) for at, (size, used, shared) in enumerate(sizes)]

@@ -157,7 +157,7 @@ Rows = Sequence[tuple[tuple[SliceClass, ...], int, int]]
 
 @settings(derandomize=True, deadline=None, max_examples=examples(80))
 @given(NODES, st.lists(st.tuples(KINDS, st.integers(0, 5)), min_size=1, max_size=30), st.integers(0, 99))
-def test_choices_equal_the_reference_and_never_overcommit(
+def test_chosen_devices_equal_those_of_a_reference_implementation(
     rows: Rows, asked: Sequence[tuple[RequestShape, int]], seed: int
 ) -> None:
     nodes = [NodeCapacity(f"n{number}", *row) for number, row in enumerate(rows)]
@@ -190,7 +190,7 @@ def test_choices_equal_the_reference_and_never_overcommit(
     assert state(one) == state(NodeArrays(nodes, taught))
 
 
-def test_lanes_of_one_link_are_preferred_within_a_tier() -> None:
+def test_linked_devices_are_preferred_among_equally_priced_ones() -> None:
     four = lanes(1000, 1000, 1000, 1000)
     apart, joined = NodeCapacity("a", four), NodeCapacity("b", four, links=("x", "y", "x", "y"))
     one = stock(apart, joined)
@@ -210,7 +210,7 @@ def test_lanes_of_one_link_are_preferred_within_a_tier() -> None:
 
 @settings(derandomize=True, deadline=None, max_examples=examples(60))
 @given(NODES, st.lists(KINDS, min_size=1, max_size=12), st.integers(0, 99))
-def test_links_never_change_whether_a_request_fits_or_its_tier(
+def test_link_preference_never_changes_whether_a_replica_fits(
     rows: Rows, asked: Sequence[RequestShape], seed: int
 ) -> None:
     draw = np.random.default_rng(seed)
@@ -242,7 +242,7 @@ def state(one: NodeArrays) -> list[list[int]]:
 
 @settings(derandomize=True, deadline=None, max_examples=examples(40))
 @given(NODES, st.lists(KINDS, min_size=1, max_size=12), st.lists(KINDS, min_size=1, max_size=12))
-def test_rewind_restores_the_state_before_the_attempts(
+def test_rewind_restores_the_state_before_trial_placements(
     rows: Rows, kept: Sequence[RequestShape], tried: Sequence[RequestShape]
 ) -> None:
     nodes = [NodeCapacity(f"n{number}", *row) for number, row in enumerate(rows)]
@@ -269,7 +269,7 @@ def test_rewind_restores_the_state_before_the_attempts(
 
 @settings(derandomize=True, deadline=None, max_examples=examples(30))
 @given(NODES, NODES, st.lists(KINDS, min_size=1, max_size=20))
-def test_request_that_fits_still_fits_with_more_nodes(rows: Rows, more: Rows, asked: Sequence[RequestShape]) -> None:
+def test_replica_that_fits_still_fits_with_more_nodes(rows: Rows, more: Rows, asked: Sequence[RequestShape]) -> None:
     few = [NodeCapacity(f"n{number}", *row) for number, row in enumerate(rows)]
     many = few + [NodeCapacity(f"m{number}", *row) for number, row in enumerate(more)]
     for kind in asked:
@@ -280,7 +280,7 @@ def test_request_that_fits_still_fits_with_more_nodes(rows: Rows, more: Rows, as
 # --- by hand ----------------------------------------------------------------------------------------------------------
 
 
-def test_partial_request_is_placed_where_the_least_waste_remains() -> None:
+def test_fractional_device_replica_is_placed_where_least_waste_remains() -> None:
     """250 and 400 are asked for: 600 beside 400 is used up, 750 beside 250 is not."""
     one = stock(NodeCapacity("a", lanes(1000)), NodeCapacity("b", lanes(1000)))
     take(one, RequestShape(memory_bytes=400), LaneAssignment(0, (0,)))
@@ -290,7 +290,7 @@ def test_partial_request_is_placed_where_the_least_waste_remains() -> None:
     assert choose(one, RequestShape(memory_bytes=751)) is None
 
 
-def test_whole_lane_request_takes_the_smallest_idle_lanes_that_fit() -> None:
+def test_whole_device_replica_takes_the_smallest_idle_devices_that_fit() -> None:
     one = stock(NodeCapacity("a", lanes(1000, 500, 1000, 1000)))
     take(one, RequestShape(memory_bytes=1), LaneAssignment(0, (0,)))
     assert choose(one, RequestShape(devices=2)) == LaneAssignment(0, (1, 2))
@@ -298,7 +298,7 @@ def test_whole_lane_request_takes_the_smallest_idle_lanes_that_fit() -> None:
     assert choose(one, RequestShape(devices=3, memory_bytes=600)) is None
 
 
-def test_costly_and_large_lanes_are_used_last() -> None:
+def test_costly_and_large_devices_are_used_last() -> None:
     one = stock(
         NodeCapacity("a", (SliceClass(80, "h100", price=4.0),)),
         NodeCapacity("b", (SliceClass(24, "l4", price=0.8),)),
@@ -312,7 +312,7 @@ def test_costly_and_large_lanes_are_used_last() -> None:
     assert "".join(seen) == "dccccbaaaa"
 
 
-def test_node_with_a_copy_precedes_a_smaller_but_not_a_cheaper_lane() -> None:
+def test_local_weights_outweigh_a_tighter_fit_but_not_a_lower_price() -> None:
     one = stock(
         NodeCapacity("a", lanes(24)), NodeCapacity("b", lanes(80)), NodeCapacity("c", (SliceClass(24, price=1.0),))
     )
@@ -322,7 +322,7 @@ def test_node_with_a_copy_precedes_a_smaller_but_not_a_cheaper_lane() -> None:
     assert choose(one, RequestShape(memory_bytes=20), ok=np.array([False, False, True])) == LaneAssignment(2, (0,))
 
 
-def test_rounding_to_milli_never_makes_room() -> None:
+def test_rounding_to_thousandths_never_overstates_free_memory() -> None:
     """A 9,999th of the lane is less than a milli, and still not there."""
     one = stock(NodeCapacity("a", lanes(9_999)))
     take(one, RequestShape(memory_bytes=1), LaneAssignment(0, (0,)))
@@ -331,7 +331,7 @@ def test_rounding_to_milli_never_makes_room() -> None:
     assert choose(one, RequestShape()) is None
 
 
-def test_cpu_memory_and_product_exclude_nodes() -> None:
+def test_node_without_enough_cpu_memory_or_the_product_is_not_chosen() -> None:
     one = stock(
         NodeCapacity("a", lanes(1000, product="t4"), 4000, 8 * GIB), NodeCapacity("b", lanes(1000, product="l4"), 1000)
     )
@@ -344,7 +344,7 @@ def test_cpu_memory_and_product_exclude_nodes() -> None:
     )
 
 
-def test_take_or_return_beyond_capacity_is_rejected() -> None:
+def test_allocation_or_release_beyond_node_capacity_is_rejected() -> None:
     one = stock(NodeCapacity("a", lanes(1000), cpu_milli=1000))
     half, nothing = ResourceAmount(500, 0), RequestUsage(())
     for much in (
@@ -375,12 +375,12 @@ def test_take_or_return_beyond_capacity_is_rejected() -> None:
     assert choose(one, RequestShape()) == LaneAssignment(0, (0,)), "and changes nothing"
 
 
-def test_invalid_node_is_rejected() -> None:
+def test_node_with_a_zero_size_device_is_rejected_with_its_name() -> None:
     with pytest.raises(ValueError, match=r"^node b: lanes are 1 to "):
         stock(NodeCapacity("a", lanes(1)), NodeCapacity("b", lanes(0)))
 
 
-def test_the_largest_numbers_do_not_overflow() -> None:
+def test_largest_valid_memory_and_cpu_sizes_do_not_overflow() -> None:
     nodes = (NodeCapacity("a", lanes(BYTES_MAX) * 16),)
     one, kind = NodeArrays(nodes, some_lessons(nodes, 3)), RequestShape(memory_bytes=BYTES_MAX, cpu_milli=CPU_MAX)
     assert choose(one, kind) == slow(one, some_lessons(nodes, 3), kind) == LaneAssignment(0, (0,))
@@ -388,7 +388,7 @@ def test_the_largest_numbers_do_not_overflow() -> None:
 
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("crowded", [False, True])
-def test_preferred_lane_is_taken_despite_many_products_and_prices(devices: int, *, crowded: bool) -> None:
+def test_preferred_device_is_chosen_among_many_products_and_prices(devices: int, *, crowded: bool) -> None:
     """Of each product, of a size of its own, at each price one node: more tiers than fit into a key."""
     products, draw = tuple(f"p{number:02}" for number in range(60)), np.random.default_rng(1)
     sorts = [(product, price) for product in range(60) for price in range(60)]
@@ -407,7 +407,7 @@ def test_preferred_lane_is_taken_despite_many_products_and_prices(devices: int, 
         )
 
 
-def test_rows_dropped_from_the_cache_are_scored_again() -> None:
+def test_score_rows_evicted_from_the_cache_are_recomputed() -> None:
     size = 1000
     one = stock(NodeCapacity("a", lanes(size)), NodeCapacity("b", lanes(size)))
     for cpu_milli in range(1, ROWS_MAX + 3):
@@ -417,7 +417,7 @@ def test_rows_dropped_from_the_cache_are_scored_again() -> None:
     assert choose(one, RequestShape(memory_bytes=1, cpu_milli=1)) == LaneAssignment(1, (0,))
 
 
-def test_node_without_lanes_fits_only_a_request_without_devices() -> None:
+def test_node_without_devices_fits_only_a_cpu_only_replica() -> None:
     assert choose(stock(), RequestShape()) is None
     assert choose(stock(), RequestShape(devices=0)) is None
     assert choose(stock(NodeCapacity("a", ())), RequestShape()) is None

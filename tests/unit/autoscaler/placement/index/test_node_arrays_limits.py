@@ -19,7 +19,7 @@ def lanes(*sizes: int) -> tuple[SliceClass, ...]:
     return tuple(map(SliceClass, sizes))
 
 
-def test_request_usage_covers_its_lanes_and_host_resources() -> None:
+def test_replica_usage_includes_its_devices_cpu_and_host_memory() -> None:
     node = NodeCapacity("a", (SliceClass(1000, "x"), SliceClass(2000, "y"), SliceClass(1000, "y")))
     kind = RequestShape(memory_bytes=300, devices=2, cpu_milli=7, host_bytes=9)
     assert compute_request_usage(kind, node, (1, 2)) == RequestUsage(
@@ -55,6 +55,6 @@ def test_node_at_the_maximum_capacity_is_valid() -> None:
         NodeCapacity("a", (SliceClass(1, price=float("inf")),)),
     ],
 )
-def test_invalid_node_capacity_is_rejected_with_a_clear_error(node: NodeCapacity) -> None:
+def test_invalid_node_capacity_is_rejected_with_the_node_name(node: NodeCapacity) -> None:
     with pytest.raises(ValueError, match=r"^node a: lanes are 1 to "):
         validate_node(node)

@@ -40,7 +40,7 @@ CHOICES = st.builds(
 
 @settings(derandomize=True, deadline=None, max_examples=examples(300))
 @given(SLICES, st.lists(CHOICES, min_size=1, max_size=3))
-def test_node_admits_a_choice_only_if_all_its_slices_do(slices: list[Slice], choices: list[NodeConstraints]) -> None:
+def test_node_passes_the_filter_only_if_all_its_slices_do(slices: list[Slice], choices: list[NodeConstraints]) -> None:
     slices = sorted(slices, key=lambda one: one.node)
     found = Admitting(slices, np.array([NODES.index(one.node) for one in slices], np.int64), NODES)
     for choice in choices:

@@ -26,7 +26,7 @@ from autoscaler.placement.index.residual_waste import (
 )
 
 
-def test_room_below_the_requested_size_is_entirely_waste() -> None:
+def test_free_memory_below_the_requested_size_is_entirely_waste() -> None:
     waste = compute_residual_waste({500: 1.0})
     used = 1 - exp(-EAGER)
     assert list(waste[[0, 1, 250, 499]]) == [0, 1, 250, 499]
@@ -45,7 +45,7 @@ def test_rare_size_leaves_more_expected_waste_than_a_frequent_one() -> None:
     assert waste[300] > waste[700] - waste[400]
 
 
-def test_levels_are_tens_of_milli_rounded_half_up() -> None:
+def test_free_share_is_rounded_half_up_to_whole_percent() -> None:
     assert quantize_milli(np.array([-1, 0, 4, 5, 14, 15, 994, 995, 1000])).tolist() == [
         ABSENT,
         0,
@@ -60,7 +60,7 @@ def test_levels_are_tens_of_milli_rounded_half_up() -> None:
     assert (IDLE, LEVELS) == (101, 102)
 
 
-def test_bin_of_assigns_edge_values_to_the_upper_bin() -> None:
+def test_cpu_value_on_a_bin_edge_belongs_to_the_upper_bin() -> None:
     cpu = np.array([0, *(edge + off for edge in CPU_EDGES for off in (-1, 0))])
     assert bin_of(cpu, np.full(len(cpu), 4000)).tolist() == [0, 0, 1, 1, 2, 2, 3]
     assert bin_of(np.array([999, 4000, 1 << 50]), np.zeros(3, np.int64)).tolist() == [0, FULL_BIN, FULL_BIN]
@@ -71,7 +71,7 @@ def test_bin_of_assigns_edge_values_to_the_upper_bin() -> None:
     assert bin_of(np.array([1 << 50]), np.array([1])).tolist() == [FULL_BIN - 1]
 
 
-def test_tables_are_integers_and_an_absent_lane_has_no_value() -> None:
+def test_absent_device_has_value_zero_in_the_waste_tables() -> None:
     made = build_tables(np.full((2, BINS, LEVELS), 1.3), np.array([0.5, 1.0]))
     assert made.values.shape == (2, BINS, LEVELS + 1)
     assert set(made.values[:, :, :LEVELS].ravel().tolist()) == {round(1.3 * UNITS)}
@@ -79,7 +79,7 @@ def test_tables_are_integers_and_an_absent_lane_has_no_value() -> None:
     assert made.prices.tolist() == [UNITS // 2, UNITS]
 
 
-def test_untrained_estimate_depends_only_on_sizes() -> None:
+def test_untrained_estimate_depends_only_on_requested_memory_sizes() -> None:
     made = build_untrained_estimate({300: 1.0}).tables
     expected = np.rint(sample_levels(compute_residual_waste({300: 1.0})) * UNITS)
     assert (made.values[:, :, :LEVELS] == expected).all()

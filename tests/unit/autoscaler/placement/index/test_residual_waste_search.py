@@ -78,19 +78,19 @@ def ours() -> float:
 
 
 @pytest.mark.deep
-def test_learned_prices_of_scarce_v100_reach_the_expected_utilization(ours: float) -> None:
+def test_learned_prices_for_scarce_v100s_reach_92_percent_utilization(ours: float) -> None:
     """About 93; with PRICE = 0, when they are given to whoever comes, it is less than 91."""
     assert ours >= 92.3
 
 
 @pytest.mark.deep
-def test_learned_values_accept_more_than_best_fit(ours: float) -> None:
+def test_learned_values_use_5_points_more_gpu_capacity_than_best_fit(ours: float) -> None:
     best_fit = fmean(used(lambda _: lambda among: Rows(among, BestFit()), seed) for seed in SEEDS)
     assert ours > best_fit + 5
 
 
 @pytest.mark.parametrize(("first_milli", "chosen"), [(20, 0), (50, 0), (60, 1)])
-def test_first_of_nearly_equal_nodes_is_chosen_else_the_least_waste(first_milli: int, chosen: int) -> None:
+def test_first_of_nodes_with_nearly_equal_waste_is_chosen(first_milli: int, chosen: int) -> None:
     """So the last ones stay free for what needs much. Taken whole, the first loses so much and the second 20 milli."""
     nodes = [NodeCapacity("a", (SliceClass(1000, "a"),)), NodeCapacity("b", (SliceClass(1000, "b"),))]
     lost = np.zeros((3, BINS, LEVELS))

@@ -80,7 +80,7 @@ def test_eviction_cost_index_equals_a_scan_of_all_slices(seed: int) -> None:
         expected = outlook(rng) if rng.random() < 0.3 else expected
 
 
-def test_rows_of_removed_occupants_are_reused() -> None:
+def test_eviction_cost_rows_of_removed_replicas_are_reused() -> None:
     roster, expected = EvictionCostIndex(1), RestartCosts()
     full = shelf(device("g0", 80), *(on(f"x{number}", 1) for number in range(8)))
     roster.put(0, full)

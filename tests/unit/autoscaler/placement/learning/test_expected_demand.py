@@ -37,7 +37,7 @@ def called(ago_s: float = 0.0, *peaks: int) -> History:
     return History(last_activity_s=T0 - ago_s, peaks=tuple(enumerate(peaks)))
 
 
-def test_demand_share_equals_the_share_of_replicas_needed() -> None:
+def test_demand_share_of_a_shape_equals_its_share_of_needed_replicas() -> None:
     """Two Models of 10Gi need one and three Replicas, one of 20Gi needs four: it peaked at 13 Calls with 4 slots."""
     models = [model("a", 10), model("b", 10, high=9), model("c", 20, high=9), model("never", 40)]
     calls = [gateway(levels=[level("a", 1), level("b", 4, 8)])]
@@ -45,7 +45,7 @@ def test_demand_share_equals_the_share_of_replicas_needed() -> None:
     assert shares(made) == {kind(10): 0.5, kind(20): 0.5}
 
 
-def test_request_shape_consists_of_devices_memory_and_compute() -> None:
+def test_demand_shape_includes_device_count_memory_and_compute() -> None:
     models = [
         model("a", 8, gpu=Gpu(count=2)),
         model("b", 8, gpu=Gpu(compute_percent=30)),
@@ -57,7 +57,7 @@ def test_request_shape_consists_of_devices_memory_and_compute() -> None:
     )
 
 
-def test_request_shape_includes_isolation_products_and_pod_requests() -> None:
+def test_demand_shape_includes_isolation_products_and_pod_requests() -> None:
     """Laid over each other as the driver lays them; a limit of what nothing requests is its request."""
     asks = Resources(requests={"cpu": "1500m"}, limits={"memory": "2Gi", "rdma/hca": 1})
     models = [
@@ -74,13 +74,13 @@ def test_request_shape_includes_isolation_products_and_pod_requests() -> None:
     }
 
 
-def test_demand_decays_but_minimum_replicas_do_not() -> None:
+def test_demand_of_unused_models_decays_except_minimum_replicas() -> None:
     models = [model("now", 1), model("past", 2), model("kept", 3, low=1)]
     made = world(models, histories={"now": called(), "past": called(2 * HALF_LIFE_S), "kept": called(20 * HALF_LIFE_S)})
     assert shares(made) == {kind(1): 4 / 9, kind(3): 4 / 9, kind(2): 1 / 9}
 
 
-def test_cold_rejection_counts_as_demand_but_a_paused_model_does_not() -> None:
+def test_request_rejected_at_scale_zero_counts_as_demand() -> None:
     models = [model("a", 1), model("b", 2, paused=True)]
     made = world(models, histories={"a": History(refused_cold_s=T0), "b": called()})
     assert shares(made) == {kind(1): 1.0}
@@ -100,7 +100,7 @@ def many() -> list[Model]:
     return [model(f"m{number:03}", 1 + number / 7, high=4) for number in range(KINDS_MAX + 50)]
 
 
-def test_histogram_is_bounded_and_keeps_the_most_frequent_shapes() -> None:
+def test_demand_histogram_keeps_only_the_most_frequent_shapes() -> None:
     rare = {str(m.name): called(HALF_LIFE_S * (1 + n / 100)) for n, m in enumerate(many())}
     made = build_demand_histogram(world(many(), histories=rare), T0)
     assert [one.kind for one in made] == [kind(1 + number / 7) for number in range(KINDS_MAX)]
@@ -116,7 +116,7 @@ def test_histogram_is_independent_of_observation_order() -> None:
     assert other == one
 
 
-def test_restart_cost_is_the_median_of_recorded_starts() -> None:
+def test_restart_cost_is_the_median_of_recorded_start_times() -> None:
     a, b = model("a", 1), model("b", 1)
     known = {"a": History(starts_s=(1.0, 9.0, 3.0))}
     made = build_restart_costs(world([a, b], [device()], [replica(a, "ra"), replica(b, "rb")], histories=known))

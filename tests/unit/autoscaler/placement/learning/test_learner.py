@@ -70,14 +70,14 @@ def test_learned_tables_are_independent_of_demand_order() -> None:
     assert one.tables.prices.tobytes() == other.tables.prices.tobytes()
 
 
-def test_learned_values_fill_more_than_sizes_alone() -> None:
+def test_learned_values_fill_5_points_more_than_the_untrained_estimate() -> None:
     """Requests for CPU only go where the devices are gone, not where they would strand some."""
     taught, begun = best(), build_untrained_estimate(SIZES)
     more = [filled(taught, seed) - filled(begun, seed) for seed in range(20)]
     assert np.mean(more) > 5
 
 
-def test_first_iteration_is_untrained_and_every_iteration_is_scored() -> None:
+def test_first_training_iteration_equals_the_untrained_estimate() -> None:
     heard = lessons()
     assert len(heard) == ITERATIONS + 1
     assert (heard[0][0].tables.values == build_untrained_estimate(SIZES).tables.values).all()
@@ -94,7 +94,7 @@ def test_scarce_nodes_with_exclusive_demand_get_the_highest_price() -> None:
     assert prices["h100"] > max(price for product, price in prices.items() if product != "h100")
 
 
-def test_nodes_without_devices_do_not_change_request_sizes() -> None:
+def test_nodes_without_devices_do_not_change_the_initial_values() -> None:
     """A request that fits on none of them is not less of the capacity for that."""
     with_hosts = (*NODES, *(NodeCapacity(f"h{number}", (), 64_000) for number in range(3)))
     first = lessons(with_hosts)[0][0]
@@ -118,7 +118,7 @@ def test_learner_rejects_input_without_devices_or_demand(
         Learner(nodes, demand, draws)
 
 
-def test_demand_of_any_size_uses_a_bounded_number_of_requests() -> None:
+def test_large_demand_is_scaled_down_to_a_bounded_number_of_samples() -> None:
     huge = tuple(RequestFrequency(kind, weight << 40) for kind, weight in DEMAND)
     rare = RequestFrequency(RequestShape(memory_bytes=700), 1)
     one = next(Learner(NODES, (*huge, rare), draws, LANES).lessons())

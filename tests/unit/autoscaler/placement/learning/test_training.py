@@ -35,7 +35,7 @@ AGAIN_S = training.AGAIN_S
 CHANGED = "what is asked for has changed"
 
 
-def test_training_input_groups_equal_nodes_and_lists_demand() -> None:
+def test_training_input_lists_equal_nodes_once_with_their_count() -> None:
     made = exercise_of(cluster())
     assert made.nodes == (Alike((LANE, LANE), CPU_MAX, BYTES_MAX, 3),)
     assert [(one.kind.memory_bytes, one.weight) for one in made.demand] == [(8 * GI, 1 << 20), (12 * GI, 1 << 20)]
@@ -63,7 +63,7 @@ def test_training_input_is_independent_of_observation_order() -> None:
     ],
     ids=["nobody calls", "it fits nowhere", "one Slice is no choice", "no Slice"],
 )
-def test_no_training_input_without_demand_or_a_choice_of_slices(one: World) -> None:
+def test_no_training_input_without_demand_or_with_fewer_than_two_slices(one: World) -> None:
     assert build_training_input(one, T0) is None
 
 
@@ -77,7 +77,7 @@ def test_training_input_keeps_only_the_most_common_node_kinds() -> None:
     assert [one.lanes[0].memory_bytes // GI for one in made.nodes] == [29 + size for size in range(ALIKE_MAX)]
 
 
-def test_large_cluster_is_sampled_by_a_part_of_each_node_kind() -> None:
+def test_sample_of_a_large_cluster_contains_every_node_kind() -> None:
     few, many = (SliceClass(80 * GI),) * 8, (LANE,) * 4
     nodes = (Alike(few, CPU_MAX, BYTES_MAX, 1), Alike(many, CPU_MAX, BYTES_MAX, 10_000))
     made = sample_nodes(TrainingInput(nodes=nodes, demand=(), seed=1))
@@ -143,7 +143,7 @@ def test_training_is_due_until_values_are_learned() -> None:
     assert training_reason(now, learnt(), None, T0) == ""
 
 
-def test_training_is_due_again_after_a_tenth_of_demand_moves() -> None:
+def test_training_is_due_again_after_a_tenth_of_demand_changes() -> None:
     """By capacity: a takes 334 thousandths of a Device and b 500, so with equal weights a has 40 % of the demand."""
     now = exercise_of(cluster())
     for weight, reason in ((50, CHANGED), (70, ""), (100, ""), (140, ""), (170, CHANGED)):
@@ -153,7 +153,7 @@ def test_training_is_due_again_after_a_tenth_of_demand_moves() -> None:
     assert training_reason(alone, learnt(), None, T0) == CHANGED
 
 
-def test_demand_without_devices_is_not_drift() -> None:
+def test_change_of_cpu_only_demand_does_not_trigger_training() -> None:
     now = exercise_of(cluster())
     more = replace(now, demand=(*now.demand, RequestFrequency(RequestShape(devices=0, cpu_milli=500), 1 << 30)))
     assert training_reason(more, learnt(), None, T0) == ""
@@ -169,7 +169,7 @@ def test_training_is_due_again_after_node_kinds_or_counts_change() -> None:
 
 
 @pytest.mark.parametrize(("failed", "wait_s"), [(False, AGAIN_S), (True, FAILED_S)])
-def test_training_is_not_repeated_before_the_wait_ends(failed: bool, wait_s: float) -> None:
+def test_training_is_not_repeated_before_its_retry_delay_ends(failed: bool, wait_s: float) -> None:
     now, tried = exercise_of(cluster()), Tried(T0, failed)
     assert training_reason(now, None, tried, T0 + wait_s - 1) == ""
     assert training_reason(now, None, tried, T0 + wait_s) == "nothing was learnt yet"

@@ -53,7 +53,7 @@ LISTED = (
         ("", {}, 0.0),
     ],
 )
-def test_price_matches_product_by_word_or_glob_and_class_by_labels(
+def test_price_entry_matches_the_product_name_by_word_or_glob(
     product: str, labels: dict[str, str], price: float
 ) -> None:
     assert Prices(LISTED).of(device(product=product, labels=labels)) == price
@@ -92,7 +92,7 @@ def test_costly_device_is_used_while_a_replica_starts_on_the_cheap_one() -> None
     assert placed(T4_FREE, models=called, prices=LISTED) == {"first": "t"}, "one at a time starts on a Device"
 
 
-def test_exclusive_seconds_bounds_the_wait_for_a_starting_device() -> None:
+def test_device_of_a_hanging_start_is_used_after_exclusive_seconds() -> None:
     """Whatever it costs: first neither is free, then the H100 is, and without it the T4. Starts here hang for ever."""
     first, other, second = (model(name, 4, start=Start(exclusive_seconds=60)) for name in ("first", "other", "second"))
 
@@ -111,7 +111,7 @@ def test_exclusive_seconds_bounds_the_wait_for_a_starting_device() -> None:
     assert [at(after_s, T4_FREE) for after_s in (0, 59, 61)] == [[], [], ["t"]]
 
 
-def test_cheaper_of_equal_devices_is_taken_unless_model_prefers_another() -> None:
+def test_cheaper_suitable_device_is_used_unless_model_prefers_another() -> None:
     a100 = device("a", 80, "n2", product="A100-SXM4-80GB")
     assert placed(H100_FREE, a100, models=(LARGE,), prices=LISTED) == {"large": "a"}
     choosy = model("large", 40, gpu=Gpu(models=("*h100*", "*a100*")))
@@ -158,7 +158,7 @@ def test_invalid_price_is_rejected_with_a_one_line_error(entry: str, line: str) 
     assert "\n" not in str(error.value)
 
 
-def test_product_may_have_one_price_per_class() -> None:
+def test_product_may_have_separate_on_demand_and_spot_prices() -> None:
     both = "{device: T4, perHour: 1}, {device: T4, perHour: 0.4, class: spot}"
     settings = parse_documents(
         [("s.yaml", f"apiVersion: {API_VERSION}\nkind: Settings\nprices: [{both}]")], {}

@@ -89,7 +89,7 @@ def test_models_for_different_tenants_never_share_a_device(kind: str) -> None:
 
 
 @pytest.mark.parametrize(("kind", "starts"), [("timeslice", []), ("mps", []), ("hami", ["start b"])])
-def test_tenants_share_a_node_only_if_the_device_is_chosen_explicitly(kind: str, starts: list[str]) -> None:
+def test_tenants_share_a_node_only_if_pods_can_select_a_device(kind: str, starts: list[str]) -> None:
     """Of the device plug-in's resource a pod gets any device of its node; HAMi is told which."""
     slices = [share("g0", 0, kind, node="n"), share("g1", 0, kind, node="n")]
     assert kinds(plan(calls([A, B], slices, [on(A, slices[0], busy=True)], "b"), T0)) == starts
@@ -103,20 +103,20 @@ def test_models_with_a_common_tenant_or_no_tenants_share_a_device(tenants: tuple
 
 
 @pytest.mark.parametrize("kind", ["mig", ""])
-def test_tenants_share_mig_partitions_and_devices_of_one_machine(kind: str) -> None:
+def test_different_tenants_may_use_mig_partitions_of_one_gpu(kind: str) -> None:
     slices = [share("g0", 0, kind, shared=not kind), share("g0", 1, kind, shared=not kind)]
     assert not any(domain_of(one) for one in slices)
     assert kinds(plan(calls([A, B], slices, [on(A, slices[0], busy=True)], "b"), T0)) == ["start b"]
 
 
-def test_all_idle_replicas_of_conflicting_tenants_are_evicted() -> None:
+def test_all_idle_replicas_of_another_tenant_on_a_device_are_evicted() -> None:
     """Room there is: another share of the Device is free."""
     answer = packed([FOR_BOLT], [taken(0), taken(1), shelf(share("g0", 2), [])])
     assert [one.replica for one in answer.victims] == ["r0", "r1"]
     assert [one.reason for one in answer.unmet] == ["makes room on g0/s0: a is to leave"]
 
 
-def test_no_eviction_while_one_conflicting_replica_must_stay() -> None:
+def test_nothing_is_evicted_if_one_replica_of_another_tenant_must_stay() -> None:
     answer = packed([FOR_BOLT], [taken(0), taken(1, evictable_s=T0 + 1), shelf(share("g0", 2), [])])
     assert answer.victims == ()
     assert [one.reason for one in answer.unmet] == [f"needs 6Gi on one device; {FOR_OTHERS}"]
@@ -130,7 +130,7 @@ def test_eviction_picks_the_cheapest_conflicting_replicas() -> None:
     assert [one.replica for one in packed([FOR_BOLT], [*here, *dear]).victims] == ["r0", "r1"]
 
 
-def test_draining_replica_conflicts_until_removal() -> None:
+def test_device_of_a_draining_replica_is_closed_to_other_tenants() -> None:
     going = on(A, TWO[0], state=S.DRAINING, drain=drain())
     made = calls([A, B], TWO, [going], "b")
     assert kinds(plan(made, T0)) == []
@@ -139,14 +139,14 @@ def test_draining_replica_conflicts_until_removal() -> None:
     assert kinds(plan(gone, T0)) == ["start b"]
 
 
-def test_replica_of_a_deleted_model_conflicts_with_all_listed_tenants() -> None:
+def test_device_of_a_deleted_model_is_closed_to_models_with_tenants() -> None:
     going = on(A, TWO[0], state=S.DRAINING, drain=drain())
     assert kinds(plan(calls([B], TWO, [going], "b"), T0)) == []
     assert kinds(plan(calls([own("b")], TWO, [going], "b"), T0)) == ["start b"]
     assert tenant_set_of(None) == tenant_set_of(model("x", tenants=())) == NOBODY
 
 
-def test_first_of_two_conflicting_models_gets_the_device_alone() -> None:
+def test_first_of_two_models_of_different_tenants_gets_the_device() -> None:
     made = calls([A, B], TWO, [], "a", "b")
     assert kinds(plan(made, T0)) == ["start a"]
     assert unmet(made) == [
@@ -249,7 +249,7 @@ MANY = settings(derandomize=True, deadline=None, max_examples=examples(400))
 
 @MANY
 @given(wanted(), benches())
-def test_packer_never_places_conflicting_tenants_in_one_domain(
+def test_packer_never_mixes_conflicting_tenants_in_one_isolation_domain(
     wants: list[PlacementRequest], shelves: list[Bin]
 ) -> None:
     domains = {one.slice.id: domain_of(one.slice) for one in shelves}
@@ -267,7 +267,7 @@ def test_packer_never_places_conflicting_tenants_in_one_domain(
 
 @MANY
 @given(wanted(), benches())
-def test_request_is_placed_only_after_all_its_victims_have_left(
+def test_replica_is_placed_only_after_all_its_victims_have_left(
     wants: list[PlacementRequest], shelves: list[Bin]
 ) -> None:
     for want in wants:
@@ -286,7 +286,7 @@ def _without(shelves: list[Bin], gone: set[ReplicaId]) -> list[Bin]:
 
 @MANY
 @given(wanted(), benches())
-def test_request_without_tenants_ignores_tenants_of_other_replicas(
+def test_model_without_tenants_ignores_tenants_of_other_replicas(
     wants: list[PlacementRequest], shelves: list[Bin]
 ) -> None:
     plain = [want._replace(trust=()) for want in wants]
@@ -298,7 +298,7 @@ def test_request_without_tenants_ignores_tenants_of_other_replicas(
 
 @MANY
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["put", "expect", "forget"]), st.sampled_from(TRUSTS))))
-def test_updated_domain_occupancy_equals_a_rebuilt_one(events: list[tuple[int, str, TenantSet]]) -> None:
+def test_updated_tenant_occupancy_equals_a_rebuilt_one(events: list[tuple[int, str, TenantSet]]) -> None:
     lanes: dict[Domain, list[int]] = {
         (NodeId("n"), DeviceId(f"g{number}")): [2 * number, 2 * number + 1] for number in range(4)
     }

@@ -43,14 +43,14 @@ def planned(at: World) -> World:
     return folded(at, plan(at, T0).actions)
 
 
-def test_spread_starts_replicas_under_different_label_values() -> None:
+def test_spread_places_replicas_on_nodes_with_different_label_values() -> None:
     assert racks(planned(world([ada(3)], slices()))) == ["", "a", "b"]
     assert racks(planned(world([ada(6)], slices()))) == ["", "", "a", "a", "b", "b"]
     together = replace(ada(3), spec=replace(ada(3).spec, spread=None))
     assert racks(planned(world([together], slices()))) == ["a", "a", "a"], "else room stays in one piece"
 
 
-def test_spread_counts_current_replicas_but_not_those_of_an_older_spec() -> None:
+def test_spread_ignores_replicas_of_an_older_spec() -> None:
     two = ada(2)
     there = replica(two, "r1", ["n0-g0"])
     assert racks(planned(world([two], slices(RACKS[:5]), [there]))) == ["a", "b"]
@@ -60,11 +60,11 @@ def test_spread_counts_current_replicas_but_not_those_of_an_older_spec() -> None
     assert new.slices[successor.slices[0]].labels[RACK] == "a", "it takes its place, in whatever rack"
 
 
-def test_spread_replicas_share_a_label_value_if_no_other_has_room() -> None:
+def test_spread_replicas_share_a_label_value_if_no_other_has_capacity() -> None:
     assert racks(planned(world([ada(3)], slices(["a", "a"])))) == ["a", "a", "a"]
 
 
-def test_price_precedes_spread_and_multi_device_replicas_are_spread() -> None:
+def test_lower_price_takes_precedence_over_spread() -> None:
     dear = [replace(one, product="H100") if one.labels.get(RACK) == "b" else one for one in slices(RACKS[:5])]
     settings = Settings(prices=(Price(device="H100", per_hour=3.0),))
     assert racks(planned(world([ada(2)], dear, settings=settings))) == ["a", "a"]
@@ -95,7 +95,7 @@ def nodes(at: World) -> list[str]:
     return sorted(at.slices[id].node for one in at.replicas.values() for id in one.slices)
 
 
-def test_near_starts_replicas_in_one_clique_before_other_nodes() -> None:
+def test_near_places_replicas_in_one_clique_before_using_other_nodes() -> None:
     there = cliques("f.1", "", "f.2", "f.1", "f.2")
     assert nodes(planned(world([near(2)], there))) == ["n0", "n3"]
     anywhere = replace(near(2), spec=replace(near(2).spec, near=None))
@@ -105,7 +105,7 @@ def test_near_starts_replicas_in_one_clique_before_other_nodes() -> None:
     assert nodes(planned(world([near(3)], there))) == ["n0", "n1", "n3"], "no more room: anywhere"
 
 
-def test_near_prefers_the_fullest_clique_and_ignores_unlabelled_nodes() -> None:
+def test_near_prefers_the_clique_with_most_replicas_of_the_model() -> None:
     four = near(4)
     there = cliques("f.1", "f.1", "f.2", "f.2", "f.2")
     on = [replica(four, f"r{at}", [f"n{at}-g0"]) for at in (0, 2, 3)]
@@ -125,7 +125,7 @@ def test_near_with_spread_uses_different_hosts_of_one_clique() -> None:
     assert nodes(planned(world([one], beside, [replica(one, "r1", ["n1-g0"])]))) == ["n1", "n1"], "even on one host"
 
 
-def test_invalid_label_of_spread_or_near_is_rejected_with_its_path() -> None:
+def test_invalid_label_in_spread_or_near_is_rejected_with_the_field_path() -> None:
     for key in ("spread", "near"):
         spec = f"{{engine: vllm, {key}: a b}}"
         text = f"apiVersion: pilotlight.dev/v1alpha1\nkind: Model\nmetadata: {{name: ada}}\nspec: {spec}"

@@ -68,7 +68,7 @@ def test_nvlink_is_inferred_from_the_clique_label_of_a_node() -> None:
     assert not name_device_link(device(labels={CLIQUE: ""}), Link.NVLINK)
 
 
-def test_better_link_satisfies_a_request_for_a_worse_one() -> None:
+def test_nvlink_devices_on_different_pcie_roots_satisfy_pcie_root() -> None:
     both = replace(device(product=H100), link="r1"), replace(device(product=H100), link="r2")
     assert len(count_team_devices(both, Link.PCIE_ROOT)) == 1
     cards = (replace(one, product=L40S) for one in both)
@@ -76,7 +76,7 @@ def test_better_link_satisfies_a_request_for_a_worse_one() -> None:
     assert team_of(device(node="n1"), Link.NODE) == team_of(device("g1", node="n1", product=H100), Link.NODE)
 
 
-def test_no_link_shortage_is_reported_for_link_node() -> None:
+def test_no_link_shortage_is_reported_for_a_model_with_link_any() -> None:
     assert not link_shortage_reason(device(), Link.NODE, {}, 1)
     assert not link_shortage_reason(device(), Link.NODE, count_team_devices([device(), device("g1")], Link.NODE), 2)
 
@@ -84,25 +84,25 @@ def test_no_link_shortage_is_reported_for_link_node() -> None:
 # --- placing ----------------------------------------------------------------------------------------------------------
 
 
-def test_pcie_root_request_takes_two_devices_of_one_root() -> None:
+def test_pcie_root_model_gets_two_devices_under_one_pcie_root() -> None:
     there = [shelf(one) for one in (*rooted("r1", "r2"), *rooted("r1", "r2", "r2", node="n1"))]
     assert placed(run([TWO_OF_A_ROOT], there)) == [("a", "n1-g1", "n1-g2")]
     assert placed(run([TWO_OF_A_ROOT._replace(link=Link.NODE)], there[:2])) == [("a", "n0-g0", "n0-g1")]
     assert placed(run([TWO_OF_A_ROOT], there[:2])) == []
 
 
-def test_equal_root_names_on_two_nodes_are_different_roots() -> None:
+def test_equal_pcie_root_names_on_two_nodes_are_different_roots() -> None:
     assert placed(run([TWO_OF_A_ROOT], map(shelf, rooted("r1", "r1")))) == [("a", "n0-g0", "n0-g1")]
     assert placed(run([TWO_OF_A_ROOT], map(shelf, (*rooted("r1"), *rooted("r1", node="n1"))))) == []
 
 
-def test_nvlink_product_satisfies_a_link_without_known_pcie_roots() -> None:
+def test_nvlink_devices_satisfy_pcie_root_even_if_roots_are_unknown() -> None:
     there = [shelf(one) for one in (*rooted("", "", product=L40S), *rooted("", "", node="n1", product=H100))]
     for each in (TWO_BY_NVLINK, TWO_OF_A_ROOT):
         assert placed(run([each], there)) == [("a", "n1-g0", "n1-g1")]
 
 
-def test_eviction_frees_linked_devices_even_if_others_cost_less() -> None:
+def test_eviction_frees_linked_devices_even_if_other_victims_cost_less() -> None:
     cheap, dear = on("cheap", 20, priority=-1), on("dear", 20)
     there = [
         shelf(one, *who) for one, who in zip(rooted("r1", "r2", "r3", "r3"), ([], [cheap], [dear], [dear]), strict=True)
@@ -114,7 +114,7 @@ def test_eviction_frees_linked_devices_even_if_others_cost_less() -> None:
     assert waits.promised
 
 
-def test_request_waits_for_a_linked_device_whose_replica_is_leaving() -> None:
+def test_new_replica_waits_until_a_draining_one_frees_a_linked_device() -> None:
     going = on("x", 20, leaving=True)
     there = [shelf(one, *who) for one, who in zip(rooted("r1", "r2", "r2"), ([], [], [going]), strict=True)]
     (waits,) = run([TWO_OF_A_ROOT], there).unmet
@@ -148,7 +148,7 @@ def test_link_that_no_node_has_is_reported_as_never_available(
     assert (missing.reason, missing.never) == (reason, True)
 
 
-def test_reason_names_the_holder_of_a_linked_device() -> None:
+def test_reason_names_the_model_that_occupies_a_linked_device() -> None:
     kept = on("x", 20, kept=True)
     there = [shelf(one, *who) for one, who in zip(rooted("r1", "r1", "r2", "r3"), ([], [kept], [], []), strict=True)]
     (missing,) = run([TWO_OF_A_ROOT], there).unmet
@@ -177,7 +177,7 @@ def wanting(link: Any, **spec: Any) -> Model:
     return model("a", 20, low=1, gpu=Gpu(count=2, link=link), **spec)
 
 
-def test_explain_gives_the_link_shortage_of_each_candidate() -> None:
+def test_explain_reports_the_link_shortage_of_each_candidate_device() -> None:
     at = world([wanting("pcieRoot")], rooted("r1", "r2", ""))
     told = explain_model(at, plan(at, T0), Log(), at.models[ModelName("a")].name, T0)
     assert [one.ruled_out for one in told.candidates] == [
@@ -217,7 +217,7 @@ def test_explain_fit_rejects_a_device_without_a_linked_peer() -> None:
 # --- the document, and the plan by it ---------------------------------------------------------------------------------
 
 
-def test_plan_starts_a_replica_on_devices_of_the_requested_link() -> None:
+def test_plan_starts_a_replica_on_devices_joined_by_the_requested_link() -> None:
     at = world([wanting("nvlink")], [*rooted("", "", product=L40S), *rooted("", "", node="n1", product=H100)])
     (start,) = plan(at, T0).actions
     assert getattr(start, "replica").slices == ("n1-g0", "n1-g1")  # noqa: B009  of one kind of Action
@@ -235,7 +235,7 @@ def test_link_changes_the_spec_hash_unless_the_link_is_any() -> None:
         ("{count: 2, link: fast}", "spec.gpu.link: expected one of any, nvlink, pcieRoot"),
     ],
 )
-def test_invalid_link_is_rejected_with_its_path(gpu: str, line: str) -> None:
+def test_invalid_link_setting_is_rejected_with_the_field_path(gpu: str, line: str) -> None:
     text = (
         f"apiVersion: pilotlight.dev/v1alpha1\nkind: Model\nmetadata: {{name: a}}\nspec: {{engine: ollama, gpu: {gpu}}}"
     )
@@ -247,7 +247,7 @@ def test_invalid_link_is_rejected_with_its_path(gpu: str, line: str) -> None:
 # --- room in pieces ---------------------------------------------------------------------------------------------------
 
 
-def test_defragmentation_frees_devices_on_one_link() -> None:
+def test_defragmentation_frees_enough_devices_on_one_pcie_root() -> None:
     """Four devices of n0 are free, two of each of two roots, of which one has one more."""
     at, roots = laid({0: [1, 5], 1: [9], 2: [10], 3: [10]}), {0: "r1", 6: "r1", 7: "r1", 8: "r3", 9: "r3"}
     slices = {id: replace(one, link=roots.get(int(id[-1]), "")) for id, one in at.slices.items() if one.node == "n0"}
@@ -304,7 +304,7 @@ def after(packing: PackResult, shelves: Sequence[Bin]) -> list[Bin]:
 
 @settings(derandomize=True, deadline=None, max_examples=examples(300))
 @given(st.integers(0, 1 << 30))
-def test_linked_request_is_placed_on_one_link_if_one_is_available(seed: int) -> None:
+def test_replica_that_needs_a_link_gets_only_devices_joined_by_it(seed: int) -> None:
     rng = Random(seed)
     shelves, wants = drawn(rng)
     slices = {one.slice.id: one.slice for one in shelves}
@@ -329,7 +329,7 @@ def test_linked_request_is_placed_on_one_link_if_one_is_available(seed: int) -> 
             assert not run([first], after(less, shelves)).placements, "and nobody left who could have stayed"
 
 
-def test_link_is_evaluated_again_after_labels_change() -> None:
+def test_device_links_are_recomputed_after_node_labels_change() -> None:
     there = [shelf(one) for one in rooted("", "")]
     yard, asked = SliceIndex(there), [TWO_BY_NVLINK]
     assert pack(asked, yard, frozenset(), RestartCosts(), T0).unmet[0].never

@@ -145,7 +145,7 @@ def test_order_pods_select_the_owners_zone_but_not_driver_labels() -> None:
     run(scenario())
 
 
-def test_placeholder_requests_owner_resources_and_keeper_a_minimum() -> None:
+def test_placeholder_pod_requests_the_cpu_and_memory_of_its_model() -> None:
     """Else a node is added on which its owner cannot start."""
 
     async def scenario() -> None:
@@ -161,7 +161,7 @@ def test_placeholder_requests_owner_resources_and_keeper_a_minimum() -> None:
     run(scenario())
 
 
-def test_triggered_scale_up_is_committed_and_delivers_a_node() -> None:
+def test_order_is_committed_once_its_scale_up_is_triggered() -> None:
     async def scenario() -> None:
         provider = group_of(PlayedAutoscaler())
         made = order((await provider.offers())[0])
@@ -286,7 +286,7 @@ def test_order_fails_if_its_placeholder_is_deleted_before_node_arrival() -> None
     run(scenario())
 
 
-def test_foreign_pod_with_the_order_name_is_rejected_and_kept() -> None:
+def test_order_is_rejected_if_a_foreign_pod_has_its_name() -> None:
     async def scenario() -> None:
         server = PlayedAutoscaler()
         provider = group_of(server)

@@ -47,7 +47,7 @@ def rack() -> Rack:
     return Rack()
 
 
-def test_order_creates_one_request_with_an_owner_note_and_no_force(rack: Rack) -> None:
+def test_order_creates_one_composability_request_naming_its_owner(rack: Rack) -> None:
     async def scenario() -> None:
         name = await ordered(rack, devices=2)
         made = rack.request()
@@ -61,7 +61,7 @@ def test_order_creates_one_request_with_an_owner_note_and_no_force(rack: Rack) -
     rack.run(scenario())
 
 
-def test_offer_counts_free_places_at_the_fabric_price(rack: Rack) -> None:
+def test_offer_counts_the_free_device_slots_at_the_fabric_price(rack: Rack) -> None:
     async def scenario() -> None:
         (offer,) = await rack.provider().offers()
         assert (offer.node, offer.product, offer.devices_max, offer.memory_bytes) == (NODE, MODEL, 3, 40 << 30)
@@ -100,7 +100,7 @@ def test_device_model_of_unknown_memory_is_not_offered(rack: Rack) -> None:
     rack.run(scenario())
 
 
-def test_device_model_with_a_starved_request_is_not_offered(rack: Rack) -> None:
+def test_device_model_is_not_offered_while_another_request_lacks_devices(rack: Rack) -> None:
     async def scenario() -> None:
         rack.cro.pool[MODEL] = 0
         await rack.another_asks("w2")
@@ -111,7 +111,7 @@ def test_device_model_with_a_starved_request_is_not_offered(rack: Rack) -> None:
     rack.run(scenario())
 
 
-def test_concurrent_orders_by_two_leaders_create_one(rack: Rack) -> None:
+def test_concurrent_identical_orders_by_two_leaders_create_one_request(rack: Rack) -> None:
     async def scenario() -> None:
         offer = (await rack.provider().offers())[0]
         made = order(offer)
@@ -178,7 +178,7 @@ def test_concurrent_resize_by_another_writer_is_kept(rack: Rack) -> None:
     rack.run(scenario())
 
 
-def test_shared_request_grows_and_shrinks_only_by_our_part(rack: Rack) -> None:
+def test_request_shared_with_others_changes_only_by_our_devices(rack: Rack) -> None:
     async def scenario() -> None:
         await rack.another(1)
         (theirs,) = rack.resources()
@@ -202,7 +202,7 @@ def test_shared_request_grows_and_shrinks_only_by_our_part(rack: Rack) -> None:
     rack.run(scenario())
 
 
-def test_last_used_annotation_is_refreshed_while_a_device_is_held(rack: Rack) -> None:
+def test_last_used_annotation_is_refreshed_while_a_device_is_attached(rack: Rack) -> None:
     async def scenario() -> None:
         name = await ordered(rack)
         await rack.until_here(name)
@@ -232,7 +232,7 @@ def test_releasing_one_of_two_orders_on_a_node_keeps_the_other(rack: Rack) -> No
     rack.run(scenario())
 
 
-def test_uncommitted_release_does_not_take_another_orders_device(rack: Rack) -> None:
+def test_release_if_uncommitted_keeps_the_device_of_another_order(rack: Rack) -> None:
     """The operator lets go of any that has none yet, not of the one that was ours."""
 
     async def scenario() -> None:
@@ -249,7 +249,7 @@ def test_uncommitted_release_does_not_take_another_orders_device(rack: Rack) -> 
 
 
 @pytest.mark.parametrize("removed", [True, False])
-def test_unlisted_order_can_be_placed_again_at_once(rack: Rack, removed: bool) -> None:
+def test_released_order_can_be_placed_again_before_its_request_is_gone(rack: Rack, removed: bool) -> None:
     """Its request may still be being deleted, and the write that removes its note may have failed."""
 
     async def scenario() -> None:
@@ -269,7 +269,7 @@ def test_unlisted_order_can_be_placed_again_at_once(rack: Rack, removed: bool) -
     rack.run(scenario())
 
 
-def test_order_with_a_fabric_device_is_committed_before_node_visibility(rack: Rack) -> None:
+def test_order_is_committed_before_its_device_is_visible_on_the_node(rack: Rack) -> None:
     async def scenario() -> None:
         rack.cro.visible = lambda node, uuid: asyncio.get_running_loop().time() > 1030.0
         name = await ordered(rack)
@@ -282,7 +282,7 @@ def test_order_with_a_fabric_device_is_committed_before_node_visibility(rack: Ra
     rack.run(scenario())
 
 
-def test_partial_order_is_delivered_after_a_timeout(rack: Rack) -> None:
+def test_partly_fulfilled_order_counts_as_delivered_after_a_timeout(rack: Rack) -> None:
     async def scenario() -> None:
         rack.cro.pool[MODEL] = 1
         began_s = rack.server.unix_s()
@@ -312,7 +312,7 @@ def test_shrinking_a_request_fails_the_order_that_lacks_devices(rack: Rack) -> N
     rack.run(scenario())
 
 
-def test_claimed_device_stays_and_an_unclaimed_one_is_released(rack: Rack) -> None:
+def test_device_reserved_by_a_resource_claim_is_not_released(rack: Rack) -> None:
     async def scenario() -> None:
         names = [await ordered(rack), await ordered(rack, 1)]
         found = await rack.until(lambda leases: all(one.phase == "here" for one in leases.values()))
@@ -334,7 +334,7 @@ def test_claimed_device_stays_and_an_unclaimed_one_is_released(rack: Rack) -> No
     rack.run(scenario())
 
 
-def test_release_requires_an_unused_node_only_if_devices_lack_uuids(
+def test_release_requires_an_idle_node_until_its_devices_are_identified(
     rack: Rack,
 ) -> None:
     async def scenario() -> None:
@@ -368,7 +368,7 @@ def test_missing_write_access_does_not_prevent_listing(rack: Rack) -> None:
     rack.run(scenario())
 
 
-def test_foreign_note_is_not_an_order(rack: Rack) -> None:
+def test_malformed_annotation_on_a_foreign_request_is_not_an_order(rack: Rack) -> None:
     async def scenario() -> None:
         await rack.another(1)
         rack.server.change(f"{REQUESTS}/theirs", {"metadata": {"annotations": {NOTE + "a": "{", NOTE + "b": "[]"}}})
@@ -401,7 +401,7 @@ def test_stuck_detach_is_forced_only_for_the_force_released_order(rack: Rack) ->
     rack.run(scenario())
 
 
-def test_device_in_use_is_detached_only_by_force(rack: Rack) -> None:
+def test_device_in_use_is_detached_only_by_a_forced_release(rack: Rack) -> None:
     async def scenario() -> None:
         name = await ordered(rack)
         await rack.until_here(name)

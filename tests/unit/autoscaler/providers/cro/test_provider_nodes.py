@@ -39,7 +39,7 @@ def test_error_names_the_setting_if_no_node_has_a_device_maximum(selector: Mappi
     rack.run(scenario())
 
 
-def test_orders_of_two_products_share_the_nodes_free_places() -> None:
+def test_orders_of_two_gpu_models_do_not_exceed_the_free_slots_of_a_node() -> None:
     rack = Rack()
 
     async def scenario() -> None:
@@ -64,7 +64,7 @@ def test_orders_of_two_products_share_the_nodes_free_places() -> None:
     rack.run(scenario())
 
 
-def test_order_of_another_product_counts_despite_a_stale_cache(
+def test_order_of_another_gpu_model_takes_a_slot_despite_a_stale_cache(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rack = Rack()

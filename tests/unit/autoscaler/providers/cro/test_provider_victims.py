@@ -63,7 +63,7 @@ async def two(rack: Rack) -> tuple[str, str]:
     return names
 
 
-def test_release_after_a_failed_one_detaches_its_own_device(rack: Rack) -> None:
+def test_release_after_a_failed_release_detaches_its_own_device(rack: Rack) -> None:
     async def scenario() -> None:
         first, second = await two(rack)
         before = {one.name: one for one in await rack.provider().list()}
@@ -76,7 +76,7 @@ def test_release_after_a_failed_one_detaches_its_own_device(rack: Rack) -> None:
     rack.run(scenario())
 
 
-def test_mark_of_a_failed_release_is_removed_after_a_delay(rack: Rack) -> None:
+def test_detach_annotation_of_a_failed_release_is_removed_after_a_delay(rack: Rack) -> None:
     async def scenario() -> None:
         first, _ = await two(rack)
         await asyncio.sleep(FRESH_S)
@@ -90,7 +90,7 @@ def test_mark_of_a_failed_release_is_removed_after_a_delay(rack: Rack) -> None:
     rack.run(scenario())
 
 
-def test_list_does_not_remove_a_mark_refreshed_by_a_release(rack: Rack) -> None:
+def test_listing_keeps_a_detach_annotation_refreshed_by_a_new_release(rack: Rack) -> None:
     async def scenario() -> None:
         first, second = await two(rack)
         await marked(rack, first)
@@ -107,7 +107,7 @@ def test_list_does_not_remove_a_mark_refreshed_by_a_release(rack: Rack) -> None:
     rack.run(scenario())
 
 
-def test_repeated_release_of_a_device_in_use_removes_its_mark(rack: Rack) -> None:
+def test_repeated_release_of_a_device_in_use_removes_detach_annotation(rack: Rack) -> None:
     async def scenario() -> None:
         first, _ = await two(rack)
         await marked(rack, first)
@@ -118,7 +118,7 @@ def test_repeated_release_of_a_device_in_use_removes_its_mark(rack: Rack) -> Non
     rack.run(scenario())
 
 
-def test_mark_of_another_provider_on_a_shared_request_is_kept(rack: Rack) -> None:
+def test_detach_annotation_of_another_provider_is_kept(rack: Rack) -> None:
     async def scenario() -> None:
         first, second = await two(rack)
         await marked(rack, first)

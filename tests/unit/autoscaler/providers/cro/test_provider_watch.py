@@ -54,7 +54,7 @@ def nodes(rack: Rack, names: list[str]) -> None:
         rack.server.put(f"{NODES}/{name}", node(name))
 
 
-def test_offers_are_limited_to_the_nodes_with_most_free_places(rack: Rack) -> None:
+def test_offers_are_limited_to_the_nodes_with_most_free_slots(rack: Rack) -> None:
     async def scenario() -> None:
         names = [f"w{at:03}" for at in range(OFFERS_MAX + 44)]
         nodes(rack, names)
@@ -67,7 +67,7 @@ def test_offers_are_limited_to_the_nodes_with_most_free_places(rack: Rack) -> No
     rack.run(scenario())
 
 
-def test_error_on_one_node_closes_only_that_node(rack: Rack) -> None:
+def test_operator_error_on_a_node_stops_offers_for_that_node_only(rack: Rack) -> None:
     async def scenario() -> None:
         rack.cro.pool.clear()  # the operator does nothing about this model
         nodes(rack, ["w2", "w77"])
@@ -93,7 +93,7 @@ def test_error_on_one_node_closes_only_that_node(rack: Rack) -> None:
         "an error occurred with the resource in CM: 'all devices of the pool are exhausted'",
     ],
 )
-def test_fabric_shortage_error_closes_the_device_model(error: str) -> None:
+def test_fabric_shortage_error_stops_offers_of_the_device_model(error: str) -> None:
     assert find_starved_resource(list_stuck_resources([read_resource(waiting(error))], MODEL)) is not None
     assert find_starved_resource(list_stuck_resources([read_resource(waiting(error))], "another model")) is None
     assert (
@@ -113,7 +113,7 @@ def test_fabric_shortage_error_closes_the_device_model(error: str) -> None:
         "the attached device called by gpu-1 is in Critical state",
     ],
 )
-def test_other_operator_errors_do_not_close_the_device_model(error: str) -> None:
+def test_other_operator_errors_do_not_stop_offers_of_the_device_model(error: str) -> None:
     vain = list_stuck_resources([read_resource(waiting(error))], MODEL)
     assert [one.node for one in vain] == ["w77"]
     assert find_starved_resource(vain) is None
@@ -169,7 +169,7 @@ async def until_online(rack: Rack) -> None:
         await asyncio.sleep(0.01)
 
 
-def test_online_and_removed_devices_are_listed_shortly_afterwards(rack: Rack) -> None:
+def test_attached_and_removed_devices_trigger_a_prompt_listing(rack: Rack) -> None:
     async def scenario() -> None:
         rack.cro.attach_s = rack.cro.detach_s = 40.0
         async with listing(rack) as log:
@@ -186,7 +186,7 @@ def test_online_and_removed_devices_are_listed_shortly_afterwards(rack: Rack) ->
     rack.run(scenario())
 
 
-def test_idle_fabric_is_not_listed_more_often(rack: Rack) -> None:
+def test_own_annotation_updates_trigger_no_extra_listings(rack: Rack) -> None:
     """Our own marks on what we have are no news, or each list would bring the next."""
 
     async def scenario() -> None:

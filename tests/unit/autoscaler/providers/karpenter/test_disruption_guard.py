@@ -95,7 +95,7 @@ def test_pod_is_protected_while_starting_or_draining_but_not_when_ready() -> Non
     bench(scenario)
 
 
-def test_state_change_during_a_write_is_applied() -> None:
+def test_state_change_during_an_annotation_write_is_applied_afterwards() -> None:
     async def scenario(of: Bench) -> None:
         of.made("r")
         await of.looks(at(one("r", S.STARTING)))
@@ -120,7 +120,7 @@ def test_asleep_replica_allows_disruption_and_waking_replica_does_not() -> None:
     bench(scenario)
 
 
-def test_unchanged_state_causes_no_reads_or_writes() -> None:
+def test_unchanged_replica_state_causes_no_api_server_requests() -> None:
     async def scenario(of: Bench) -> None:
         of.made("a", "b")
         now = at(one("a", S.READY), one("b", S.STARTING))
@@ -135,7 +135,7 @@ def test_unchanged_state_causes_no_reads_or_writes() -> None:
     bench(scenario)
 
 
-def test_pods_on_a_drained_node_are_protected_before_others_are_released() -> None:
+def test_draining_pods_are_annotated_before_other_annotations_are_removed() -> None:
     async def scenario(of: Bench) -> None:
         of.made("a", "b", "c")
         loads = one("b", S.STARTING, on=("gpu1",))

@@ -92,7 +92,7 @@ def test_node_claim_conditions_set_phase_and_commitment(
     assert (one.phase, one.committed, one.node) == (phase, committed, node)
 
 
-def test_launch_failure_reason_is_reported() -> None:
+def test_launch_failure_reason_is_reported_with_the_order() -> None:
     one = listed(claim(condition("Launched", "Unknown", "LaunchFailed", "no capacity in zone a")))
     assert one.says == "LaunchFailed: no capacity in zone a"
 
@@ -115,7 +115,7 @@ def test_node_claim_expiry_sets_the_order_end() -> None:
     assert nodeclaim.read_lease(never, "g4", CREATED + 60, NOW, "1h30m").ends_s == NOW + 5400 - 60
 
 
-def test_disrupted_node_ends_now_and_deleted_node_is_leaving() -> None:
+def test_disrupted_order_ends_now_and_deleted_node_claim_is_leaving() -> None:
     taken = condition("DisruptionReason", "True", "Underutilized")
     one = listed(claim(LAUNCHED, REGISTERED, INITIALIZED, taken, nodeName="n1"))
     assert (one.phase, one.ends_s, one.says) == ("here", NOW, "Karpenter takes it: Underutilized")

@@ -41,7 +41,7 @@ def one(found: tuple[Variant, ...]) -> Variant:
     return variant
 
 
-def test_settings_define_the_shape_of_pool_nodes() -> None:
+def test_settings_define_the_gpus_of_nodepool_nodes() -> None:
     found = one(nodepool.list_variants(nodepool.read_nodepool(node_pool()), T4_NODES))
     assert (found.name, found.labels[BOUGHT]) == ("g4dn.xlarge/on-demand", "on-demand")
     assert found.shape == ("T4", 16 * GI, 1, 3, False, True)
@@ -49,7 +49,7 @@ def test_settings_define_the_shape_of_pool_nodes() -> None:
     assert found.labels["karpenter.sh/nodepool"] == "g4-nodepool"
 
 
-def test_pool_labels_define_the_node_shape_where_settings_do_not() -> None:
+def test_nodepool_labels_define_the_gpus_of_nodes_missing_from_settings() -> None:
     gfd = {
         "nvidia.com/gpu.product": "NVIDIA-A10G-SHARED", "nvidia.com/gpu.memory": "24576", "nvidia.com/gpu.count": "4",
         "nvidia.com/gpu.replicas": "2",
@@ -71,14 +71,14 @@ def test_pool_labels_define_the_node_shape_where_settings_do_not() -> None:
         ([], {TYPE: "g6.xlarge"}, False),
     ],
 )
-def test_pool_yields_a_variant_only_if_requirements_admit_its_labels(
+def test_node_type_is_offered_only_if_nodepool_requirements_admit_it(
     requirements: list[Object], labels: dict[str, str], admitted: bool
 ) -> None:
     found = nodepool.list_variants(pool(*requirements, labels=labels), (kind({TYPE: "g5.xlarge"}),))
     assert bool(found) == admitted
 
 
-def test_custom_selector_label_needs_a_pool_label_or_requirement() -> None:
+def test_custom_selector_label_must_be_a_nodepool_label_or_requirement() -> None:
     assert not nodepool.list_variants(pool(), (kind({"team": "a"}),))
     assert nodepool.list_variants(pool(labels={"team": "a"}), (kind({"team": "a"}),))
     assert nodepool.list_variants(pool(requirement("team", "Exists")), (kind({"team": "a"}),))
@@ -91,14 +91,14 @@ def test_numeric_requirement_operators_compare_values() -> None:
         assert bool(found) == admitted, (operator, bound)
 
 
-def test_each_capacity_type_is_a_variant_and_default_is_on_demand() -> None:
+def test_each_capacity_type_is_offered_separately_and_default_is_on_demand() -> None:
     both = pool(requirement(BOUGHT, "In", "spot", "on-demand"))
     found = nodepool.list_variants(both, (kind({TYPE: "g5.xlarge"}),))
     assert {variant.labels[BOUGHT] for variant in found} == {"spot", "on-demand"}
     assert one(nodepool.list_variants(pool(), (kind({TYPE: "a"}),))).labels[BOUGHT] == "on-demand"
 
 
-def test_first_matching_settings_entry_defines_the_variant() -> None:
+def test_first_matching_settings_entry_defines_the_devices_per_node() -> None:
     kinds = (kind({TYPE: "g5.xlarge"}, count=2), kind({}, count=9))
     found = nodepool.list_variants(pool(requirement(TYPE, "In", "g5.xlarge")), kinds)
     assert [variant.shape.devices for variant in found] == [2]
@@ -112,7 +112,7 @@ def left(limits: dict[str, str], *claims: Object, used: dict[str, str] | None = 
     return nodepool.count_remaining_nodes(told, one(nodepool.list_variants(told, T4_NODES)).shape, claims)
 
 
-def test_remaining_nodes_use_the_higher_of_reported_and_claimed_usage() -> None:
+def test_nodepool_limits_count_the_higher_of_status_and_node_claim_usage() -> None:
     gpus = {"nvidia.com/gpu": "4"}
     assert left(gpus) == 4
     assert left(gpus, used={"nvidia.com/gpu": "3"}) == 1
@@ -137,7 +137,7 @@ def test_unknown_node_size_allows_only_one_pending_node(limits: dict[str, str]) 
     assert left({"cpu": "0"}) == 0
 
 
-def test_pending_node_counts_as_the_largest_launched_node() -> None:
+def test_pending_node_counts_toward_limits_like_the_largest_launched_node() -> None:
     coming = claim("1", capacity=False)
     assert left({"cpu": "40"}, launched("8"), launched("4")) == 3
     assert left({"cpu": "40"}, launched("8"), launched("4"), coming, coming) == 1
@@ -145,7 +145,7 @@ def test_pending_node_counts_as_the_largest_launched_node() -> None:
     assert left({"cpu": "40", "nvidia.com/gpu": "3"}, launched("8"), coming) == 1
 
 
-def test_smaller_nodes_do_not_size_pending_nodes_with_more_gpus() -> None:
+def test_pending_node_size_is_not_inferred_from_nodes_with_fewer_gpus() -> None:
     coming: Object = {"spec": {"resources": {"requests": {"nvidia.com/gpu": "8"}}}}
     assert left({"cpu": "400"}, launched("4"), coming) == 0
     assert left({"cpu": "400"}, launched("4"), launched("96", "8"), coming) == 2
@@ -160,7 +160,7 @@ def test_smaller_nodes_do_not_size_pending_nodes_with_more_gpus() -> None:
         {"status": {"conditions": [{"type": "Ready", "status": "False", "message": "no node class"}]}},
     ],
 )
-def test_closed_pool_has_no_remaining_nodes(changes: dict[str, Any]) -> None:
+def test_deleted_static_or_unready_nodepool_allows_no_more_nodes(changes: dict[str, Any]) -> None:
     told = node_pool()
     for part, more in changes.items():
         told[part] = {**told.get(part, {}), **more}

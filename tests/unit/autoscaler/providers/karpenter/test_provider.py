@@ -123,7 +123,7 @@ def test_node_claim_requests_the_owners_cpu_and_memory() -> None:
     played(scenario())
 
 
-def test_owner_node_selector_restricts_the_claim_or_rejects_the_order() -> None:
+def test_node_claim_requires_the_models_zone_or_the_order_is_rejected() -> None:
     """Else one comes elsewhere, stands idle, and is ordered again."""
 
     async def scenario() -> None:
@@ -143,7 +143,7 @@ def test_owner_node_selector_restricts_the_claim_or_rejects_the_order() -> None:
     played(scenario())
 
 
-def test_repeated_order_creates_one_claim_committed_at_launch() -> None:
+def test_repeated_order_creates_only_one_node_claim() -> None:
     async def scenario() -> None:
         karpenter = begun()
         provider = nodes_of(karpenter)
@@ -158,7 +158,7 @@ def test_repeated_order_creates_one_claim_committed_at_launch() -> None:
     played(scenario())
 
 
-def test_uncommitted_release_keeps_a_launched_node() -> None:
+def test_release_if_uncommitted_keeps_a_launched_node() -> None:
     async def scenario() -> None:
         provider = nodes_of(begun())
         made = order((await provider.offers())[0])
@@ -170,7 +170,7 @@ def test_uncommitted_release_keeps_a_launched_node() -> None:
     played(scenario())
 
 
-def test_release_rechecks_a_claim_that_launches_meanwhile() -> None:
+def test_release_if_uncommitted_keeps_a_node_that_launches_meanwhile() -> None:
     async def scenario() -> None:
         karpenter = begun()
         provider = nodes_of(karpenter)
@@ -184,7 +184,7 @@ def test_release_rechecks_a_claim_that_launches_meanwhile() -> None:
     played(scenario())
 
 
-def test_foreign_node_claim_is_rejected_and_not_deleted() -> None:
+def test_node_claim_of_others_rejects_the_order_and_is_not_deleted() -> None:
     async def scenario() -> None:
         karpenter = begun()
         provider = nodes_of(karpenter)
@@ -199,7 +199,7 @@ def test_foreign_node_claim_is_rejected_and_not_deleted() -> None:
     played(scenario())
 
 
-def test_api_server_rejection_message_is_reported() -> None:
+def test_api_server_rejection_message_is_in_the_order_error() -> None:
     async def scenario() -> None:
         karpenter = begun()
         provider = nodes_of(karpenter)
@@ -278,7 +278,7 @@ def test_released_node_is_listed_as_leaving_until_removed() -> None:
     played(scenario())
 
 
-def test_node_arrival_and_removal_are_noticed_despite_an_outage() -> None:
+def test_node_arrival_and_removal_after_an_outage_trigger_notifications() -> None:
     async def scenario() -> None:
         karpenter, told = begun(), list[float]()
         provider, loop = nodes_of(karpenter), asyncio.get_running_loop()
@@ -330,5 +330,5 @@ DAEMON: dict[str, Any] = {"ownerReferences": [{"kind": "DaemonSet", "name": "d",
         (pod("a", "n", metadata={"annotations": {"kubernetes.io/config.mirror": "1"}}), False),
     ],
 )
-def test_pods_that_block_node_removal_are_recognized(found: Object, keeps: bool) -> None:
+def test_only_gpu_bare_or_protected_pods_block_node_removal(found: Object, keeps: bool) -> None:
     assert is_blocking_node_removal(found) == keeps

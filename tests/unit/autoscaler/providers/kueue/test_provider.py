@@ -135,7 +135,7 @@ async def ordered(rig: KueueRig, number: int = 0, devices: int = 1) -> tuple[Kue
     return provider, made.id.name
 
 
-def test_place_is_held_by_a_gated_single_pod_group_in_the_queue() -> None:
+def test_order_creates_a_gated_single_pod_group_in_the_local_queue() -> None:
     rig = KueueRig()
 
     async def what() -> None:
@@ -156,7 +156,7 @@ def test_place_is_held_by_a_gated_single_pod_group_in_the_queue() -> None:
     rig.run(what())
 
 
-def test_older_kueue_version_is_used_and_a_missing_one_is_reported() -> None:
+def test_older_kueue_api_is_used_and_missing_kueue_is_an_error() -> None:
     rig = KueueRig(version="v1beta1")
 
     async def what() -> None:
@@ -172,7 +172,7 @@ def test_older_kueue_version_is_used_and_a_missing_one_is_reported() -> None:
     rig.run(what())
 
 
-def test_place_waiting_for_quota_is_granted_when_another_is_released() -> None:
+def test_order_waiting_for_quota_is_delivered_after_another_is_released() -> None:
     rig = KueueRig(gpus=1)
 
     async def what() -> None:
@@ -189,7 +189,7 @@ def test_place_waiting_for_quota_is_granted_when_another_is_released() -> None:
     rig.run(what())
 
 
-def test_only_a_place_with_quota_can_be_taken_over_before_scheduling() -> None:
+def test_unscheduled_placeholder_can_be_replaced_only_if_it_has_quota() -> None:
     """While the place waits for quota there is nothing to take."""
     rig = KueueRig(gpus=1)
 
@@ -207,7 +207,7 @@ def test_only_a_place_with_quota_can_be_taken_over_before_scheduling() -> None:
     rig.run(what())
 
 
-def test_offers_stop_at_the_maximum_of_pending_places() -> None:
+def test_offers_stop_at_the_maximum_of_pending_placeholder_pods() -> None:
     rig = KueueRig(gpus=1)
 
     async def what() -> None:
@@ -220,7 +220,7 @@ def test_offers_stop_at_the_maximum_of_pending_places() -> None:
     rig.run(what())
 
 
-def test_place_larger_than_any_quota_has_failed() -> None:
+def test_order_larger_than_any_quota_fails_with_a_reason() -> None:
     rig = KueueRig()
 
     async def what() -> None:
@@ -234,7 +234,7 @@ def test_place_larger_than_any_quota_has_failed() -> None:
     rig.run(what())
 
 
-def test_pending_admission_check_is_reported_and_a_rejection_fails() -> None:
+def test_rejected_admission_check_fails_the_order() -> None:
     rig = KueueRig()
 
     async def what() -> None:
@@ -255,7 +255,7 @@ def test_pending_admission_check_is_reported_and_a_rejection_fails() -> None:
     rig.run(what())
 
 
-def test_replica_that_takes_a_place_is_the_order_until_the_replica_ends() -> None:
+def test_order_stays_listed_while_a_replica_replaces_its_placeholder() -> None:
     rig = KueueRig(gpus=1)
 
     async def what() -> None:
@@ -277,7 +277,7 @@ def test_replica_that_takes_a_place_is_the_order_until_the_replica_ends() -> Non
     rig.run(what())
 
 
-def test_place_is_not_released_during_its_handover() -> None:
+def test_placeholder_pod_is_not_released_while_a_replica_replaces_it() -> None:
     rig = KueueRig()
 
     async def what() -> None:
@@ -293,7 +293,7 @@ def test_place_is_not_released_during_its_handover() -> None:
     rig.run(what())
 
 
-def test_preempted_place_is_leaving_until_its_pod_is_gone() -> None:
+def test_preempted_order_is_leaving_until_its_placeholder_pod_is_gone() -> None:
     rig = KueueRig(gpus=1)
 
     async def what() -> None:
@@ -310,7 +310,7 @@ def test_preempted_place_is_leaving_until_its_pod_is_gone() -> None:
     rig.run(what())
 
 
-def test_evicted_workload_makes_the_place_failed_with_a_reason() -> None:
+def test_evicted_workload_fails_the_order_with_the_eviction_reason() -> None:
     rig = KueueRig(gpus=1)
 
     async def what() -> None:
@@ -372,7 +372,7 @@ def test_order_for_a_deleted_model_is_rejected() -> None:
         ({"status": {"phase": "Failed"}}, "the pod that kept its place has ended"),
     ],
 )
-def test_broken_or_finished_place_pod_fails_and_is_released(change: Object, said: str) -> None:
+def test_modified_or_finished_placeholder_pod_fails_the_order(change: Object, said: str) -> None:
     rig = KueueRig()
 
     async def what() -> None:

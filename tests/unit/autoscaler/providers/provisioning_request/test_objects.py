@@ -43,7 +43,7 @@ def whose(some: list[Booking], *nodes: CandidateNode, **bound: str) -> dict[str,
     return assign_nodes(some, {one.name: one for one in nodes}, bound)
 
 
-def test_earliest_granted_request_gets_the_oldest_node() -> None:
+def test_earliest_provisioned_request_gets_the_oldest_node() -> None:
     later = booking("a", conditions={"Provisioned": GRANTED._replace(since_unix_s=110.0)})
     assert whose([later, booking("b")], node("n2", 130.0), node("n1", 120.0)) == {"b": "n1", "a": "n2"}
 
@@ -73,7 +73,7 @@ def test_ineligible_node_is_not_assigned(one: Booking, at: CandidateNode) -> Non
     assert whose([one], at) == {}
 
 
-def test_node_assignment_prefers_recorded_node_then_pod_then_cloud() -> None:
+def test_node_choice_prefers_recorded_node_then_pod_node_then_cloud_label() -> None:
     named = {"autoscaling.gke.io/provisioning-request": "rr"}
     there = [node("n1"), node("n2"), node("n3", labels=named)]
     of_cloud = booking(details={"ResizeRequestName": "rr"}, class_name=GKE)
@@ -95,13 +95,13 @@ def test_expired_booking_fails_unless_consumed_or_its_node_exists() -> None:
     assert booking_to_lease(late, node(), "n", None).phase == "here"
 
 
-def test_granted_request_is_committed_unless_only_booked() -> None:
+def test_provisioned_request_is_committed_unless_it_only_checks_capacity() -> None:
     assert booking_to_lease(booking(), None, "", None).committed
     assert not booking_to_lease(booking(class_name=CHECK), None, "", None).committed
     assert not booking_to_lease(booking(conditions={}), None, "", None).committed
 
 
-def test_unaccepted_request_has_failed() -> None:
+def test_request_with_condition_accepted_false_has_failed() -> None:
     refused = RequestCondition(holds=False, reason="BadClass", message="no such class", since_unix_s=1.0)
     shown = booking_to_lease(booking(conditions={"Accepted": refused}), None, "", None)
     assert (shown.phase, shown.says) == ("failed", "its request was not accepted (BadClass: no such class)")

@@ -60,7 +60,7 @@ class TestCheckCapacity(ProviderContract):
         return ProvisioningRig(CHECK)
 
 
-def test_order_creates_one_pod_template_and_one_request() -> None:
+def test_order_creates_a_pod_template_and_a_provisioning_request() -> None:
     rig = ProvisioningRig(GKE, max_run_s=3600.0, count=4)
 
     async def what() -> None:
@@ -160,7 +160,7 @@ def test_exhausted_quota_suspends_offers_until_the_order_is_released() -> None:
     scenario(rig, what)
 
 
-def test_request_pending_for_three_days_stays_one_object() -> None:
+def test_repeated_orders_for_three_days_create_one_provisioning_request() -> None:
     rig = ProvisioningRig(GKE)
     rig.fault = "never"
 
@@ -210,7 +210,7 @@ def test_node_older_than_the_request_is_not_assigned() -> None:
     scenario(rig, what)
 
 
-def test_node_is_assigned_as_the_cloud_reports() -> None:
+def test_node_not_reported_by_the_cloud_is_not_assigned_to_the_order() -> None:
     rig = ProvisioningRig(GKE)
 
     async def what() -> None:
@@ -224,7 +224,7 @@ def test_node_is_assigned_as_the_cloud_reports() -> None:
     scenario(rig, what)
 
 
-def test_granted_request_returns_consumption_annotations() -> None:
+def test_provisioned_request_supplies_annotations_for_consuming_pods() -> None:
     rig = ProvisioningRig()
 
     async def what() -> None:
@@ -236,7 +236,7 @@ def test_granted_request_returns_consumption_annotations() -> None:
     scenario(rig, what)
 
 
-def test_consumed_booking_is_not_a_failure() -> None:
+def test_booking_that_expires_after_its_consumption_is_not_a_failure() -> None:
     rig = ProvisioningRig(CHECK)
 
     async def what() -> None:
@@ -299,7 +299,7 @@ def test_concurrent_identical_orders_create_one_request() -> None:
     scenario(rig, what)
 
 
-def test_provider_rejects_and_keeps_another_providers_request() -> None:
+def test_order_named_like_another_providers_request_is_rejected() -> None:
     rig = ProvisioningRig()
 
     async def what() -> None:

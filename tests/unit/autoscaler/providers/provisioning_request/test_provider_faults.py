@@ -86,7 +86,7 @@ def test_lost_reply_to_create_is_retried_without_duplicates(where: str, error: E
     scenario(rig, what)
 
 
-def test_repeated_release_completes_one_whose_reply_was_lost() -> None:
+def test_repeated_release_completes_a_release_whose_reply_was_lost() -> None:
     rig = ProvisioningRig()
 
     async def what() -> None:
@@ -104,7 +104,7 @@ def test_repeated_release_completes_one_whose_reply_was_lost() -> None:
 
 
 @pytest.mark.parametrize("spoilt", [{}, {"metadata": {"name": "x", "creationTimestamp": "yesterday"}}])
-def test_malformed_objects_make_list_raise(spoilt: Object) -> None:
+def test_malformed_objects_make_listing_fail_with_an_error(spoilt: Object) -> None:
     rig = ProvisioningRig()
 
     async def what() -> None:

@@ -46,7 +46,7 @@ def node(name: str, *, ready: bool = True) -> dict[str, object]:
     return {"metadata": {"name": name, "resourceVersion": "1"}, "status": {"conditions": conditions}}
 
 
-def test_login_is_reread_and_hides_its_password(tmp_path: Path) -> None:
+def test_login_is_reread_from_the_secret_and_its_repr_hides_the_password(tmp_path: Path) -> None:
     async def scenario() -> None:
         access = RedfishCredentials("fabric", None, mounted(tmp_path, username=USER, password=f"{PASSWORD}\n"))
         assert await access.login() == Login(USER, PASSWORD)
@@ -121,7 +121,7 @@ def test_ca_may_contain_non_ascii_comments(tmp_path: Path) -> None:
     assert len(asyncio.run(RedfishCredentials("fabric", None, folder).tls()).get_ca_certs()) == 1
 
 
-def test_notes_are_per_provider_and_a_stale_write_is_rejected() -> None:
+def test_configmap_entries_are_per_provider_and_stale_writes_fail() -> None:
     async def scenario() -> None:
         played = PlayedServer(lambda: 0.0)
         mine, others = ConfigMapNotes(played, "home", "pod2"), ConfigMapNotes(played, "home", "pod3")
@@ -140,7 +140,7 @@ def test_notes_are_per_provider_and_a_stale_write_is_rejected() -> None:
     asyncio.run(scenario())
 
 
-def test_notes_of_two_installations_are_separate_and_older_ones_are_read() -> None:
+def test_two_installations_keep_separate_configmap_entries() -> None:
     async def scenario() -> None:
         played = PlayedServer(lambda: 0.0)
         earlier = ConfigMapNotes(played, "home", "pod2")

@@ -74,7 +74,7 @@ def test_only_free_healthy_blocks_in_the_zone_are_offered(other: Block) -> None:
     assert not build_offers(fabric(other), terms(), OPEN)
 
 
-def test_offer_is_limited_by_the_nodes_free_places() -> None:
+def test_offer_is_limited_by_the_free_slots_of_the_node() -> None:
     pool, full = fabric(block("a"), block("b")), {"w1": AttachableNode("w1", 1)}
     (offer,) = build_offers(pool, terms(), full)
     assert offer.devices_max == 1
@@ -84,7 +84,7 @@ def test_offer_is_limited_by_the_nodes_free_places() -> None:
     assert not build_offers(pool, terms(), {}), "it is not open"
 
 
-def test_offers_prefer_nodes_with_most_room_and_include_every_product() -> None:
+def test_offers_of_each_gpu_model_prefer_nodes_with_most_free_slots() -> None:
     names = [f"w{number:03}" for number in range(300)]
     pool = fabric(block("a"), block("b"), block("c"))
     pool = pool._replace(
@@ -129,7 +129,7 @@ def test_block_choice_depends_only_on_the_order_name() -> None:
     assert plan_claim(there, other, terms(), OPEN["w1"]).blocks != first
 
 
-def test_partly_claimed_order_continues_without_claiming_twice() -> None:
+def test_partly_reserved_order_reserves_only_the_missing_blocks() -> None:
     name = wanted().id.name
     a, b = block("a"), block("b")
     assert plan_claim(fabric(a, b, marks={"a": mark(name)}), wanted(), terms(), OPEN["w1"]) == BlockClaim()
@@ -143,7 +143,7 @@ def test_partly_claimed_order_continues_without_claiming_twice() -> None:
     )
 
 
-def test_unavailable_blocks_are_rejected_with_a_reason() -> None:
+def test_order_for_unavailable_blocks_is_rejected_with_a_reason() -> None:
     assert plan_claim(fabric(block("a")), wanted(2), terms(), OPEN["w1"]).refused == "w1 can have 1 x A100 now, not 2"
     assert "keeps no names" in plan_claim(fabric(block("a"), keeps=False), wanted(), terms(), OPEN["w1"]).refused
     assert (
@@ -152,13 +152,13 @@ def test_unavailable_blocks_are_rejected_with_a_reason() -> None:
     )
 
 
-def test_link_plan_keeps_foreign_blocks_and_changes_only_ours() -> None:
+def test_attach_or_detach_keeps_the_blocks_linked_by_others() -> None:
     there = fabric(block("a", systems=("s1",)), block("b", systems=("s1",)), block("c"))
     assert plan_links(there, "w1", {"c"}, {"a"}) == ("own", "b", "c")
     assert plan_links(there, "w1", {"a"}, {"c"}) == ("own", "a", "b")
 
 
-def test_released_block_is_ours_only_while_attached() -> None:
+def test_released_block_is_listed_only_while_it_is_still_attached() -> None:
     gone = {"a": mark(gone=True)}
     assert not list_leases(fabric(block("a", free_for=mark(gone=True).text()), marks=gone), terms(), {})
     (late,) = list_leases(fabric(block("a", systems=("s1",)), marks=gone), terms(), {})

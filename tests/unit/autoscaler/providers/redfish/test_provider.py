@@ -23,7 +23,7 @@ from tests.unit.autoscaler.providers.redfish.test_provider_faults import nothing
 pytestmark = pytest.mark.standard
 
 
-def test_non_leader_changes_nothing() -> None:
+def test_non_leader_writes_nothing_to_the_fabric() -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         offered = (await provider.offers())[0]
         rig.leads = False
@@ -87,7 +87,7 @@ def test_task_polling_follows_retry_after_within_limits(retry_after: str, pause_
     play(act, FakeFabric(hold=True, retry_after=retry_after))
 
 
-def test_messages_contain_no_address_or_secret() -> None:
+def test_error_messages_contain_no_address_or_secret() -> None:
     said: list[str] = []
 
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
@@ -145,7 +145,7 @@ def test_gpu_with_incomplete_details_is_offered_once_they_are_known(status: int)
     play(act)
 
 
-def test_service_without_name_storage_offers_nothing_without_notes() -> None:
+def test_fabric_that_cannot_store_an_owner_offers_no_devices() -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         assert not await provider.offers()
         with pytest.raises(RefusedError, match="keeps no names"):
@@ -208,7 +208,7 @@ def test_two_clusters_sharing_a_fabric_leave_each_others_gpus_alone() -> None:
 
 
 @pytest.mark.parametrize("etags", [True, False], ids=["with ETags", "without"])
-def test_foreign_mark_is_not_overwritten_if_members_lack_etags(*, etags: bool) -> None:
+def test_foreign_owner_tag_is_not_overwritten_if_members_lack_etags(*, etags: bool) -> None:
     """Another installation has marked the block since it was read."""
 
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:

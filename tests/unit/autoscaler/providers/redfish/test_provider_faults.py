@@ -58,7 +58,7 @@ def nothing(shown: tuple[Listed, ...]) -> bool:
     return not shown
 
 
-def test_accepted_but_unperformed_order_fails_and_frees_its_block() -> None:
+def test_order_accepted_but_never_performed_fails_after_a_timeout() -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         rig.fabric.never = True
         made = await ordered(provider)
@@ -104,7 +104,7 @@ def test_only_the_rejected_one_of_several_orders_fails() -> None:
     play(act)
 
 
-def test_partly_delivered_order_is_here_and_its_rest_is_released() -> None:
+def test_partly_delivered_order_releases_its_undelivered_blocks() -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         rig.fabric.half = True
         await ordered(provider, devices=2)
@@ -179,7 +179,7 @@ def test_lost_change_request_attaches_and_detaches_exactly_once(*, tasks: bool, 
     play(act, FakeFabric(tasks=tasks))
 
 
-def test_marked_order_is_performed_though_its_response_was_lost() -> None:
+def test_order_is_attached_although_the_response_to_its_write_was_lost() -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         offer = (await provider.offers())[0]
         rig.fabric.lose = 1
@@ -260,7 +260,7 @@ def test_manually_detached_device_is_gone_and_its_block_is_free() -> None:
     play(act)
 
 
-def test_manually_attached_device_is_not_ours_and_stays() -> None:
+def test_manually_attached_device_stays_attached_after_a_release() -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         rig.fabric.blocks["Gpu-2"].system = "1"
         made = await ordered(provider)
@@ -301,7 +301,7 @@ def test_attachment_overwritten_by_another_writer_is_repeated() -> None:
     play(act, FakeFabric(etags=False, tasks=False))
 
 
-def test_change_between_read_and_write_is_kept_with_etags() -> None:
+def test_concurrent_change_by_another_writer_is_kept_with_etags() -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         def by_hand() -> None:
             rig.fabric.blocks["Gpu-3"].system = "1"
@@ -361,7 +361,7 @@ def test_device_used_during_a_release_is_not_detached() -> None:
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["used before", "used meanwhile"])
-def test_device_in_use_is_detached_only_by_force(*, late: bool) -> None:
+def test_device_in_use_is_detached_only_by_a_forced_release(*, late: bool) -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         made = await ordered(provider)
         await until(provider, phase("here"))

@@ -97,7 +97,7 @@ def test_late_device_of_a_previous_leader_is_listed_and_detached() -> None:
     play(act, FakeFabric(hold=True, early=True))
 
 
-def test_rejected_order_keeps_its_mark_on_a_block_that_may_still_attach() -> None:
+def test_rejected_order_stays_owner_of_a_block_that_may_still_attach() -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         rig.fabric.never = True
         first = await ordered(provider)
@@ -114,7 +114,7 @@ def test_rejected_order_keeps_its_mark_on_a_block_that_may_still_attach() -> Non
     play(act, FakeFabric(gpus=(A100,)))
 
 
-def test_late_rest_of_a_partial_order_is_released_with_the_order() -> None:
+def test_late_devices_of_a_partial_order_are_released_with_the_order() -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         rig.fabric.half = True
         made = await ordered(provider, devices=2)
@@ -127,7 +127,7 @@ def test_late_rest_of_a_partial_order_is_released_with_the_order() -> None:
     play(act)
 
 
-def test_release_marks_all_blocks_despite_a_temporarily_failed_write() -> None:
+def test_release_tags_all_blocks_as_released_after_a_failed_write() -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         rig.fabric.never = True
         made = await ordered(provider, devices=2)
@@ -145,7 +145,7 @@ def test_release_marks_all_blocks_despite_a_temporarily_failed_write() -> None:
 
 
 @pytest.mark.parametrize("notes", [False, True], ids=["in Client", "in Notes"])
-def test_mark_of_an_undelivered_device_expires(*, notes: bool) -> None:
+def test_owner_tag_of_a_block_that_was_never_attached_expires(*, notes: bool) -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         rig.fabric.never = True
         made = await ordered(provider)
@@ -216,7 +216,7 @@ def test_former_leader_abandons_its_pending_detach() -> None:
 
 
 @pytest.mark.parametrize("sealed", ["Gpu-1", "Gpu-2"])
-def test_rejected_order_attaches_none_of_its_marked_blocks(sealed: str) -> None:
+def test_rejected_order_attaches_none_of_its_blocks(sealed: str) -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         rig.fabric.sealed = {sealed}
         with pytest.raises(RefusedError, match="does not keep"):

@@ -101,7 +101,7 @@ def test_device_on_a_temporarily_missing_system_is_kept() -> None:
     play(act)
 
 
-def test_closing_settings_entry_reports_why_nothing_is_offered() -> None:
+def test_offers_fail_with_a_reason_if_settings_name_no_systems() -> None:
     async def act(rig: FabricRig, _: RedfishFabric) -> None:
         rig.systems = {}
         with pytest.raises(RefusedError, match="an entry that closes or was taken out"):
@@ -110,7 +110,7 @@ def test_closing_settings_entry_reports_why_nothing_is_offered() -> None:
     play(act)
 
 
-def test_rejected_login_is_reported() -> None:
+def test_rejected_login_is_reported_in_the_listing_error() -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         rig.password = "another"
         with pytest.raises(

@@ -28,7 +28,7 @@ class Slow(FabricRig):
         return await super().in_use(node, uuids)
 
 
-def test_order_placed_during_an_older_poll_is_attached() -> None:
+def test_order_placed_while_a_poll_is_running_is_attached() -> None:
     """That look does not show its Marks, and says nothing of it."""
     rig = Slow(FakeFabric(tasks=False))
     rig.asked, rig.go = asyncio.Event(), asyncio.Event()

@@ -67,7 +67,7 @@ def test_location_is_reduced_to_its_path_and_query(told: str, place: str) -> Non
         {"CompositionStatus": {"CompositionState": "Unavailable"}},
     ],
 )
-def test_block_with_a_bad_status_is_not_sound(told: dict[str, object]) -> None:
+def test_block_with_an_error_status_is_unhealthy(told: dict[str, object]) -> None:
     assert not documents.parse_block(body(**told)).sound
 
 
@@ -147,7 +147,7 @@ def test_serial_number_replaces_a_missing_uuid_except_for_nvidia(model: str, uui
     assert found.uuid == uuid
 
 
-def test_mark_is_parsed_as_written() -> None:
+def test_owner_tag_is_parsed_back_as_written() -> None:
     for gone in (False, True):
         one = BlockMark("pilotlight-a-0123456789", ModelName("team/llama-8b:q4"), 7, 2, "worker-1", "rack", 4, gone)
         assert documents.parse_mark(one.text()) == one
@@ -168,7 +168,7 @@ def test_mark_is_parsed_as_written() -> None:
         "pilotlight name=a by=rack before=0 devices=1 epoch=1",
     ],
 )
-def test_foreign_or_malformed_mark_is_not_ours(text: str | None) -> None:
+def test_foreign_or_malformed_owner_tag_is_ignored(text: str | None) -> None:
     assert documents.parse_mark(text) is None
 
 

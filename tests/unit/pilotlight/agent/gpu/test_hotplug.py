@@ -82,7 +82,7 @@ def rig(tmp_path: Path) -> Rig:
 # --- it comes ---------------------------------------------------------------------------------------------------------
 
 
-async def test_attached_gpu_is_scanned_for_and_device_plugin_restarts_once(rig: Rig) -> None:
+async def test_attached_gpu_triggers_one_rescan_and_one_device_plugin_restart(rig: Rig) -> None:
     (before,) = rig.node.plugins()
     rig.node.link(A, AT_A)
     rig.want(A)
@@ -114,7 +114,7 @@ async def test_attach_completes_only_after_device_plugin_is_ready(rig: Rig) -> N
     assert rig.node.plugins() == [uid]
 
 
-async def test_gpu_not_visible_in_time_fails_with_a_reason(rig: Rig) -> None:
+async def test_attach_fails_with_a_reason_if_the_driver_never_shows_the_gpu(rig: Rig) -> None:
     rig.node.deaf = True
     rig.node.link(A, AT_A)
     rig.want(A)
@@ -126,7 +126,7 @@ async def test_gpu_not_visible_in_time_fails_with_a_reason(rig: Rig) -> None:
     assert 30 < len(rig.node.said) < 150, "every few seconds: a link takes its time"
 
 
-async def test_drained_bus_is_enabled_again_for_the_next_gpu(rig: Rig) -> None:
+async def test_drain_state_of_a_pci_address_is_cleared_when_a_gpu_attaches(rig: Rig) -> None:
     rig.node.hidden.add(AT_A)
     rig.node.link(A, AT_A)
     rig.want(A)
@@ -136,7 +136,7 @@ async def test_drained_bus_is_enabled_again_for_the_next_gpu(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("why", ["driver", "API server"])
-async def test_unreachable_driver_or_api_server_stops_all_steps(rig: Rig, why: str) -> None:
+async def test_attach_does_nothing_while_driver_or_api_server_is_unreachable(rig: Rig, why: str) -> None:
     rig.node.link(A, AT_A)
     rig.node.answers, rig.server.away = why != "driver", why != "driver"
     rig.want(A)
@@ -150,7 +150,7 @@ async def test_unreachable_driver_or_api_server_stops_all_steps(rig: Rig, why: s
 # --- it leaves --------------------------------------------------------------------------------------------------------
 
 
-async def test_idle_gpu_is_released_in_the_safe_order(rig: Rig) -> None:
+async def test_idle_gpu_is_drained_before_it_is_removed_from_the_bus(rig: Rig) -> None:
     gpu, _ = rig.node.link(A, AT_A, here=True), rig.node.link(B, AT_B, here=True)
     gpu.kept = True
     rig.want(A, leave=True)
@@ -163,7 +163,7 @@ async def test_idle_gpu_is_released_in_the_safe_order(rig: Rig) -> None:
     assert rig.node.pods == 2, "the device plug-in counts anew"
 
 
-async def test_virtual_machine_removes_the_gpu_through_sysfs(rig: Rig) -> None:
+async def test_gpu_of_a_virtual_machine_is_removed_through_sysfs(rig: Rig) -> None:
     rig.node.virtual = True
     rig.node.link(A, AT_A, here=True)
     rig.node.link(B, AT_B, here=True)
@@ -173,7 +173,7 @@ async def test_virtual_machine_removes_the_gpu_through_sysfs(rig: Rig) -> None:
     assert rig.node.said[1:] == [f"drain -r {AT_A}", f"remove {AT_A}"]
 
 
-async def test_modules_that_hold_the_last_gpu_are_unloaded_first(rig: Rig) -> None:
+async def test_kernel_modules_are_unloaded_before_the_last_gpu_is_removed(rig: Rig) -> None:
     rig.node.link(A, AT_A, here=True)
     rig.want(A, leave=True)
     await rig.turns()
@@ -227,7 +227,7 @@ async def test_only_node_daemons_are_stopped_to_release_a_gpu(rig: Rig, monkeypa
     assert rig.node.pods == 3, "one that looks at it goes, and one that counts it"
 
 
-async def test_step_without_effect_is_not_repeated_without_a_pause(rig: Rig) -> None:
+async def test_release_step_without_effect_is_retried_only_after_a_pause(rig: Rig) -> None:
     rig.node.link(A, AT_A, here=True).kept = True
     told = rig.node.run
 
@@ -273,7 +273,7 @@ async def test_restarted_agent_resumes_a_gpu_release(rig: Rig) -> None:
     assert rig.report().done, "it is not there, and all that are there are known"
 
 
-async def test_restarted_agent_reverts_a_release_that_is_not_wanted(rig: Rig) -> None:
+async def test_restarted_agent_reverts_a_release_that_is_no_longer_wanted(rig: Rig) -> None:
     publish(rig.server)
     rig.node.hold(13, rig.node.link(A, AT_A, here=True), "a-shell")
     rig.want(A, leave=True)
@@ -299,7 +299,7 @@ async def test_gpu_with_unknown_bus_address_is_not_reported_as_gone(rig: Rig) ->
     assert not rig.node.said
 
 
-async def test_gpu_that_returns_after_its_release_is_attached_again(rig: Rig) -> None:
+async def test_released_gpu_that_is_wanted_again_is_attached_again(rig: Rig) -> None:
     rig.node.link(A, AT_A, here=True)
     rig.want(A, leave=True)
     await rig.turns()

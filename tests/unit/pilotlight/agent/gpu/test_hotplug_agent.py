@@ -87,7 +87,7 @@ async def test_released_gpu_that_is_rescanned_is_released_again(rig: Rig) -> Non
 # --- one has its place ------------------------------------------------------------------------------------------------
 
 
-async def test_replacement_at_the_address_of_a_released_gpu_is_kept(rig: Rig) -> None:
+async def test_new_gpu_at_the_address_of_a_released_gpu_is_not_removed(rig: Rig) -> None:
     rig.made.want([LEAVES])
     await rig.turns(8)
     rig.node.detach(AT_A)
@@ -133,7 +133,7 @@ async def test_gpu_replaced_at_its_address_counts_as_released(rig: Rig) -> None:
 # --- parts ------------------------------------------------------------------------------------------------------------
 
 
-async def test_mig_gpu_is_kept_while_a_pod_holds_any_mig_device(rig: Rig) -> None:
+async def test_mig_gpu_is_not_released_while_a_pod_uses_any_mig_device(rig: Rig) -> None:
     rig.node.gpus[AT_A].cut = True
     rig.table = [PodDevices(namespace="engines", name="bob", devices=("MIG-aaaa-1",))]
     rig.made.want([LEAVES, FabricWant(device=B, leave=True)])

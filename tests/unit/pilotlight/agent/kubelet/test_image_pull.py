@@ -171,7 +171,7 @@ async def test_image_pull_returns_the_image_id_or_a_one_line_error(path: Path) -
     await daemon.close()
 
 
-async def test_wanted_image_is_pulled_once_despite_repeated_requests(path: Path) -> None:
+async def test_image_wanted_several_times_is_pulled_only_once(path: Path) -> None:
     came = asyncio.Semaphore(0)
     async with Runtime(path).running() as runtime, bringing(path, came=came) as one:
         runtime.gate.clear()
@@ -191,7 +191,9 @@ async def test_wanted_image_is_pulled_once_despite_repeated_requests(path: Path)
         assert not one.failed
 
 
-async def test_concurrent_pulls_and_wanted_images_are_limited(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_number_of_concurrent_and_total_image_pulls_is_limited(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     came, wanted = asyncio.Semaphore(0), [ImageWanted(f"e:{n:03}") for n in range(WANTED_MAX + 9)]
     gate, pulling, most = asyncio.Event(), set[str](), list[str]()
 
@@ -265,7 +267,7 @@ async def test_pull_secret_login_is_used_and_never_logged(path: Path, caplog: py
     assert "secret-word" not in caplog.text
 
 
-async def test_each_matching_login_of_the_secret_is_tried(path: Path) -> None:
+async def test_next_matching_login_of_a_pull_secret_is_tried_after_a_failure(path: Path) -> None:
     came = asyncio.Semaphore(0)
     async with Runtime(path).running() as runtime, bringing(path, came=came) as one:
         runtime.failing["reg.example/two/engine:1"] = 1

@@ -97,7 +97,7 @@ def test_assigned_pods_are_decoded_with_their_gpus() -> None:
     assert decode_assigned_pods(b"") == ()
 
 
-def test_image_names_are_decoded_and_limited() -> None:
+def test_decoded_image_names_are_limited_in_number() -> None:
     assert decode_image_names(IMAGES) == ("another:1", "engine:1", "engine:latest", "engine@sha256:2")
     assert len(decode_image_names(message(*((1, message((2, f"i:{n}"))) for n in range(IMAGES_MAX + 5))))) == IMAGES_MAX
 
@@ -149,7 +149,7 @@ def test_invalid_message_error_names_the_reason(data: bytes, why: str) -> None:
         list(iter_fields(data))
 
 
-def test_fixed_width_fields_are_accepted_and_last_string_wins() -> None:
+def test_string_field_that_occurs_twice_decodes_to_its_last_value() -> None:
     data = b"\x11" + b"8" * 8 + b"\x1d" + b"4" * 4 + message((1, "a"), (1, "b"))
     assert [number for number, _ in iter_fields(data)] == [2, 3, 1, 1]
     assert (read_string(data, 1), read_string(data, 9)) == ("b", "")
@@ -204,7 +204,7 @@ async def sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
     await one.close()
 
 
-async def test_kubelet_and_runtime_are_queried_by_their_own_methods(sockets: NodeSockets, tmp_path: Path) -> None:
+async def test_pods_come_from_the_kubelet_and_images_from_the_runtime(sockets: NodeSockets, tmp_path: Path) -> None:
     kubelet = Daemon(tmp_path / "kubelet.sock", {nodesockets.LIST_PODS: PODS})
     runtime = Daemon(tmp_path / "cri.sock", {nodesockets.LIST_IMAGES: IMAGES})
     async with kubelet.running(), runtime.running():
@@ -252,7 +252,7 @@ async def test_missing_grpc_is_logged_with_install_advice(
 # --- in a look --------------------------------------------------------------------------------------------------------
 
 
-async def test_node_look_takes_pods_from_the_kubelet_socket(sockets: NodeSockets, tmp_path: Path) -> None:
+async def test_node_observation_includes_pods_from_the_kubelet_socket(sockets: NodeSockets, tmp_path: Path) -> None:
     looks = NodeLooks(FakeNvml, tmp_path, lambda: False, sockets)
     before = await looks.look()
     assert (before.pods, before.images) == ((), ())

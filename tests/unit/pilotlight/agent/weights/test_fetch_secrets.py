@@ -51,13 +51,13 @@ async def cluster(folder: Path) -> AsyncIterator[Path]:
 
 
 @pytest.mark.parametrize("name", ["new", "old"])
-async def test_both_secret_types_are_read_without_credential_helpers(tmp_path: Path, name: str) -> None:
+async def test_logins_are_read_from_both_kubernetes_pull_secret_types(tmp_path: Path, name: str) -> None:
     async with cluster(tmp_path) as kubeconfig:
         found = await PullSecrets("engines", kubeconfig)(name)
     assert found == Config({"reg.example": AuthConfig(username="ada", password="s3cret")})
 
 
-async def test_unusable_pull_secret_is_named_without_its_content(tmp_path: Path) -> None:
+async def test_error_for_an_unusable_pull_secret_does_not_contain_its_data(tmp_path: Path) -> None:
     async with cluster(tmp_path) as kubeconfig:
         with pytest.raises(PolicyError, match="pull secret other: is of another type than") as refused:
             await PullSecrets("engines", kubeconfig)("other")

@@ -47,7 +47,7 @@ async def looked(
         return await inspect_artifact(said, reference.parse_reference(artifact), Ways())
 
 
-async def test_packed_weights_are_a_mountable_image_with_known_files(tmp_path: Path) -> None:
+async def test_packed_weights_are_reported_as_mountable_image_with_gguf_files(tmp_path: Path) -> None:
     asked = list[str]()
     found = await looked(tmp_path, "modelpack", asked)
     assert (found.image, found.no_image, found.ggufs) == ("", "", ("a.gguf",))
@@ -109,7 +109,7 @@ MODEL = Model(name=ModelName("ada"), spec=ModelSpec(engine="llama.cpp", artifact
 
 
 @pytest.mark.parametrize("form", ["modelpack", "modelpack-raw"])
-async def test_remote_header_gives_the_same_memory_as_the_local_file(tmp_path: Path, form: Form) -> None:
+async def test_memory_estimate_from_a_remote_header_equals_the_local_one(tmp_path: Path, form: Form) -> None:
     source = tmp_path / "in"
     source.mkdir()
     tiny_gguf.make_model(source / "ada.gguf", "Hello, I am Ada.")
@@ -148,7 +148,7 @@ async def test_config_json_predicts_memory_of_remote_safetensors(tmp_path: Path)
     assert found.source == "Its config.json (llama)"
 
 
-async def test_unreadable_header_reason_contains_no_node_path(tmp_path: Path) -> None:
+async def test_error_for_an_unreadable_remote_header_contains_no_local_path(tmp_path: Path) -> None:
     said, sized, found = await read(tmp_path, packed.model(tmp_path / "in", {"a.gguf": b"GGUF"}))
     assert said.no_header.startswith("a.gguf: truncated")
     assert (sized, found.problem) == (MODEL, f"its artifact does not say what it needs: {said.no_header}")
@@ -157,7 +157,7 @@ async def test_unreadable_header_reason_contains_no_node_path(tmp_path: Path) ->
     assert (await read(tmp_path / "two", many))[0].no_header
 
 
-async def test_remote_adapter_adds_its_size_to_the_memory(tmp_path: Path) -> None:
+async def test_remote_adapter_adds_its_size_to_the_memory_estimate(tmp_path: Path) -> None:
     source = tmp_path / "in"
     source.mkdir()
     tiny_gguf.make_model(source / "ada.gguf", "Hello, I am Ada.")
@@ -172,7 +172,7 @@ async def test_remote_adapter_adds_its_size_to_the_memory(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("form", ["modelpack", "modelpack-raw"])
 @pytest.mark.parametrize("below", ["", "lora/"])
-async def test_peft_directory_counts_only_its_safetensors(tmp_path: Path, form: Form, below: str) -> None:
+async def test_size_of_a_peft_adapter_counts_only_its_own_safetensors(tmp_path: Path, form: Form, below: str) -> None:
     files = {
         f"{below}adapter_config.json": b"{}", f"{below}adapter_model.safetensors": NO_TENSORS + bytes(90_000),
         f"{below}README.md": bytes(500), f"{below}old/adapter_model.safetensors": NO_TENSORS + bytes(7_000),
@@ -208,7 +208,7 @@ def test_reported_header_with_invalid_shape_is_ignored(wrong: dict[str, object])
     assert found.adapters_bytes == 0
 
 
-async def test_hub_artifact_has_a_header_and_no_image(tmp_path: Path) -> None:
+async def test_hugging_face_weights_have_a_header_but_are_not_an_image(tmp_path: Path) -> None:
     tiny_gguf.make_model(tmp_path / "ada.gguf", "Hello, I am Ada.")
     async with FakeHub({}, {"ada.gguf": (tmp_path / "ada.gguf").read_bytes()}).both() as fake:
         said = WeightsReport(artifact="hf://acme/tiny@main", look=True)

@@ -43,7 +43,7 @@ def host(tmp_path: Path) -> Iterator[str]:
         yield found
 
 
-async def test_wanted_weights_are_pulled_reported_and_held(kept: Kept, host: str) -> None:
+async def test_wanted_weights_are_pulled_reported_and_locked_in_the_store(kept: Kept, host: str) -> None:
     async with kept.running():
         kept.wants(want(host, "r1"))
         await kept.until(lambda: kept.said and kept.said[0].folder)
@@ -78,7 +78,7 @@ async def test_read_ahead_runs_only_for_weights_already_stored(
     assert read == [["LICENSE", "a.gguf"]]
 
 
-async def test_bytes_from_peers_are_counted(kept: Kept, host: str) -> None:
+async def test_bytes_received_from_peers_are_counted_in_a_metric(kept: Kept, host: str) -> None:
     """Here none of what came: it was given already when the pull began."""
 
     async def alone(artifact: str) -> Peering:
@@ -121,7 +121,7 @@ async def test_weights_with_code_are_pulled_only_with_allow_unsafe(kept: Kept, t
             assert not {one.allow_unsafe: one for one in kept.said}[False].folder
 
 
-async def test_each_replica_triggers_its_own_pull_attempt(kept: Kept, host: str) -> None:
+async def test_failed_pull_is_attempted_again_for_each_new_replica(kept: Kept, host: str) -> None:
     async with kept.running():
         kept.wants(want(host, "r1", tag="none"))
         await kept.until(lambda: kept.said and kept.said[0].failed)
@@ -132,7 +132,7 @@ async def test_each_replica_triggers_its_own_pull_attempt(kept: Kept, host: str)
         await kept.until(lambda: kept.said[0].replicas == ("r2",))
 
 
-async def test_failed_attempt_is_reported_despite_an_earlier_success(kept: Kept, host: str) -> None:
+async def test_failed_pull_is_reported_despite_an_earlier_success(kept: Kept, host: str) -> None:
     async with kept.running():
         kept.wants(want(host, "r1", secret="mine"))
         await kept.until(lambda: kept.said and kept.said[0].folder)
@@ -146,7 +146,9 @@ async def test_failed_attempt_is_reported_despite_an_earlier_success(kept: Kept,
         assert kept.in_use() == [True]
 
 
-async def test_failure_to_hold_a_copy_fails_new_starts(kept: Kept, host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failure_to_lock_a_stored_copy_fails_new_replica_starts(
+    kept: Kept, host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with kept.running():
         with monkeypatch.context() as broken:
             broken.setattr(WeightsKeeper, "_found", failing)
@@ -215,7 +217,7 @@ async def test_pull_survives_leader_change_and_ends_when_unwanted(
         await kept.until(lambda: ended)
 
 
-async def test_wants_of_an_older_epoch_are_ignored(kept: Kept, host: str) -> None:
+async def test_wanted_weights_from_a_leader_of_an_older_epoch_are_ignored(kept: Kept, host: str) -> None:
     async with kept.running():
         kept.wants(want(host, "r2"), epoch=5)
         await kept.until(lambda: kept.said and kept.said[0].folder)
@@ -279,7 +281,7 @@ def test_pull_progress_is_reported_at_intervals(kept: Kept) -> None:
     assert line.came == Came(3, 10, 1.0)
 
 
-def test_new_epoch_is_reported_immediately(kept: Kept) -> None:
+def test_epoch_of_a_new_leader_is_reported_immediately(kept: Kept) -> None:
     told = list[int]()
     kept.keeping.changed = lambda: told.append(kept.keeping.epoch)
     assert kept.keeping.epoch == 0

@@ -37,7 +37,7 @@ def host(tmp_path: Path) -> Iterator[str]:
         yield found
 
 
-async def test_inspection_reports_without_downloading_weights(kept: Kept, host: str) -> None:
+async def test_inspection_reports_digest_and_files_without_a_download(kept: Kept, host: str) -> None:
     async with kept.running():
         look = replace(want(host, "r1"), look=True)
         kept.wants(look)
@@ -119,7 +119,9 @@ async def test_inspection_failure_reasons_are_truncated(kept: Kept, monkeypatch:
         assert {len(kept.said[0].no_image), len(kept.said[0].no_header)} == {REASON_CHARS_MAX}
 
 
-async def test_non_image_artifact_is_inspected_again(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_artifact_that_is_not_an_image_is_inspected_again_later(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen = list[str]()
 
     async def found(said: WeightsReport, *_: object) -> WeightsReport:
@@ -152,7 +154,7 @@ def ada(tmp_path: Path) -> Path:
     return tmp_path / "layout"
 
 
-async def test_header_is_read_once_for_all_requests(kept: Kept, ada: Path) -> None:
+async def test_weights_header_is_downloaded_once_for_several_inspections(kept: Kept, ada: Path) -> None:
     asked = list[str]()
     with packed.served(ada, asked) as host:
         async with kept.running():

@@ -33,7 +33,7 @@ async def brought(keeping: WeightsKeeper, want: NodeWant, epoch: int) -> Weights
             await asyncio.sleep(0.01)
 
 
-async def test_each_login_is_tried_for_pulls_and_stored_weights(tmp_path: Path) -> None:
+async def test_next_login_is_tried_if_the_registry_rejects_the_first_one(tmp_path: Path) -> None:
     layout = packed.packed(packed.model(tmp_path / "model", {"a.gguf": b"GGUF"}), tmp_path / "layout")
     right = Login("right", "pw").basic
 

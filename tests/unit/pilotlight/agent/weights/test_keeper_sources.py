@@ -30,7 +30,7 @@ def want(artifact: str, *replicas: str, secret: str = "") -> NodeWant:
 
 
 @pytest.mark.parametrize("artifact", [HUB, BUCKET])
-async def test_hub_and_bucket_weights_are_downloaded_once(
+async def test_hub_and_bucket_weights_are_downloaded_once_for_two_replicas(
     kept: Kept, monkeypatch: pytest.MonkeyPatch, artifact: str
 ) -> None:
     s3 = FakeS3({"tiny/a.gguf": CONTENT})

@@ -39,7 +39,7 @@ TOKEN = "0123456789abcdef" * 4
     ("with_token", "private", "status"),
     [(True, True, 200), (True, False, 200), (False, False, 200), (False, True, 404)],
 )
-async def test_port_without_token_serves_only_public_weights(
+async def test_peer_port_without_token_serves_only_public_weights(
     tmp_path: Path, with_token: bool, private: bool, status: int
 ) -> None:
     await filled(Store(tmp_path / "store", spare_bytes=0).open(), private=private)
@@ -60,7 +60,7 @@ async def test_port_without_token_serves_only_public_weights(
         await runner.cleanup()
 
 
-def test_duplicate_peer_urls_are_merged_and_names_hide_the_url() -> None:
+def test_duplicate_peer_urls_are_merged_into_one_peer() -> None:
     urls = ["https://a:1", "https://b:1", "https://a:1"]
     found = peer_access.build_static_peering(urls, build_peer_access(None, None, None, None)).peers()
     assert [(one.name, one.url) for one in found] == [("peer-1", "https://a:1"), ("peer-2", "https://b:1")]

@@ -91,7 +91,7 @@ async def agent(
         await runner.cleanup()
 
 
-async def test_private_weights_are_served_only_to_certified_agents(tmp_path: Path) -> None:
+async def test_private_weights_are_served_only_to_agents_with_a_certificate(tmp_path: Path) -> None:
     await filled(Store(tmp_path / "store", spare_bytes=0).open(), private=True)
     ours, stranger = shown(tmp_path), shown(tmp_path, THEIRS)
     async with Autoscaler(tmp_path).running() as way, agent("n1", way, tmp_path / "store", ours) as one:
@@ -111,7 +111,7 @@ async def test_private_weights_are_served_only_to_certified_agents(tmp_path: Pat
 
 
 @pytest.mark.parametrize(("certified", "from_peer"), [(CERTIFIED, True), ("127.0.0.1", False)])
-async def test_pull_uses_a_peer_only_with_an_agent_certificate(
+async def test_pull_uses_only_peers_that_present_an_agent_certificate(
     tmp_path: Path, certified: str, *, from_peer: bool
 ) -> None:
     seen, gives = list[str](), StoreMetrics()
@@ -176,7 +176,7 @@ async def test_local_peer_address_is_ignored_unless_own_address_is_local(tmp_pat
             assert {one.name for one in (await near.peering(ADA)).peers()} == {"evil", "b"}
 
 
-async def test_chunked_answer_is_read_and_oversized_answer_is_rejected(tmp_path: Path) -> None:
+async def test_peer_list_over_the_size_limit_is_ignored(tmp_path: Path) -> None:
     scaler = Autoscaler(tmp_path)
     scaler.slowly = True
     async with scaler.running() as way:
@@ -187,7 +187,7 @@ async def test_chunked_answer_is_read_and_oversized_answer_is_rejected(tmp_path:
         assert (await one.peering(ADA)).peers() == []
 
 
-async def test_invalid_or_missing_answer_yields_no_peers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_invalid_or_missing_peer_list_yields_no_peers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     scaler = Autoscaler(tmp_path)
     async with scaler.running() as way:
         one = Neighbours("n2", [way], PeerOptions(listen=LOOPBACK), Files(), StoreMetrics())

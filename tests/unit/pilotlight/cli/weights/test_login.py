@@ -64,7 +64,7 @@ def test_login_without_registry_response_stores_nothing(file: Path) -> None:
     assert not file.exists()
 
 
-def test_login_to_an_open_registry_is_stored_as_unverified(
+def test_login_to_an_anonymous_registry_is_stored_with_a_warning(
     host: str, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("click.testing._NamedTextIOWrapper.isatty", lambda self: True, raising=False)

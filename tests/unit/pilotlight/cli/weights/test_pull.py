@@ -86,7 +86,7 @@ def test_stored_copy_is_found_by_every_pulled_tag(host: str, layout: Path, store
 
 
 @pytest.mark.parametrize("output", ["text", "json"])
-def test_verify_reports_and_drops_changed_files(host: str, store: str, output: str) -> None:
+def test_verify_with_drop_removes_a_copy_with_changed_files(host: str, store: str, output: str) -> None:
     told = pulled(host, store)
     assert run("verify", "--store", store).output.endswith("73.2Ki: as it came\n")
     folder = Path(str(told["folder"]))

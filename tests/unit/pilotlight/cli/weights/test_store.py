@@ -37,7 +37,7 @@ def left(store: Store) -> list[str]:
     return sorted(row.record.reference for row in store.rows())
 
 
-def test_ls_lists_copies_with_size_age_and_holder(store: Store) -> None:
+def test_ls_lists_copies_with_size_age_and_whether_in_use_or_pinned(store: Store) -> None:
     store.pin(TWO.key.digest)
     copy = store.find(ONE.key)
     assert copy is not None

@@ -169,7 +169,7 @@ def deployment(**annotations: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_workload_is_read_with_its_last_scaler() -> None:
+def test_last_writer_of_the_replica_count_is_read_from_managed_fields() -> None:
     assert read_workload("Deployment", deployment()) is None
     seen = read_workload("Deployment", deployment(**{"pilotlight.dev/models": "ada", "other": "x"}))
     assert isinstance(seen, WorkloadSeen)
@@ -179,7 +179,7 @@ def test_workload_is_read_with_its_last_scaler() -> None:
     assert seen.notes == (("pilotlight.dev/models", "ada"),)
 
 
-def test_scale_before_annotation_is_not_marked_as_since_adoption() -> None:
+def test_scaling_older_than_the_annotation_counts_as_before_adoption() -> None:
     found = deployment(**{"pilotlight.dev/models": "ada"})
     fields: dict[str, Any] = {"f:metadata": {"f:annotations": {"f:pilotlight.dev/models": {}}}}
     found["metadata"]["managedFields"].append(
@@ -191,7 +191,7 @@ def test_scale_before_annotation_is_not_marked_as_since_adoption() -> None:
     assert seen.named_unix_s == datetime(2026, 1, 3, tzinfo=UTC).timestamp(), "it is as old as its annotation"
 
 
-def test_naming_time_changes_with_names_and_older_name_wins() -> None:
+def test_model_name_conflict_is_won_by_whoever_used_the_name_first() -> None:
     """Whoever writes it later makes it no younger; other names are new."""
     old = set_naming_time(None, annotated({"pilotlight.dev/models": "ada"}, named_unix_s=300), 900.0)
     again = set_naming_time(
@@ -274,7 +274,7 @@ SIDECAR = {"initContainers": [{"name": "mesh", "restartPolicy": "Always"}, {"nam
         ({}, SIDECAR, {"containerStatuses": [READY], "initContainerStatuses": [{**READY, "name": "mesh"}]}, False),
     ],
 )  # fmt: skip
-def test_pod_is_held_until_its_readiness_conditions_are_met(
+def test_pod_is_not_ready_until_all_its_readiness_conditions_are_met(
     container: dict[str, Any], spec: dict[str, Any], status: dict[str, Any], held: bool
 ) -> None:
     found = pod_object(container, status)
@@ -289,7 +289,9 @@ def test_pod_is_held_until_its_readiness_conditions_are_met(
     [({"waiting": {"reason": "ErrImagePull", "message": "not found"}}, "ErrImagePull: init container {}: not found"),
      ({"waiting": {"reason": "CrashLoopBackOff"}}, "CrashLoopBackOff: init container {}")],
 )  # fmt: skip
-def test_failing_init_container_is_named_and_pod_waits_a_minute(name: str, state: dict[str, Any], waits: str) -> None:
+def test_failing_init_container_is_named_and_may_retry_for_a_minute(
+    name: str, state: dict[str, Any], waits: str
+) -> None:
     status = {
         "initContainerStatuses": [{"name": name, "state": state}],
         "containerStatuses": [{"name": "engine", "state": {"waiting": {"reason": "PodInitializing"}}}],

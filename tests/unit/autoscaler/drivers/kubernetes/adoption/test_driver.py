@@ -204,7 +204,7 @@ async def test_invalid_annotations_keep_the_last_valid_ones_in_force() -> None:
         await house.until_model("ada", lambda model: model.slots == 9)
 
 
-async def test_problem_found_as_follower_is_an_event_after_leadership() -> None:
+async def test_invalid_annotation_seen_by_follower_is_reported_when_it_leads() -> None:
     """And only then; who led meanwhile told what came meanwhile."""
     async with serving("ada") as house:
         await house.driver.follow()
@@ -229,7 +229,7 @@ async def test_unreadable_pod_does_not_affect_other_pods() -> None:
         assert set(house.now().values()) == {Seen.READY, Seen.UNREADY}
 
 
-async def test_order_fenced_by_another_leader_is_not_a_failed_start() -> None:
+async def test_start_order_after_loss_of_leadership_is_dropped_not_failed() -> None:
     """It is forgotten: who leads then orders what it wants."""
     async with serving("ada") as house:
         (before,) = house.now()
@@ -243,7 +243,7 @@ async def test_order_fenced_by_another_leader_is_not_a_failed_start() -> None:
 
 
 @pytest.mark.parametrize(("status", "tries"), [(503, 51), (429, 51), (408, 51), (409, 20), (403, 1)])
-async def test_scale_write_retries_depend_on_the_error_status(
+async def test_scale_write_is_retried_after_transient_errors_but_not_a_403(
     status: int, tries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A conflict only for a while, and a refusal not at all: these end the start."""
@@ -259,7 +259,7 @@ async def test_scale_write_retries_depend_on_the_error_status(
         assert bool(house.reasons("more")) == (tries < 50)
 
 
-async def test_manual_scale_hold_is_independent_of_server_clock() -> None:
+async def test_duration_of_a_manual_scale_is_independent_of_server_clock() -> None:
     """It was written an hour ago by another's clock, and then the server's is set: it holds from when it was seen."""
     async with serving("ada") as house:
         found = deployment("ada", models="ada")
@@ -276,7 +276,7 @@ async def test_manual_scale_hold_is_independent_of_server_clock() -> None:
         assert house.model("ada").spec.replicas.min == 3
 
 
-async def test_released_workload_stays_released_and_unchanged() -> None:
+async def test_released_workload_is_neither_scaled_nor_adopted_again() -> None:
     """Whatever becomes known of names and of other autoscalers while its Replica ends."""
     async with serving("ada", "bert") as house:
         house.driver.called({Origin("Deployment", "n", name): ModelName(name) for name in ("ada", "bert")}, {})
@@ -296,7 +296,7 @@ async def test_released_workload_stays_released_and_unchanged() -> None:
         assert {path.rpartition("/")[2] for path in house.plane.asked} == {"status"}
 
 
-def test_own_and_adopted_pods_share_one_probe_pace() -> None:
+def test_own_and_adopted_pods_share_one_probe_rate_limit() -> None:
     api = cast("Api", Plane())
     cluster = Cluster(ClusterOptions(namespace="n"), (api, api), cast("Elector", None), "a1", lambda: 0.0)
     pace = cluster._pace
@@ -305,7 +305,7 @@ def test_own_and_adopted_pods_share_one_probe_pace() -> None:
     assert not pace.leads
 
 
-async def test_an_exception_about_one_workload_is_a_fault_of_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_exception_while_reading_a_workload_is_a_fault_of_its_model_only(monkeypatch: pytest.MonkeyPatch) -> None:
     real = read_model
 
     def odd(seen: WorkloadSeen, others: Others) -> Model:
@@ -321,7 +321,7 @@ async def test_an_exception_about_one_workload_is_a_fault_of_its_model(monkeypat
         assert [(one.model, "KeyError" in one.reason) for one in house.faults()] == [("ada", True)]
 
 
-async def test_runner_that_raises_is_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_workload_task_that_raises_is_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contained, "PAUSE_S", 0.0)
     real, odd = workload_controller.Runner._ask_once, iter([True])
 
@@ -336,7 +336,7 @@ async def test_runner_that_raises_is_restarted(monkeypatch: pytest.MonkeyPatch) 
         assert set(house.now().values()) == {Seen.READY}
 
 
-async def test_exception_in_runner_timer_is_a_fault_of_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_exception_in_a_workload_timer_is_a_fault_of_its_model_only(monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving("ada", "bert") as house:
         found = next(one for one in house.driver._runners() if one.core.seen.key.name == "ada")
 
@@ -408,7 +408,7 @@ async def test_workload_of_other_installation_is_taken_over_when_released() -> N
         assert not [path for path in house.plane.asked if path.endswith("/scale")]
 
 
-async def test_invalid_annotations_are_reported_before_holder_is_known() -> None:
+async def test_invalid_annotation_is_reported_before_workload_owner_is_known() -> None:
     """Nothing right is there, so that nobody asks who serves it."""
     async with serving(whose=lambda *_: None) as house:
         house.driver.called({}, {})

@@ -41,7 +41,7 @@ def said(reason: str = "Scaled", status: str = "True") -> ConditionValue:
 # --- words ------------------------------------------------------------------------------------------------------------
 
 
-def test_usual_condition_is_independent_of_replica_count() -> None:
+def test_adopted_condition_does_not_change_with_the_replica_count() -> None:
     usual = ("True", "Scaled", "its scale follows the Calls on Model ada")
     assert [shown(replicas=replicas, version=1 + replicas) for replicas in (0, 1, 7)] == [usual] * 3
 
@@ -56,7 +56,7 @@ def test_condition_names_the_other_autoscaler() -> None:
     assert shown(BY_HPA) == ("True", "ScaledByAnother", message)
 
 
-def test_taken_name_is_shown_together_with_other_reasons() -> None:
+def test_condition_shows_a_name_conflict_together_with_other_reasons() -> None:
     usual = f"its scale follows the Calls on Model default/ada; {TAKEN}"
     assert shown(called="default/ada", taken=TAKEN) == ("True", "NameTaken", usual)
     by_hand = shown(BY_HAND, "default/ada", TAKEN)
@@ -64,11 +64,11 @@ def test_taken_name_is_shown_together_with_other_reasons() -> None:
     assert (by_hand[1], TAKEN in by_hand[2], "holds until" in by_hand[2]) == ("ScaledByHand", True, True)
 
 
-def test_workload_without_free_name_is_not_served() -> None:
+def test_workload_whose_model_names_are_all_taken_is_not_served() -> None:
     assert shown(called=None, taken="both belong to others") == ("False", "NameTaken", "both belong to others")
 
 
-def test_invalid_annotation_condition_shows_if_older_ones_apply() -> None:
+def test_condition_for_invalid_annotation_says_if_older_values_apply() -> None:
     assert shown(problem="x is wrong") == (
         "False", "WrongAnnotation", "x is wrong; the last good annotations are in force",
     )  # fmt: skip
@@ -82,7 +82,7 @@ def test_long_condition_message_is_truncated() -> None:
     assert len(long[2]) == MESSAGE_MAX
 
 
-def test_statefulset_shows_only_unusual_conditions() -> None:
+def test_statefulset_has_no_condition_while_scaling_is_normal() -> None:
     """Its controller drops it at each write of its own."""
     assert shown(key=SET) is None
     reasons = [
@@ -97,7 +97,7 @@ def test_statefulset_shows_only_unusual_conditions() -> None:
 # --- when it is written -----------------------------------------------------------------------------------------------
 
 
-def test_condition_is_written_once_and_time_changes_with_status_only() -> None:
+def test_transition_time_of_condition_changes_only_with_its_status() -> None:
     sign = Sign("u")
     sign.see(None, 1, said())
     assert sign.due_s() == float("-inf")
@@ -138,7 +138,7 @@ def test_rejected_condition_is_retried_on_change_or_new_leadership() -> None:
     assert sign.due_s() is not None
 
 
-def test_release_removes_the_condition_and_leaves_no_work() -> None:
+def test_condition_is_removed_when_the_workload_is_released() -> None:
     sign = Sign("u")
     sign.see(ShownCondition(said(), "t0"), 1, None)
     assert (sign.due_s() is not None, sign.next("t1"), sign.empty) == (True, None, False)

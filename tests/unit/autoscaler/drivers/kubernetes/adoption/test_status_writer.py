@@ -93,7 +93,9 @@ async def test_leader_applies_condition_to_status_once() -> None:
 
 
 @pytest.mark.parametrize("status", [403, 404, 409, 422])
-async def test_rejected_write_is_logged_once_and_others_continue(status: int, caplog: pytest.LogCaptureFixture) -> None:
+async def test_rejected_condition_is_logged_once_and_does_not_block_others(
+    status: int, caplog: pytest.LogCaptureFixture
+) -> None:
     server = Server(ApiError(status, "No", "no"), ApiError(status, "No", "no"))
     async with shows(server) as one:
         one.lead()
@@ -116,7 +118,7 @@ async def test_write_is_retried_after_server_errors(caplog: pytest.LogCaptureFix
     assert len(caplog.records) == 2, "each trouble is said once"
 
 
-async def test_fenced_writer_writes_only_after_leading_again() -> None:
+async def test_writer_that_lost_leadership_writes_only_after_leading_again() -> None:
     server = Server(FencedError())
     async with shows(server) as one:
         one.lead()

@@ -22,7 +22,7 @@ from tests.kit.workload import Bench, annotated, running
 # --- which pod is which Replica ---------------------------------------------------------------------------------------
 
 
-def test_orders_set_one_scale_and_pods_go_to_waiting_replicas() -> None:
+def test_two_ordered_starts_scale_to_two_and_each_gets_a_new_pod() -> None:
     bench = Bench()
     bench.core.begin(0.0)
     bench.start("a")
@@ -66,7 +66,7 @@ def test_image_pull_failure_ends_start_and_scales_down_after_a_minute() -> None:
     assert bench.write() == 0
 
 
-def test_next_start_is_blocked_for_a_minute_or_until_template_changes() -> None:
+def test_failed_start_blocks_next_one_for_a_minute_or_until_new_template() -> None:
     """Else each Call would wait a minute for the same failure."""
     bench = Bench()
     bench.core.begin(0.0)
@@ -111,7 +111,7 @@ def test_ended_pod_kept_by_a_finalizer_counts_as_clean() -> None:
     assert bench.told() == []
 
 
-def test_pod_is_a_replica_when_its_image_is_eventually_pulled() -> None:
+def test_image_pulled_after_initial_failures_does_not_end_the_start() -> None:
     bench = Bench(replicas=1)
     bench.core.begin(0.0)
     bench.pod("p1", started_unix_s=None, ip="", waits=IMAGE, patience_s=60.0)
@@ -129,7 +129,7 @@ def test_pod_is_a_replica_when_its_image_is_eventually_pulled() -> None:
     assert not bench.core._pods["uid-p1"].ended
 
 
-def test_existing_pods_become_replicas_named_by_pod_or_mark() -> None:
+def test_existing_pods_become_replicas_named_by_annotation_or_pod() -> None:
     bench = Bench(replicas=2)
     bench.pod("p1")
     bench.pod("p2", replica="a", intent="i-a")
@@ -140,7 +140,7 @@ def test_existing_pods_become_replicas_named_by_pod_or_mark() -> None:
     assert bench.core.marks(going=False) == [], "its name says all"
 
 
-def test_unordered_pod_becomes_a_replica_after_a_delay() -> None:
+def test_pod_that_nobody_ordered_becomes_a_replica_after_a_delay() -> None:
     bench = Bench(replicas=1)
     bench.core.begin(0.0)
     bench.pod("p1")
@@ -151,7 +151,7 @@ def test_unordered_pod_becomes_a_replica_after_a_delay() -> None:
     assert bench.told() == [("p1-uid-p", "starting")]
 
 
-def test_stopped_pod_is_marked_before_scale_down_and_end_is_reported() -> None:
+def test_pod_to_stop_gets_a_low_deletion_cost_before_the_scale_down() -> None:
     bench = running(2)
     bench.stop("r1")
     (mark,) = bench.core.marks(going=True)
@@ -162,7 +162,7 @@ def test_stopped_pod_is_marked_before_scale_down_and_end_is_reported() -> None:
     assert bench.told() == [("r1", "exited"), ("r1", "clean")]
 
 
-def test_remaining_pod_is_renamed_when_scale_down_removes_another() -> None:
+def test_remaining_pod_gets_a_new_replica_id_if_scale_down_removes_another() -> None:
     bench = running(2)
     bench.now_s = 10.0
     bench.stop("r1")
@@ -225,7 +225,7 @@ def test_rollout_adds_ready_pod_before_an_old_pod_is_stopped() -> None:
     assert bench.write() is None
 
 
-def test_rollout_surge_is_bounded_and_orders_still_scale_up() -> None:
+def test_rollout_counts_at_most_one_extra_ready_pod_as_a_replica() -> None:
     bench = running(1)
     for number in range(3):
         bench.pod(f"n{number}", template="2", created="2026-01-02T00:00:00Z")
@@ -258,7 +258,7 @@ def test_stop_of_replica_without_pod_only_lowers_the_scale() -> None:
     assert bench.write() == 1
 
 
-def test_ended_engine_lowers_the_scale_by_its_pod() -> None:
+def test_engine_exit_lowers_the_scale_by_one() -> None:
     bench = running(1)
     bench.pod("p0", ended="was killed by SIGKILL", started_unix_s=None)
     assert bench.told() == [("r0", "exited")]
@@ -267,7 +267,7 @@ def test_ended_engine_lowers_the_scale_by_its_pod() -> None:
     assert bench.told() == [("r0", "clean")]
 
 
-def test_ended_lower_statefulset_pod_does_not_lower_the_scale() -> None:
+def test_exit_of_a_statefulset_pod_other_than_the_last_keeps_the_scale() -> None:
     bench = running(3, key=WorkloadKey("StatefulSet", "default", "ada"))
     bench.pod("p0", ended="ended with status 3", started_unix_s=None)
     assert bench.told() == [("r0", "exited"), ("r0", "clean")]
@@ -288,7 +288,7 @@ def test_manual_scale_is_never_overwritten() -> None:
     assert bench.told() == [("r1", "exited"), ("r1", "clean"), ("p1-uid-p", "ready")]
 
 
-def test_only_zero_or_one_is_written_with_another_autoscaler() -> None:
+def test_workload_with_another_autoscaler_is_scaled_only_to_zero_or_one() -> None:
     bench = Bench(mode=Mode.TOGGLE)
     bench.core.begin(0.0)
     bench.start("a")
@@ -336,7 +336,7 @@ def test_replica_waiting_for_blocked_pod_reports_the_reason() -> None:
     assert (told.id, told.seen, told.waits) == ("a", Seen.STARTING, "exceeded quota")
 
 
-def test_new_leadership_reports_all_replicas_and_clears_orders() -> None:
+def test_new_leader_reports_all_replicas_and_forgets_earlier_orders() -> None:
     bench = running(1)
     bench.start("b")
     bench.stop("r0")
@@ -347,7 +347,7 @@ def test_new_leadership_reports_all_replicas_and_clears_orders() -> None:
     assert bench.write() == 2
 
 
-def test_follower_writes_nothing() -> None:
+def test_follower_reports_an_engine_exit_but_writes_nothing() -> None:
     bench = running(1)
     bench.stop("r0")
     bench.core.follow()
@@ -356,14 +356,14 @@ def test_follower_writes_nothing() -> None:
     assert bench.told() == [("r0", "exited")]
 
 
-def test_mark_of_another_leader_renames_the_replica() -> None:
+def test_replica_annotation_of_another_leader_renames_the_replica() -> None:
     bench = running(1)
     bench.pod("p0", replica="r0", intent="i-r0")
     bench.pod("p0", replica="other", intent="i-other")
     assert bench.told() == [("r0", "leaving"), ("r0", "exited"), ("r0", "clean"), ("other", "ready")]
 
 
-def test_late_mark_of_previous_leader_is_corrected() -> None:
+def test_low_deletion_cost_from_a_previous_leader_is_reset() -> None:
     """Also where the same was written here before: the pod would go first."""
     bench = running(1)
     bench.pod("p0", replica="r0", intent="i-r0", goes_first=True)
@@ -404,7 +404,7 @@ def test_replica_ended_externally_is_stopping_and_not_failed() -> None:
     assert after.histories.get(ModelName("ada")) is None or not after.histories[ModelName("ada")].tries
 
 
-def test_ranked_replicas_are_drained_from_the_highest() -> None:
+def test_replicas_with_the_highest_rank_are_drained_first() -> None:
     ready = [seen(name, Seen.READY, rank) for name, rank in (("a", 2), ("b", 0), ("c", 1))]
     found = world(*ready)
     case = PlannedModel(
@@ -442,7 +442,7 @@ class Noting:
         self.orders.append(f"stop {replica.id} in {grace_s:.0f}")
 
 
-async def test_orders_are_routed_to_owning_driver_and_synced_is_sent_once() -> None:
+async def test_composite_driver_routes_each_order_to_the_driver_of_its_model() -> None:
     own, adopted, told = Noting(), Noting(), list[object]()
     both = CompositeDriver(own, adopted)
     await both.run(told.extend)

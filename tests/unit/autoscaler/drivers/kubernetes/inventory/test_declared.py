@@ -46,14 +46,14 @@ def held(of: Model, *on: str, state: S = S.READY, **fields: Any) -> Replica:
     return replica(of, f"{of.name}-r", on, state, **fields)
 
 
-def test_each_declared_entry_becomes_one_node_with_a_reserved_name() -> None:
+def test_each_node_entry_in_settings_becomes_one_node_with_reserved_name() -> None:
     first, *others = declared.build_declared_slices((T4, A100), (), {})
     assert (first.id, first.node, first.product, first.memory_bytes) == ("nodes[0]/gpu0", "nodes[0]", "T4", 16 * GI)
     assert (first.labels, first.labels_known) == ({"pool": "t4"}, False)
     assert [other.id for other in others] == ["nodes[1]/gpu0", "nodes[1]/gpu1"]
 
 
-def test_node_selector_contains_the_labels_of_the_entry() -> None:
+def test_pod_on_a_declared_node_selects_the_labels_of_its_settings_entry() -> None:
     assert declared.find_node_selector((T4, A100), (SliceId("nodes[1]/gpu0"), SliceId("nodes[1]/gpu1"))) == {
         "pool": "a100"
     }
@@ -63,7 +63,7 @@ def test_node_selector_contains_the_labels_of_the_entry() -> None:
     assert declared.find_node_selector((T4,), ()) is None
 
 
-def test_quota_limits_declared_devices_and_replaces_missing_entries() -> None:
+def test_gpu_quota_limits_declared_devices_or_defines_them_if_none() -> None:
     full = "ResourceQuota q allows 2 nvidia.com/gpu in all, and they are in use"
     assert offered((T4, A100), Quota("q", 2, 0)) == {"nodes[0]/gpu0": "", "nodes[1]/gpu0": "", "nodes[1]/gpu1": full}
     assert offered((T4,), Quota("q", 2, 2), Quota("loose", 9, 2)) == {"nodes[0]/gpu0": full}, "others have them"
@@ -81,7 +81,7 @@ def test_own_replicas_count_against_quota_until_their_pods_are_gone() -> None:
     assert set(offered((T4, A100), Quota("q", 2, 0), replicas=(cleared,)).values()) == {""}
 
 
-def test_declared_kind_is_closed_while_an_own_pod_is_unschedulable() -> None:
+def test_declared_node_kind_is_unavailable_while_its_pod_is_unschedulable() -> None:
     waits = held(model("a"), "nodes[0]/gpu0", state=S.STARTING, waits=UNSCHEDULABLE)
     why = f"a waits for such a node already: {UNSCHEDULABLE}"
     assert offered((T4, A100, T4), replicas=(waits,)) == {
@@ -114,7 +114,7 @@ def made(models: tuple[Model, ...], *replicas: Replica, waiting: str, on: tuple[
     return world(models, slices, replicas, [gateway(levels=[level(name, 1) for name in waiting])])
 
 
-def test_idle_model_is_drained_when_all_declared_devices_are_held() -> None:
+def test_idle_replica_is_drained_for_a_waiting_model_on_a_declared_node() -> None:
     a, b = model("a", residency_seconds=0), model("b")
     assert kinds(plan(made((a, b), held(a, "nodes[0]/gpu0"), waiting="b"), T0)) == ["drain a-r"]
 
@@ -129,7 +129,7 @@ def test_model_waits_with_reason_while_another_pod_is_unschedulable() -> None:
     assert "a waits for such a node already: Unschedulable: 0/3" in unmet.reason
 
 
-def test_model_with_contradicting_selector_is_placed_on_another_entry() -> None:
+def test_model_whose_selector_excludes_a_declared_node_gets_another_node() -> None:
     b = model("b", pod=Pod(node_selector={"pool": "a100", "zone": "z1"}))
     (start,) = plan(made((b,), waiting="b", on=(T4, A100)), T0).actions
     assert isinstance(start, StartReplica)
@@ -156,12 +156,12 @@ async def test_slices_are_reported_when_a_quota_or_the_settings_change() -> None
 
 
 @pytest.mark.parametrize("slicing", [NodeSlicing("mig"), NodeSlicing("dra"), NodeSlicing("hami", template="vir04")])
-def test_slicing_known_only_from_nodes_is_closed_with_a_reason(slicing: NodeSlicing) -> None:
+def test_declared_slicing_that_only_nodes_can_report_is_unavailable(slicing: NodeSlicing) -> None:
     told = declared.build_declared_slices((replace(A100, slicing=slicing),), (), {})
     assert {one.closed for one in told} == {declared.UNTOLD.format(kind=slicing.kind)}
 
 
-def test_declared_hami_cards_are_shared_and_not_requested_by_name() -> None:
+def test_pod_on_declared_hami_cards_requests_memory_and_no_named_card() -> None:
     kinds = (replace(A100, slicing=NodeSlicing("hami"), device=replace(A100.device, count=2)),)
     told = declared.build_declared_slices(kinds, (), {})
     assert [(one.shared, one.closed, one.holders_max, one.kind) for one in told] == [(True, "", 10, "hami")] * 2

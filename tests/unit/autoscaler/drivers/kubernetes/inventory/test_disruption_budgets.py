@@ -30,7 +30,7 @@ def budget(allowed: int | None, generation: int = 1, seen: int = 1, selector: An
         (budget(3, generation=2, seen=2), True),
     ],
 )  # fmt: skip
-def test_budget_allows_nothing_before_its_controller_has_counted(found: Any, allows: bool) -> None:
+def test_disruption_budget_forbids_eviction_until_its_status_is_current(found: Any, allows: bool) -> None:
     assert read_budget(found) == DisruptionBudget("b", ALL, allows)
 
 

@@ -57,7 +57,7 @@ def test_first_matching_settings_entry_fills_missing_node_labels(node: Any, foun
     assert (there[0].labels, there[0].labels_known) == (node["metadata"]["labels"], True)
 
 
-def test_gpu_without_labels_or_settings_gets_one_gibibyte() -> None:
+def test_gpu_of_unknown_memory_size_counts_as_one_gibibyte() -> None:
     (there,) = nodes.build_slices([nodes.read_node(gpu_node(type="x"))], DECLARED[:1])
     assert (there.product, there.memory_bytes) == ("", 1 << 30)
 
@@ -73,7 +73,7 @@ def test_gpu_without_labels_or_settings_gets_one_gibibyte() -> None:
     ],
     ids=["nobody says how many it can have", "it says it", "not so many", "its MachineSet says it", "by its labels"],
 )
-def test_extra_devices_are_open_only_if_node_can_hold_that_many(
+def test_gpus_beyond_declared_count_are_usable_if_machine_allows_that_many(
     notes: dict[str, str], groups: Groups, many: int
 ) -> None:
     """Else they may be shares of one, and nobody tells how."""
@@ -197,13 +197,13 @@ def test_model_without_matching_node_is_unplaceable_with_a_reason() -> None:
     assert [one.ruled_out for one in told.candidates] == ["its node is not labelled zone=z9"] * 2
 
 
-def test_node_with_unknown_labels_is_excluded_only_by_contradiction() -> None:
+def test_node_with_incomplete_labels_matches_unless_a_known_label_differs() -> None:
     slices = (device("g0", labels={"zone": "z1"}), device("g1", node="n2"))
     assert places(called(choosy(zone="z1", disk="ssd"), slices=slices[:1])) == {"a": "g0"}
     assert places(called(choosy(zone="z2"), slices=slices)) == {"a": "g1"}
 
 
-def test_slices_are_rebuilt_only_for_changed_nodes_with_equal_result(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_slices_of_changed_nodes_are_rebuilt(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where each look made all, a cluster whose nodes all change cost the square of their number."""
     asked, inventory = list[str](), registry.list_slices
 
@@ -234,7 +234,7 @@ def test_slices_are_rebuilt_only_for_changed_nodes_with_equal_result(monkeypatch
     assert nodes.build_slices(there[:1], made=made) != first[:1], "what the Settings say counts at once"
 
 
-def test_claims_on_one_node_rebuild_only_its_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resource_claim_on_a_node_rebuilds_only_slices_of_that_node(monkeypatch: pytest.MonkeyPatch) -> None:
     asked, inventory = list[str](), registry.list_slices
 
     def counted(facts: NodeFacts) -> tuple[Slice, ...]:

@@ -46,7 +46,7 @@ def test_image_names_are_normalized_to_one_full_name(written: str, full: str) ->
     assert normalize_image_name(full) == full
 
 
-def test_node_images_are_read_with_sizes_up_to_a_limit() -> None:
+def test_node_images_are_read_with_sizes_up_to_a_maximum_count() -> None:
     names = ["docker.io/vllm/vllm-openai:v1", f"docker.io/vllm/vllm-openai@{DIGEST}"]
     status = {
         "images": [
@@ -114,7 +114,7 @@ def test_images_from_kubelet_and_agent_are_kept_independently() -> None:
     assert one.images == {}
 
 
-def test_image_index_stays_consistent_under_random_node_changes() -> None:
+def test_image_index_matches_all_nodes_after_random_changes() -> None:
     rng, kept = Random(7), Whereabouts()
     images = [make_image((f"e:{n}", f"f:{n % 3}"), n * GIB) for n in range(6)]
     there: dict[str, NodeImages] = {}

@@ -176,7 +176,7 @@ async def test_claim_is_deleted_when_its_pod_is_rejected() -> None:
     assert server.objects == {}
 
 
-async def test_foreign_claim_with_same_name_rejects_start_and_is_kept() -> None:
+async def test_start_fails_if_a_claim_of_another_owner_has_its_name() -> None:
     server = Server()
     one, pod, claims = begun()
     await server.create(CLAIMS, {"metadata": {"name": "r1", "labels": {"their": "own"}}})
@@ -254,7 +254,7 @@ async def test_pods_on_shared_gpu_own_one_common_claim() -> None:
     assert named["resourceClaimName"] == COMMON
 
 
-async def test_rejected_pod_keeps_shared_claim_only_with_other_owners() -> None:
+async def test_shared_claim_of_a_rejected_pod_is_deleted_unless_still_owned() -> None:
     server = Server()
     made, _, _ = orders(server)
     await made.create(*joins("r1"))
@@ -268,7 +268,7 @@ async def test_rejected_pod_keeps_shared_claim_only_with_other_owners() -> None:
     assert server.objects == {}
 
 
-async def test_foreign_claim_with_common_name_is_not_shared() -> None:
+async def test_start_on_shared_gpu_fails_if_its_claim_has_another_owner() -> None:
     server = Server()
     await server.create(CLAIMS, {"metadata": {"name": COMMON, "labels": {"their": "own"}}})
     made, heard, _ = orders(server)
@@ -326,7 +326,7 @@ async def test_terminating_claim_reserved_for_new_pod_is_used() -> None:
     assert heard.told == ["made r1"]
 
 
-async def test_claim_cleanup_adds_all_owners_and_deletes_unused_claims() -> None:
+async def test_claim_cleanup_adds_missing_owners_and_deletes_unused_claims() -> None:
     """The leader before made the pod of r2, and no more."""
     server = Server()
     made, _, watching = orders(server)
@@ -344,7 +344,7 @@ async def test_claim_cleanup_adds_all_owners_and_deletes_unused_claims() -> None
     assert server.names(CLAIMS) == []
 
 
-def test_shared_claim_is_equal_for_all_replicas_and_recognized_as_own() -> None:
+def test_replicas_on_a_shared_gpu_generate_identical_resource_claims() -> None:
     _, _, (claim,) = joins("r1")
     assert claim == joins("r2")[2][0]
     result = {"request": "gpu", "driver": DRIVER, "pool": "m", "device": "gpu-0"}
@@ -372,7 +372,7 @@ def test_pod_keeps_its_claim_when_the_model_adds_resources() -> None:
     assert claims_.build_claims(one, PodFields()) == claims_.build_claims(one, None) == ()
 
 
-def test_claim_is_read_with_its_devices_and_ownership() -> None:
+def test_allocated_devices_and_ownership_are_read_from_resource_claim() -> None:
     _, _, (claim,) = begun()
     result = {"request": "gpu-0", "driver": DRIVER, "pool": "m", "device": "gpu-0"}
     status = {"allocation": {"devices": {"results": [result]}}}

@@ -117,7 +117,7 @@ LABELLED = {f"{GPU}.{name}": value for name, value in (
     [slices(), slices(DEVICE, config_map(default=CONFIG)), slices("", node=g4dn(**LABELLED))],
     ids=["told by the Settings", "told by the ConfigMap", "told by labels"],
 )
-def test_time_sliced_gpu_has_three_slices_and_fourth_replica_is_unmet(
+def test_gpu_time_sliced_for_three_gets_three_replicas_and_no_fourth(
     on: list[Slice],
 ) -> None:
     assert [one.id for one in on] == ["n/gpu0/s0", "n/gpu0/s1", "n/gpu0/s2"]
@@ -152,7 +152,7 @@ def test_time_sliced_gpu_has_three_slices_and_fourth_replica_is_unmet(
     ],
     ids=["too large", "a whole one", "apart from others", "half of its time"],
 )  # fmt: skip
-def test_replica_that_needs_more_than_a_share_is_unmet(wants: Model, reason: str) -> None:
+def test_replica_that_needs_more_than_one_gpu_share_is_never_placed(wants: Model, reason: str) -> None:
     at, begun = started(called(wants, slices()))
     assert begun == []
     assert unmet(at) == (reason, True)
@@ -178,7 +178,7 @@ def test_unknown_gpu_sharing_blocks_placement_and_reason_names_fix() -> None:
     )
 
 
-def test_foreign_pod_occupies_one_share() -> None:
+def test_pod_of_another_owner_takes_one_share_of_a_time_sliced_gpu() -> None:
     on, node = slices(), g4dn()
     limits = {"nvidia.com/gpu": "1"}
     theirs = nodes.read_other_pod(
@@ -191,7 +191,7 @@ def test_foreign_pod_occupies_one_share() -> None:
     assert OTHERS in unmet(at)[0]
 
 
-def test_renamed_resource_is_requested_and_counted_for_foreign_pods() -> None:
+def test_renamed_gpu_resource_is_requested_and_counted_in_other_pods() -> None:
     renamed = {**g4dn(**LABELLED).amounts, GPU: "0", "nvidia.com/gpu.shared": "3"}
     node = g4dn(**LABELLED)._replace(amounts=renamed)
     (first, *_) = on = slices("", node=node)
@@ -222,7 +222,9 @@ def test_renamed_resource_is_requested_and_counted_for_foreign_pods() -> None:
     ],
     ids=["the only key", "the default", "no default", "by label", "no such key", "no mapping", "no YAML", "nothing"],
 )
-def test_config_map_key_of_node_determines_sharing(label: str, data: dict[str, str], shares: int) -> None:
+def test_device_plugin_config_key_of_a_node_determines_gpu_sharing(
+    label: str, data: dict[str, str], shares: int
+) -> None:
     labels = {device_plugin_config.CHOICE: label} if label else {}
     found = slices(DEVICE, config_map(**data), g4dn(**labels))
     assert (len(found), bool(found[0].closed)) == (shares, shares == 1)
@@ -244,7 +246,7 @@ def test_invalid_plugin_config_is_skipped_with_a_warning(caplog: pytest.LogCaptu
 # --- when sharing changes under Replicas ------------------------------------------------------------------------------
 
 
-def test_resliced_device_is_closed_while_held_by_an_old_replica() -> None:
+def test_gpu_with_changed_sharing_gets_no_replica_until_old_one_ends() -> None:
     """It may have all of its memory."""
     shut, lost = nodes.close_stale_slices(slices(), [SliceId("n/gpu0")])
     assert ({one.closed for one in shut}, lost) == ({nodes.RESLICED}, [])
@@ -254,7 +256,7 @@ def test_resliced_device_is_closed_while_held_by_an_old_replica() -> None:
     assert nodes.close_stale_slices(whole, [SliceId("n/gpu0"), SliceId("n/gpu1")]) == (tuple(whole), [])
 
 
-def test_slice_held_on_removed_device_counts_as_foreign_use() -> None:
+def test_slice_in_use_on_a_removed_device_counts_against_the_node() -> None:
     on = slices()
     same, lost = nodes.close_stale_slices(on, [SliceId("n/gpu7/s0"), SliceId("m/gpu0")])
     assert (same, lost) == (tuple(on), [OtherPod("n", lost=1), OtherPod("m", lost=1)])
@@ -264,7 +266,7 @@ def test_slice_held_on_removed_device_counts_as_foreign_use() -> None:
 # --- the fault domain -------------------------------------------------------------------------------------------------
 
 
-def test_all_shares_of_unhealthy_device_are_closed() -> None:
+def test_all_shares_of_an_unhealthy_gpu_count_as_unhealthy() -> None:
     a, pod = model("a", 5), PodRef(namespace="engines", name="r", uid="u")
     at = world([a], slices(), [replica(a, "r", ["n/gpu0/s1"], pod=pod)])
     ours = PodDevices(namespace="engines", name="r", devices=("GPU-a",))
@@ -275,7 +277,7 @@ def test_all_shares_of_unhealthy_device_are_closed() -> None:
     }
 
 
-def test_unidentified_unhealthy_device_closes_free_shares_of_its_node() -> None:
+def test_free_shares_of_an_unmapped_unhealthy_gpu_count_as_unhealthy() -> None:
     """Which share a pod would get, the kubelet chooses."""
     node = g4dn("6", **{**LABELLED, f"{GPU}.count": "2"})
     found = tuple(
@@ -292,7 +294,7 @@ def test_unidentified_unhealthy_device_closes_free_shares_of_its_node() -> None:
 # --- where nodes may not be read --------------------------------------------------------------------------------------
 
 
-def test_declared_node_is_sliced_as_configured_and_quota_counts_shares() -> None:
+def test_declared_node_has_configured_gpu_shares_limited_by_quota() -> None:
     kinds = settings_of(SLICED).nodes
     found = declared.build_declared_slices(kinds, (), {})
     assert [one.id for one in found] == ["nodes[0]/gpu0/s0", "nodes[0]/gpu0/s1", "nodes[0]/gpu0/s2"]

@@ -107,7 +107,7 @@ def test_a_replica_without_slices_is_placed_by_the_scheduler() -> None:
     assert seen.slices == ()
 
 
-def test_pod_carries_all_replica_state_for_a_new_leader() -> None:
+def test_new_leader_can_read_the_full_replica_state_from_the_pod() -> None:
     of = model("tls: {serverName: engine.example}")
     found = pods.read_replica_pod(alive(manifest(of, "n1/gpu0"), podIP="10.0.0.1"))
     assert found is not None
@@ -143,7 +143,7 @@ def test_pod_with_invalid_annotations_is_ignored(spoilt: dict[str, str]) -> None
         ("a.-b", "a.-b", "a-b-h-i"),
     ],
 )
-def test_model_names_invalid_in_kubernetes_are_shortened(name: str, label: str, pod: str) -> None:
+def test_model_name_is_converted_to_a_valid_label_and_pod_name(name: str, label: str, pod: str) -> None:
     assert pods.format_model_label(ModelName(name))[:-8] == label[:-8]
     assert len(pods.format_model_label(ModelName(name))) <= 63
     assert pods.format_pod_name(ReplicaId(f"{name}-h-i")) == pod
@@ -181,7 +181,7 @@ def test_env_value_references_are_passed_to_the_pod() -> None:
     ]
 
 
-def test_pod_overrides_are_merged_and_the_model_wins() -> None:
+def test_pod_fields_of_the_model_override_default_pod_fields() -> None:
     of = model(
         "pullSecret: regcred\n"
         "resources: {requests: {cpu: 2, memory: 1Gi}, limits: {memory: 2Gi}}\n"
@@ -218,7 +218,7 @@ def test_pod_overrides_are_merged_and_the_model_wins() -> None:
 @pytest.mark.parametrize(
     ("priority", "name"), [(-5, None), (0, "usual"), (99, "usual"), (100, "urgent"), (1_000_000, "urgent")]
 )
-def test_priority_maps_to_class_with_highest_threshold_below(priority: int, name: str | None) -> None:
+def test_priority_selects_the_class_with_the_highest_threshold_reached(priority: int, name: str | None) -> None:
     table = Settings(priority_classes=(PriorityClass(least=100, name="urgent"), PriorityClass(least=0, name="usual")))
     ranked = table.priority_class(priority)
     assert (None if ranked is None else ranked.name) == name
@@ -322,7 +322,7 @@ def first(state: dict[str, Any], **more: Any) -> dict[str, Any]:
         ({"containerStatuses": status({"running": {"startedAt": "2026-01-01T00:00:00Z"}})}, "", "", None),
     ],
 )  # fmt: skip
-def test_pod_status_is_mapped_to_end_wait_and_patience(
+def test_pod_status_determines_end_reason_wait_reason_and_timeout(
     of: dict[str, Any], ended: str, waits: str, patience_s: float | None
 ) -> None:
     found = pods.read_replica_pod(alive(manifest(model(), "n1/gpu0"), **of))
@@ -339,7 +339,7 @@ def test_pod_status_is_mapped_to_end_wait_and_patience(
         ({"state": {"running": {}}, "restartCount": 1}, "CrashLoopBackOff: init container istio-proxy"),
     ],
 )  # fmt: skip
-def test_an_engine_waits_for_a_native_sidecar_until_it_has_started(container: dict[str, Any], waits: str) -> None:
+def test_pod_reports_waiting_until_its_native_sidecar_has_started(container: dict[str, Any], waits: str) -> None:
     pod = alive(manifest(model(), "n1/gpu0"), initContainerStatuses=[{"name": "istio-proxy", **container}])
     pod["spec"]["initContainers"] = [{"name": "istio-proxy", "restartPolicy": "Always"}]
     found = pods.read_replica_pod(pod)
@@ -357,7 +357,7 @@ def test_an_engine_waits_for_a_native_sidecar_until_it_has_started(container: di
         ({"phase": "Failed"}, True),
     ],
 )
-def test_a_pod_is_over_when_its_phase_is_final_and_no_container_runs(of: dict[str, Any], is_over: bool) -> None:
+def test_pod_has_ended_only_if_phase_is_final_and_no_container_runs(of: dict[str, Any], is_over: bool) -> None:
     found = pods.read_replica_pod(alive(manifest(model(), "n1/gpu0"), **of))
     assert found is not None
     assert found.is_over is is_over
@@ -407,7 +407,7 @@ def test_scheduling_gated_pod_counts_as_unschedulable() -> None:
     assert is_unschedulable(found.waits)
 
 
-def test_pod_for_declared_node_selects_labels_without_node_name() -> None:
+def test_pod_for_a_declared_node_is_scheduled_by_node_labels_only() -> None:
     of = model("pod: {nodeSelector: {zone: z}}")
     launch = engines.build_launch_command(of, None, pods.HOST, pods.PORTS[0], {}, gpus=True)
     spec = pods.build_pod_manifest(replica(of, "nodes[0]/gpu0"), of, launch, "engine:1", None, {"pool": "t4"})["spec"]

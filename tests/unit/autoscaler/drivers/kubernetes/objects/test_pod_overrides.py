@@ -29,7 +29,7 @@ def liked(of: Model, *slices: str) -> dict[str, list[tuple[str, int, str]]]:
     }
 
 
-def test_pod_without_devices_has_affinity_terms_of_its_model() -> None:
+def test_near_and_spread_of_a_cpu_model_become_pod_affinity_terms() -> None:
     assert liked(model(CPU)) == {}
     assert liked(model(CPU + f"spread: {RACK}")) == {"podAntiAffinity": [(RACK, APART, "ada")]}
     assert liked(model(CPU + f"near: {RACK}")) == {"podAffinity": [(RACK, NEAR, "ada")]}
@@ -37,7 +37,7 @@ def test_pod_without_devices_has_affinity_terms_of_its_model() -> None:
     assert both == {"podAffinity": [(RACK, NEAR, "ada")], "podAntiAffinity": [(HOST, APART, "ada")]}
 
 
-def test_affinity_of_a_model_is_preferred_and_not_required() -> None:
+def test_near_and_spread_become_preferred_affinity_not_required() -> None:
     spec = manifest(model(CPU + f"near: {RACK}\nspread: {HOST}"))["spec"]
     assert all(said.keys() == {PREFERRED} for said in spec["affinity"].values())
 
@@ -46,7 +46,7 @@ def test_pod_on_planned_node_has_no_preferred_pod_affinity() -> None:
     assert liked(model(f"spread: {RACK}"), "n1/gpu0") == {"nodeAffinity": []}
 
 
-def test_affinity_in_document_is_kept_with_generated_terms() -> None:
+def test_affinity_from_the_model_spec_is_kept_next_to_generated_terms() -> None:
     other = {"weight": 3, "podAffinityTerm": {"topologyKey": HOST}}
     said = f"{PREFERRED}: [{{weight: 3, podAffinityTerm: {{topologyKey: {HOST}}}}}]"
     laid = f"pod: {{affinity: {{podAntiAffinity: {{{said}}}}}}}\n"
