@@ -34,8 +34,8 @@ async def fleet(
     scaler = [*python, "pilotlight", "autoscaler", "--driver", "local", "--documents", str(place / "documents.yaml")]
     scaler += ["--contract-socket", str(contract), "--ops", f"{kit.HOST}:{operations}", "--state", str(place / "state")]
     async with contextlib.AsyncExitStack() as stack:
-        process = stack.enter_context(kit.running(scaler, place / "autoscaler.explain.decision_log"))
-        await kit.answers(f"http://{kit.HOST}:{operations}/readyz", process, place / "autoscaler.explain.decision_log")
+        process = stack.enter_context(kit.running(scaler, place / "autoscaler.log"))
+        await kit.answers(f"http://{kit.HOST}:{operations}/readyz", process, place / "autoscaler.log")
         urls = []
         for number in range(1, gateways + 1):
             listen, ops = kit.free_port(), kit.free_port()
@@ -44,7 +44,7 @@ async def fleet(
             words += ["--events", str(place / f"gateway-{number}.calls.log")]
             stack.enter_context(kit.running(words, place / f"gateway-{number}.log"))
             urls.append(f"http://{kit.HOST}:{listen}")
-        one = kit.Serving(urls, f"http://{kit.HOST}:{operations}", process, place / "autoscaler.explain.decision_log")
+        one = kit.Serving(urls, f"http://{kit.HOST}:{operations}", process, place / "autoscaler.log")
         stack.push_async_callback(one.close)
         await one.ready()
         yield one

@@ -71,7 +71,7 @@ class House:
         folder, socket = self._folder, str(self._folder / "contract.sock")
         async with AsyncExitStack() as stack:
             self._stack = stack
-            await self._start(folder / "autoscaler.explain.decision_log")
+            await self._start(folder / "autoscaler.log")
             await stack.enter_async_context(
                 process(
                     folder / "gateway.log", "gateway", "--id", "g1", "--autoscaler", f"unix:{socket}",

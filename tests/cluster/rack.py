@@ -173,7 +173,7 @@ class Rack:
 
     def log(self) -> str:
         """The autoscaler's, so far."""
-        return (self.logs / "autoscaler.explain.decision_log").read_text()
+        return (self.logs / "autoscaler.log").read_text()
 
     async def placed(self, model: str = "") -> dict[str, tuple[str, str]]:
         """By pod, its Model and its node; of one Model, or of all."""

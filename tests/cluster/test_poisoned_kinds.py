@@ -81,4 +81,4 @@ async def test_poisoned_objects_of_every_kind_affect_no_healthy_model(api: Api, 
                 await asyncio.sleep(0.1)
             assert (await one.call("eve"))[0] == 200
             assert one.autoscaler.returncode is None
-    assert "Traceback" not in (tmp_path / "autoscaler.explain.decision_log").read_text()
+    assert "Traceback" not in (tmp_path / "autoscaler.log").read_text()

@@ -87,7 +87,7 @@ async def test_deeply_nested_objects_do_not_interrupt_healthy_models(
 ) -> None:
     await definitions.install(api)
     house.write(*(model(name, idleSeconds=600) for name in ("ada", "bob")))
-    log = tmp_path / "autoscaler.explain.decision_log"
+    log = tmp_path / "autoscaler.log"
 
     def named(kind: str, name: str) -> bool:
         return f"event=unreadable_object kind={kind} namespace={namespace} name={name} " in log.read_text()
