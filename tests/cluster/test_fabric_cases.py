@@ -101,10 +101,12 @@ async def test_gpus_are_detached_before_an_unneeded_node_is_removed(rack: Rack, 
 @pytest.mark.case("4")
 @pytest.mark.standard
 async def test_only_the_idle_gpu_of_an_unremovable_node_is_detached(rack: Rack, api: Api, namespace: str) -> None:
-    """Somebody else's pod keeps it, and eve is on another of its GPUs, which ResourceSlices tell apart."""
+    """The pod of another owner keeps it. Eve is on another of its GPUs, which ResourceSlices distinguish; her residency
+    lasts, so that bob cannot evict her while an attached GPU would take longer.
+    """
     rack.dra, rack.nodes = {}, [rack.own]
     rack.house.write(
-        ada(), model("bob", idleSeconds=1, replicas={"max": 1}), slow("eve", 2000),
+        ada(), model("bob", idleSeconds=1, replicas={"max": 1}), slow("eve", 2000, residencySeconds=600),
         **rack.settings(slicing={"kind": "dra"}),
     )  # fmt: skip
     group = Group(rack, gpus=0, most=1, least=1, unneeded_s=inf, shared_fabric=True)
