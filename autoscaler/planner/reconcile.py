@@ -116,9 +116,11 @@ def reconcile_model(case: PlannedModel) -> ModelDiff:
     missing = case.answer.count - len(supply)
     if not missing and not any(_outdated(case, replica) for replica in supply):
         return NOTHING
-    forced = [action for replica in supply if (action := _forced_out(case, replica)) is not None]
-    if forced and missing >= 0:
-        return ModelDiff(retires=tuple(forced))  # the next look starts others for them
+    forced = {replica.id: action for replica in supply if (action := _forced_out(case, replica)) is not None}
+    if forced:  # the next look starts others for them
+        others, surplus = [replica for replica in supply if replica.id not in forced], -missing - len(forced)
+        more = _surplus(case, others, surplus) if surplus > 0 else NOTHING
+        return more._replace(retires=(*forced.values(), *more.retires))
     if missing < 0:
         return _surplus(case, supply, -missing)
     revives = _revive(case)[:missing]

@@ -265,7 +265,8 @@ async def test_stalled_connection_is_replaced_by_another(
         await fetch_blobs([one.wanted()], one.source, tmp_path, clock=lambda: float(next(seconds)))
         assert one.file() == CONTENT
         spliced = "bytes=1000-4095" in one.ranges()
-        assert spliced or one.ranges().count("bytes=0-4095") == 2  # what was not written yet is fetched again
+        # What was not written yet is fetched again, and once more if the machine is so slow that this looks stalled.
+        assert spliced or one.ranges().count("bytes=0-4095") >= 2
 
 
 # --- mirrors ---------------------------------------------------------------------------------------------------------

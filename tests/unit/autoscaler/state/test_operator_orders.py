@@ -217,6 +217,13 @@ def test_forced_device_drain_does_not_wait_for_a_replacement_replica() -> None:
     assert decide_stop(busy, drains, T0 + FORCE_S).stop
 
 
+def test_forced_device_drain_ends_all_replicas_there_of_an_idle_model() -> None:
+    starting = [replica(A, f"r{at}", state=S.STARTING, on=[on]) for at, on in enumerate(("gpu0", "gpu0", "gpu1"))]
+    at = world([A], [device("gpu0"), device("gpu1")], starting)
+    made = plan(after(at, cordon(drain=True, force=True)), T0)
+    assert {"drain r0", "drain r1"} <= {*kinds(made)}
+
+
 def test_drained_node_moves_its_replicas_one_at_a_time() -> None:
     b = model("b", 20, low=2, high=2)
     on = [replica(b, "r1", on=["gpu0"]), replica(b, "r2", on=["gpu1"])]
